@@ -1,0 +1,1 @@
+"""The pure kernel: no clock, no randomness, no I/O. Time is always an argument."""

@@ -1,0 +1,91 @@
+"""How long an id is remembered, and so how long its message may be accepted.
+
+The law: *what we no longer remember, we no longer accept.* Every message says by itself until when
+it could be accepted: until its expiry if it has one, otherwise until its own time plus the horizon.
+The ledger keeps the id at least that long. When it forgets, it raises a durable floor, and a message
+whose time ended below the floor is `stale`, even if the clock has been set back since.
+So memory is bounded and no replay, however old, runs twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.messages import Message, Verdict, Word
+from duly.core.units import DAY, FOREVER, MINUTE, show
+from duly.errors import Malformed
+
+
+class Horizon(Struct, frozen=True):
+    """What admission needs to know about time, validated once."""
+
+    keep: int = DAY
+    """how far back ids are remembered"""
+    skew: int = 5 * MINUTE
+    """how far ahead a sender's clock may be"""
+    grace: int = 0
+    """how long after its expiry a message is still taken, for senders whose clock is behind"""
+    ageless: bool = True
+    """accept a message that says neither its age nor its expiry; its id is then kept for ever"""
+
+    def __post_init__(self) -> None:
+        if self.keep <= 0 or self.skew < 0 or self.grace < 0:
+            raise Malformed("a horizon needs keep > 0, skew >= 0 and grace >= 0")
+
+    def covers(self, expiry: int, retry_span: int) -> None:
+        """Refuse settings under which a legitimate resend could arrive after its id is forgotten."""
+        needed = expiry + retry_span + self.skew
+        if self.keep < needed:
+            raise Malformed(
+                f"the horizon of {show(self.keep)} is shorter than expiry {show(expiry)} + retries "
+                f"{show(retry_span)} + clock skew {show(self.skew)}; set it to at least {show(needed)}"
+            )
+
+
+DEFAULT: Final = Horizon()
+
+
+def remember_until(message: Message, horizon: Horizon) -> int:
+    """Until when this message's id must be kept: no later resend of it can be accepted."""
+    made = message.made
+    until = made + horizon.keep + horizon.skew if made else 0
+    if message.expires:
+        until = max(until, message.expires + horizon.grace)
+    return until or FOREVER
+
+
+def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
+    """None if the message may be admitted now; otherwise why it may not.
+
+    The caller still asks the ledger before refusing: a repeat of something that was accepted in its
+    time gets its stored answer, not a lecture about its age.
+    """
+    made = message.made
+    if made > now + horizon.skew:
+        return Verdict(
+            Word.REFUSED,
+            reason=f"its time is {show(made - now)} in the future, {show(horizon.skew)} are allowed; "
+            "set the sender's clock",
+        )
+    if message.expires:
+        if message.expires + horizon.grace <= now:
+            return Verdict(
+                Word.EXPIRED,
+                reason=f"it expired {show(now - message.expires)} ago; send a new one if it is still wanted",
+            )
+        return None
+    if made:
+        if made + horizon.keep <= now:
+            return Verdict(
+                Word.STALE,
+                reason=f"it is {show(now - made)} old, ids are remembered for {show(horizon.keep)}; "
+                "send it again with a new id",
+            )
+        return None
+    if not horizon.ageless:
+        return Verdict(
+            Word.REFUSED, reason="it says neither how old it is nor when it expires; add one of them"
+        )
+    return None

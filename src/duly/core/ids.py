@@ -1,0 +1,275 @@
+"""Ids: minted once by the sender, never again, and telling their own age.
+
+The law: a generator never repeats an id and never goes backwards, whatever the clock does. An id that
+carries its time lets the horizon rule work with no other field: too old is stale, however it got here.
+Randomness and time are arguments, so that a run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from duly.core.units import MS
+from duly.errors import Malformed, ProgramError
+
+_MS_LIMIT: Final = 1 << 48  # what a UUIDv7 can hold, too: until the year 10889
+_N_LIMIT: Final = 1 << 63  # a signed 64-bit column
+_TAIL_BITS: Final = 74  # what a UUIDv7 has left beside its time, version and variant
+_TAIL_LIMIT: Final = 1 << _TAIL_BITS
+
+_read_seq_id: Final = re.compile(r"(0|[1-9][0-9]{0,14})_(0|[1-9][0-9]{0,18})").fullmatch
+_read_uuid7: Final = re.compile(
+    "([h]{8})-([h]{4})-7[h]{3}-[89abAB][h]{3}-[h]{12}".replace("h", "0-9a-fA-F")  # IGNORECASE is slower
+).fullmatch
+_UUID_LENGTH: Final = 36  # longer than any seq_id
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeqId:
+    """``{ms}_{n}``: when it was minted, and the sender's own counter, which alone decides the order.
+
+    >>> SeqId.parse("1700000000000_7")
+    SeqId(ms=1700000000000, n=7)
+    >>> str(SeqId(1700000000000, 8))
+    '1700000000000_8'
+    """
+
+    ms: int
+    n: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.ms < _MS_LIMIT and 0 <= self.n < _N_LIMIT):
+            raise Malformed(f"a seq_id needs 0 ≤ ms < 2^48 and 0 ≤ n < 2^63, not {self.ms} and {self.n}")
+
+    @classmethod
+    def parse(cls, text: str) -> SeqId:
+        """The id written in ``text``. One id has one spelling, so that equal ids are equal strings."""
+        found = _read_seq_id(text)
+        if found is None:
+            raise Malformed(
+                f"a seq_id is milliseconds, an underscore and a counter, like 1700000000000_1, in plain "
+                f"digits without leading zeros; got {text[:60]!r}. Mint a new id in this form."
+            )
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.ms}_{self.n}"
+
+
+class SeqIds:
+    """Mints the ids of one sender: ``ms`` never falls, ``n`` rises by one with every id and never resets.
+
+    There are two ways to survive a crash. Persist ``last`` with every id: the next run goes on right
+    after it. Or ``reserve`` many at once and persist the watermark first: one disk write for the lot,
+    and after a crash the next run starts after the watermark, so that ``n`` jumps over what was reserved
+    and not used. (If the clock was also set back meanwhile, ``ms`` may be below that of a lost run's
+    ids; ``n`` never is.) After an orderly stop, persist ``last``, and there is no jump.
+
+    >>> ids = SeqIds()
+    >>> str(ids.next(5_000)), str(ids.next(1_000))
+    ('5_0', '5_1')
+    >>> str(SeqIds(ids.last).next(9_000))
+    '9_2'
+    """
+
+    __slots__ = ("_last", "_reserved")
+
+    def __init__(self, last: SeqId | None = None) -> None:
+        self._last = last
+        self._reserved: int | None = None
+
+    @property
+    def last(self) -> SeqId | None:
+        """The newest id handed out (or started from): the thing to persist."""
+        return self._last
+
+    @property
+    def left(self) -> int:
+        """How many ids the reservation still covers; 0 without one."""
+        return 0 if self._reserved is None else self._reserved - self._n
+
+    def next(self, now: int) -> SeqId:
+        """A new id. Once something was reserved, going past it is refused: a crash would repeat the id."""
+        n = self._n + 1
+        if self._reserved is not None and n > self._reserved:
+            raise ProgramError("every reserved id is used: reserve more and persist the watermark first")
+        self._last = SeqId(self._ms(now), n)
+        return self._last
+
+    def reserve(self, count: int, now: int) -> SeqId:
+        """The watermark to persist *before* the next ``count`` ids are handed out.
+
+        >>> ids = SeqIds()
+        >>> str(ids.reserve(100, now=5_000)), str(ids.next(now=6_000))
+        ('5_99', '6_0')
+        """
+        if count < 1:
+            raise ProgramError(f"reserve at least one id, not {count}")
+        watermark = SeqId(self._ms(now), self._n + max(count, self.left))
+        self._reserved = watermark.n
+        return watermark
+
+    @property
+    def _n(self) -> int:
+        return -1 if self._last is None else self._last.n
+
+    def _ms(self, now: int) -> int:
+        return max(now // MS, 0 if self._last is None else self._last.ms)
+
+
+def uuid7(now: int, random_bits: int) -> str:
+    """A version 7 UUID (RFC 9562) of this time, with the low 74 of the random bits.
+
+    >>> uuid7(1_645_557_742_000_000, 0xCC3 << 62 | 0x18C4DC0C0C07398F)
+    '017f22e2-79b0-7cc3-98c4-dc0c0c07398f'
+    """
+    return _uuid7(now // MS, random_bits % _TAIL_LIMIT)
+
+
+class Uuid7Ids:
+    """Mints UUIDv7s that sort in the order they were made, within a millisecond and when the clock falls.
+
+    Within one millisecond the random part grows by a random step, so that ids stay hard to guess; when
+    it is full the time moves on by a millisecond. Starting from the persisted ``last`` goes on after it.
+
+    >>> ids = Uuid7Ids()
+    >>> ids.next(5_000, 2**80 - 1) < ids.next(5_000, 0) < ids.next(1_000, 0)
+    True
+    """
+
+    __slots__ = ("_ms", "_tail")
+
+    def __init__(self, last: str | None = None) -> None:
+        self._ms, self._tail = -1, 0
+        if last is not None:
+            if not _read_uuid7(last):
+                raise Malformed(f"{last[:60]!r} is not a version 7 UUID: start from one, or from nothing")
+            number = int(last.replace("-", ""), 16)
+            self._ms = number >> 80
+            self._tail = (number >> 64 & 0xFFF) << 62 | number & (1 << 62) - 1
+
+    @property
+    def last(self) -> str | None:
+        """The newest id handed out (or started from): the thing to persist."""
+        return None if self._ms < 0 else _uuid7(self._ms, self._tail)
+
+    def next(self, now: int, random_bits: int) -> str:
+        """A new id; give at least 74 fresh random bits."""
+        fresh = random_bits % (_TAIL_LIMIT >> 1)  # the highest bit starts empty: room to grow
+        ms, tail = now // MS, fresh
+        if ms <= self._ms:
+            ms, tail = self._ms, self._tail + 1 + random_bits % (1 << 32)
+            if tail >= _TAIL_LIMIT:
+                ms, tail = self._ms + 1, fresh
+        text = _uuid7(ms, tail)
+        self._ms, self._tail = ms, tail
+        return text
+
+
+def _uuid7(ms: int, tail: int) -> str:
+    if not 0 <= ms < _MS_LIMIT:
+        raise Malformed(f"a UUIDv7 needs a time from 0 to 2^48 milliseconds, not {ms}: set the clock")
+    number = ms << 80 | 0x7 << 76 | (tail >> 62) << 64 | 0b10 << 62 | tail & (1 << 62) - 1
+    digits = f"{number:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def uuid7_time(text: str) -> int | None:
+    """The microsecond time of a version 7 UUID in its usual spelling, or None if it is not one.
+
+    >>> uuid7_time("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")
+    1645557742000000
+    """
+    found = _read_uuid7(text)
+    return None if found is None else int(found[1] + found[2], 16) * MS
+
+
+def time_of(id: str) -> int | None:
+    """The microsecond time an id itself carries (a SeqId or a UUIDv7), or None if it carries none.
+
+    >>> time_of("1700000000000_7"), time_of("order-66")
+    (1700000000000000, None)
+    """
+    # Once per message: the length tells the two forms apart, and no form costs an exception.
+    if len(id) == _UUID_LENGTH:
+        return uuid7_time(id)
+    found = _read_seq_id(id)
+    if found is None:
+        return None
+    ms = int(found[1])
+    if ms >= _MS_LIMIT or (len(id) > 20 and int(found[2]) >= _N_LIMIT):  # shorter ones can't reach it
+        return None
+    return ms * MS
+
+
+def event_id(
+    *, sentinel: str, tower: str, profile: str, reason: str, session: str, device: str, window_start: int
+) -> str:
+    """The id of an alert: the same episode of the same device in the same session is the same event.
+
+    Hashed as canonical JSON, since joining with a dash makes ("a-b", "c") and ("a", "b-c") one event.
+    ``window_start`` is an anchor of ``Episodes``. Mint it once and store it; never work it out again.
+    """
+    fields = {
+        "sentinel": sentinel,
+        "tower": tower,
+        "profile": profile,
+        "reason": reason,
+        "session": session,
+        "device": device,
+        "window_start": window_start,
+    }
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        return sha256(text.encode()).hexdigest()[:32]
+    except UnicodeEncodeError as error:
+        raise Malformed("an event's fields must be valid Unicode: half a surrogate pair is not") from error
+
+
+class Episodes:
+    """Windows that start with their first event, so that no edge at the full hour cuts an episode in two.
+
+    Events less than ``span`` away from the first one share its anchor, on either side: a clock stepping
+    back a little must not make two events of one. A clock set back further starts a new episode, so none
+    lasts longer than twice its span. Episodes that are over are forgotten as new ones begin.
+
+    >>> episodes = Episodes(span=3_600)
+    >>> [episodes.anchor("lamp", now) for now in (3_599, 3_601, 7_198, 7_199)]
+    [3599, 3599, 3599, 7199]
+    """
+
+    __slots__ = ("_anchors", "_span")
+
+    def __init__(self, span: int) -> None:
+        if span < 1:
+            raise Malformed(f"an episode must last at least a microsecond, not {span}")
+        self._span = span
+        self._anchors: OrderedDict[str, int] = OrderedDict()  # in the order they began: the oldest goes first
+
+    def anchor(self, key: str, now: int) -> int:
+        """The start of the episode that an event of ``key`` at ``now`` belongs to."""
+        anchor = self._anchors.get(key)
+        if anchor is not None and abs(now - anchor) < self._span:
+            return anchor
+        self._anchors[key] = now
+        self._anchors.move_to_end(key)
+        while abs(now - next(iter(self._anchors.values()))) >= self._span:
+            self._anchors.popitem(last=False)
+        return now
+
+    def __len__(self) -> int:
+        return len(self._anchors)
+
+    def snapshot(self) -> dict[str, int]:
+        """Everything remembered, as a plain dict."""
+        return dict(self._anchors)
+
+    def restore(self, snapshot: Mapping[str, int]) -> None:
+        """Go on from a snapshot, forgetting what is here."""
+        self._anchors = OrderedDict(snapshot)

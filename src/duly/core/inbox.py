@@ -1,0 +1,303 @@
+"""The inbox: dedup → order → run once → remember the answer.
+
+The law: a message is admitted, ordered and started in one atomic step, and nobody is told before it is
+committed. A repeat never starts anything: it gets the state and the answer of the first; while the first
+is still under way it attaches to it, and hears the end when it comes.
+
+What "run" means is the outbox's business: hand it to a device (the hub), or to a handler of our own (a
+receiver). Either way the inbox ends the message once, and tells everyone who asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from duly.core import horizon as horizons
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.order import LanePolicy, Lanes, Move, Release, Supersede
+from duly.core.outbox import EXPIRED, UNABLE, Outbox, OutboxPolicy, unable
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    Effect,
+    Ended,
+    Event,
+    Failed,
+    Origin,
+    Received,
+    Reply,
+    Report,
+    Step,
+    Todo,
+)
+from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
+
+
+class _Live:
+    """A message under way here."""
+
+    __slots__ = ("committed", "message", "origins")
+
+    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
+        self.message = message
+        self.origins = origins
+        self.committed = committed
+
+
+def _same_horizon(_: str) -> Horizon:
+    return horizons.DEFAULT
+
+
+def _always(_: Message) -> bool:
+    return True
+
+
+class Inbox:
+    """The receiver's machine. `horizon(kind)` and `repeatable(message)` are the application's policies."""
+
+    def __init__(
+        self,
+        policy: OutboxPolicy,
+        worker: str,
+        *,
+        lanes: LanePolicy | None = None,
+        horizon: Callable[[str], Horizon] = _same_horizon,
+        repeatable: Callable[[Message], bool] = _always,
+    ) -> None:
+        self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended)
+        self._lane_policy = lanes or LanePolicy()
+        self.lanes = Lanes(self._lane_policy)
+        self._horizon = horizon
+        self._live: dict[bytes, _Live] = {}
+
+    @property
+    def channel(self) -> str:
+        return self.outbox.channel
+
+    @property
+    def live(self) -> int:
+        """How many messages are under way: what memory holds besides bounded caches."""
+        return len(self._live)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        match event:
+            case Arrived(message=message, origin=origin):
+                return self.receive(message, origin, now)
+            case Received() | Answered() | Failed():
+                return self.outbox.handle(event, now)
+
+    def receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
+        live = self._live.get(message.key)
+        if live is not None and live.message.fingerprint == message.fingerprint:
+            return self._attach(live, origin)
+        horizon = self._horizon(message.kind)
+        refusal = horizons.judge(message, horizon, now)
+        if refusal is not None or live is not None:
+            return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
+        live = self._live[message.key] = _Live(message, [origin], committed=False)
+        moves = self.lanes.offer(message, now)
+        todo: list[Todo] = []
+        own: Move | None = None
+        for move in moves:
+            if move.message is message:
+                own = move
+                # In its place among the others: they are committed and started in this order.
+                todo.append(self._admit(live, move, horizon, now))
+            else:
+                todo += self._move(move, now)
+        if own is None:
+            todo.append(self._admit(live, None, horizon, now))
+        return todo
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """A repeat of something that has ended, which memory could answer."""
+        return [Reply(origin, message, verdict), *self._count(message, now)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return unable(event)
+
+    def wake(self, now: int) -> list[Todo]:
+        todo = self.outbox.wake(now)
+        for move in self.lanes.wake(now):
+            todo += self._move(move, now)
+        return todo
+
+    def next_wake(self) -> int | None:
+        wakes = [when for when in (self.outbox.next_wake(), self.lanes.next_wake()) if when is not None]
+        return min(wakes, default=None)
+
+    def shift(self, by: int) -> None:
+        self.outbox.shift(by)
+        self.lanes.shift(by)
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(self._live)
+
+    def restore(
+        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+    ) -> list[Todo]:
+        """Begin from what the ledger holds: go on with what was started, put what was waiting back into
+        its lane, and tell who still listens how the rest ended."""
+        before, self._live = self._live, {}
+        self.lanes = Lanes(self._lane_policy, marks)
+        todo: list[Todo] = []
+        waiting: list[Message] = []
+        started: list[Open] = []
+        for item in open_:
+            key = item.message.key
+            listening = before[key].origins if key in before else []
+            self._live[key] = _Live(item.message, listening, committed=True)
+            if item.delivery.attempt:
+                self.lanes.occupy(item.message)
+                started.append(item)
+            else:
+                waiting.append(item.message)
+        todo += self.outbox.restore(started, (), {}, now)
+        for end in ended:
+            origins = tuple(before[end.key].origins)
+            todo.append(Report(end.key, end.state, end.answer, origins))
+        for message in waiting:
+            for move in self.lanes.offer(message, now):
+                todo += self._move(move, now)
+        return todo
+
+    # ── admission ────────────────────────────────────────────────────────────────────────────────
+
+    def _attach(self, live: _Live, origin: Origin) -> list[Todo]:
+        if origin not in live.origins:
+            live.origins.append(origin)
+        if not live.committed:
+            return []  # it hears with the first, once that is stored
+        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, self._state(live)))]
+
+    def _state(self, live: _Live) -> State:
+        return self.outbox.state(live.message.key) or State.ACCEPTED
+
+    def _count(self, message: Message, now: int) -> list[Todo]:
+        """A refused number has arrived all the same: nobody need wait for it."""
+        if message.order is None or message.order.n is None or message.order.after is not None:
+            return []
+        moves = self.lanes.arrived(message.scope, message.order.n, message.made)
+        return [todo for move in moves for todo in self._move(move, now)]
+
+    def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [Reply(origin, message, verdict)]
+
+        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+
+    def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
+        message = live.message
+        state = State.ACCEPTED
+        match move:
+            case None:
+                then: Group = (self.outbox.book(message),)
+            case Supersede(reason=reason):
+                then = (_supersede(message, reason, now),)
+            case Release() if move.mark:
+                launch: Group = (self.outbox.launch(message, now), Advance(message.key, State.SENT, now))
+                then = (_raise(move, launch, (_supersede(message, LATE, now),)),)
+            case Release():
+                then = (self.outbox.launch(message, now),)
+                state = State.SENT
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                return self._not_fresh(live, verdict, now)
+            live.committed = True
+            todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
+            match move:
+                case None:
+                    here = State.ACCEPTED
+                case Release(after=after) if not move.mark or results[1]:
+                    here = State.SENT
+                    todo.append(self.outbox.launched(message, 1, after, now))
+                case _:
+                    here = State.SUPERSEDED
+                    todo += self._superseded(message, getattr(move, "reason", LATE), now)
+            repeat = Verdict(Word.DUPLICATE, here)
+            return todo[:1] + [Reply(origin, message, repeat) for origin in live.origins[1:]] + todo[1:]
+
+        admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        return Step((admit,), done, tuple(Reply(origin, message, UNABLE) for origin in live.origins))
+
+    def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
+        message = live.message
+        if self._live.get(message.key) is live:
+            del self._live[message.key]
+        todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
+        return todo + self._next(message, now)
+
+    # ── order ────────────────────────────────────────────────────────────────────────────────────
+
+    def _move(self, move: Move, now: int) -> list[Todo]:
+        """A message that was booked has got its turn, or lost it."""
+        message = move.message
+        live = self._live.get(message.key)
+        if live is None or live.message is not message:
+            return self._next(message, now)  # it turned out to be a repeat
+        ref = self.outbox.ref(message)
+        if isinstance(move, Supersede):
+            return [self._finish(message, State.SUPERSEDED, Answer(0, b"", move.reason), now)]
+        if message.expires and message.expires <= now:
+            return [self._finish(message, State.EXPIRED, EXPIRED, now)]
+        late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
+        start: Group = (self.outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now))
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if results[0] and results[1]:
+                return [self.outbox.launched(message, 1, move.after, now)]
+            if results[0]:
+                return self._lost(message, now)
+            return self._superseded(message, LATE, now)
+
+        return [Step((_raise(move, start, (late,)),), done)]
+
+    def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
+        writes: Group = (
+            Finish(
+                self.outbox.ref(message), 0, state, answer.reason, (Advance(message.key, state, now, answer),)
+            ),
+        )
+
+        def done(results: Results, now: int) -> list[Todo]:
+            return self._ended(message, state, answer, now) if results[0] else self._lost(message, now)
+
+        return Step(writes, done)
+
+    def _superseded(self, message: Message, reason: str, now: int) -> list[Todo]:
+        return self._ended(message, State.SUPERSEDED, Answer(0, b"", reason), now)
+
+    def _lost(self, message: Message, now: int) -> list[Todo]:
+        """Another worker has it."""
+        self._live.pop(message.key, None)
+        return self._next(message, now)
+
+    def _next(self, message: Message, now: int) -> list[Todo]:
+        return [todo for move in self.lanes.finished(message) for todo in self._move(move, now)]
+
+    def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
+        live = self._live.pop(message.key, None)
+        origins = tuple(live.origins) if live is not None else ()
+        report: Todo = Report(message.key, state, answer, origins)
+        return [report, *self._next(message, now)]
+
+
+LATE = "a later one took effect before it arrived"
+
+
+def _supersede(message: Message, reason: str, now: int) -> Advance:
+    return Advance(message.key, State.SUPERSEDED, now, Answer(0, b"", reason))
+
+
+def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> Raise:
+    return Raise(move.mark, move.n, move.ms, then, otherwise)

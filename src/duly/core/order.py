@@ -1,0 +1,345 @@
+"""Order: in which sequence the messages for one thing take effect.
+
+The law. A lane is (recipient, order key). Within it, one sender's messages take effect in that sender's
+order; between senders, in order of arrival. The sender's own counter decides, its clock only where it
+has no counter, and then never further ahead than `drift`: one fast clock cannot lock a lane.
+
+A message that follows on is let go **at once**. Only a gap waits, at most the window; after that the
+missing one is late, and a late one is superseded, never run. `replay` runs every message, `latest` the
+newest. What was refused or went to another lane has arrived too: it leaves no gap.
+
+What follows on? Usually "the number before mine has arrived", over all that this sender sends. A hub
+that passes a message on says `after` which number it comes, because the receiver does not see the rest.
+A message without a counter follows on from nothing: `replay` must wait the window out to sort it.
+
+Nothing here is the truth: the durable high-water mark is, and the ledger asks it when a message starts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.messages import Message, Mode
+from duly.core.units import MS, SECOND
+from duly.core.writes import is_later
+from duly.errors import Malformed
+
+CHAINS_KEPT: Final = 50_000
+MARKS_KEPT: Final = 100_000
+AHEAD_KEPT: Final = 1_024
+"""A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
+
+_NEVER: Final = 1 << 62
+
+
+class LanePolicy(Struct, frozen=True):
+    window: int = 300 * MS
+    """how long a gap is waited for"""
+    drift: int = 2 * SECOND
+    """how far ahead of ours a sender's clock is believed"""
+    serial: bool = False
+    """start a lane's next message only when the one before has finished (a handler), not when it has
+    been handed over (a transport)"""
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.drift < 0:
+            raise Malformed("a lane's window and drift are lengths of time, 0 or more")
+
+
+class Release(Struct, frozen=True):
+    """This message's turn. `n` and `ms` are what its lane's mark is raised to; `after` is the number
+    that went before it in the lane, -1 if none is known."""
+
+    message: Message
+    mark: str
+    n: int
+    ms: int
+    after: int
+
+
+class Supersede(Struct, frozen=True):
+    """This message must not take effect any more."""
+
+    message: Message
+    reason: str
+
+
+Move: TypeAlias = Release | Supersede
+
+
+class _Waiting(Struct, frozen=True, order=True):
+    n: int
+    turn: int
+    """arrival, to break ties"""
+    needs: int
+    ms: int
+    deadline: int
+    mark: str
+    message: Message
+
+
+class _Chain:
+    """The numbers of one sender that follow on from each other."""
+
+    __slots__ = ("ahead", "held", "mark", "top_ms")
+
+    def __init__(self, mark: int) -> None:
+        self.mark = mark
+        self.top_ms = 0
+        self.ahead: set[int] = set()
+        self.held: list[_Waiting] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.ahead and not self.held
+
+
+class _Lane:
+    """A serial lane that has something under way."""
+
+    __slots__ = ("holder", "queue")
+
+    def __init__(self, holder: bytes) -> None:
+        self.holder = holder
+        self.queue: deque[Release] = deque()
+
+
+class Lanes:
+    """All lanes of one inbox."""
+
+    def __init__(
+        self, policy: LanePolicy | None = None, marks: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        self._policy = policy or LanePolicy()
+        self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._chains: OrderedDict[str, _Chain] = OrderedDict()
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._deadlines: list[tuple[int, str]] = []
+        self._turn = 0
+        for mark, (n, ms) in (marks or {}).items():
+            if mark.startswith("["):  # others keep marks too, under other names
+                self._restore(mark, n, ms)
+
+    def _restore(self, mark: str, n: int, ms: int) -> None:
+        self._marks[mark] = (n, ms)
+        _, _, scope = msgspec.json.decode(mark, type=tuple[str, str, str])
+        for name in (scope, mark):
+            chain = self._chain(name)
+            chain.mark = max(chain.mark, n)
+            chain.top_ms = max(chain.top_ms, ms)
+
+    # ── what comes in ────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, message: Message, now: int) -> list[Move]:
+        """A message has come. What may move now, in order; nothing if it has to wait."""
+        order = message.order
+        if order is None:
+            return [Release(message, "", 0, 0, -1)]
+        mark = mark_name(message)
+        if order.n is None:
+            ms = min(message.made or now, now + self._policy.drift) // MS
+            last_n, last_ms = self._marks.get(mark, (-1, -1))
+            # Made in the same millisecond: order of arrival.
+            n = last_n + 1 if ms == last_ms else ms
+            if order.mode is Mode.LATEST:
+                return self._let_go([self._waiting(message, mark, n, ms, n, now)])
+            name, needs = f"{mark}t", _NEVER
+        else:
+            # Its time is only ever compared with the same sender's: clamping it to our clock would make
+            # a late message of a fast clock look like a sender that counts anew.
+            n, ms = order.n, message.made // MS
+            name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
+        waiting = self._waiting(message, mark, n, ms, needs, now)
+        chain = self._chain(name)
+        moves = self._count_anew(chain, n, ms, needs)
+        chain.top_ms = max(chain.top_ms, ms)
+        if n <= chain.mark:
+            # Its number was given up or came through another hub; only its lane can say if it is late.
+            return moves + self._let_go([waiting])
+        heapq.heappush(chain.held, waiting)
+        if needs > chain.mark:
+            heapq.heappush(self._deadlines, (waiting.deadline, name))
+        return moves + self._let_go(self._follow(chain))
+
+    def arrived(self, scope: str, n: int, made: int) -> list[Move]:
+        """A number of this sender has come that needs no lane: it was refused, or wants no order."""
+        ms = made // MS
+        chain = self._chain(scope)
+        moves = self._count_anew(chain, n, ms, n - 1)
+        chain.top_ms = max(chain.top_ms, ms)
+        if n > chain.mark:
+            chain.ahead.add(n)
+            if len(chain.ahead) > AHEAD_KEPT:
+                chain.mark = min(chain.ahead) - 1
+        return moves + self._let_go(self._follow(chain))
+
+    def occupy(self, message: Message) -> None:
+        """A message that was released before a restart is still under way."""
+        if self._policy.serial and message.order is not None:
+            self._lanes[message.recipient, message.order.key] = _Lane(message.key)
+
+    def finished(self, message: Message) -> list[Move]:
+        """A released message is through; in a serial lane the next one starts. Harmless for a message
+        that was never released."""
+        if message.order is None:
+            return []
+        where = (message.recipient, message.order.key)
+        lane = self._lanes.get(where)
+        if lane is None or lane.holder != message.key:
+            return []
+        if not lane.queue:
+            del self._lanes[where]
+            return []
+        release = lane.queue.popleft()
+        lane.holder = release.message.key
+        return [release]
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Move]:
+        """Gaps that were waited for long enough are given up."""
+        moves: list[Move] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, name = heapq.heappop(self._deadlines)
+            chain = self._chains.get(name)
+            if chain is None:
+                continue
+            overdue = [waiting.n for waiting in chain.held if waiting.deadline <= now]
+            if overdue:
+                moves += self._let_go(self._follow(chain, max(overdue)))
+        return moves
+
+    def next_wake(self) -> int | None:
+        while self._deadlines:
+            deadline, name = self._deadlines[0]
+            chain = self._chains.get(name)
+            if chain is not None and any(waiting.deadline == deadline for waiting in chain.held):
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set; windows go on as if it had not been."""
+        self._deadlines.clear()
+        for name, chain in self._chains.items():
+            chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
+            self._deadlines += [(w.deadline, name) for w in chain.held]
+        heapq.heapify(self._deadlines)
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a gap or for their lane."""
+        held = sum(len(chain.held) for chain in self._chains.values())
+        return held + sum(len(lane.queue) for lane in self._lanes.values())
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    def _chain(self, name: str) -> _Chain:
+        chain = self._chains.get(name)
+        if chain is None:
+            chain = self._chains[name] = _Chain(-1)
+            if len(self._chains) > CHAINS_KEPT:
+                self._drop_idle_chain()
+        return chain
+
+    def _drop_idle_chain(self) -> None:
+        for name, chain in self._chains.items():
+            if chain.idle:
+                del self._chains[name]
+                return
+
+    def _waiting(self, message: Message, mark: str, n: int, ms: int, needs: int, now: int) -> _Waiting:
+        self._turn += 1
+        return _Waiting(n, self._turn, needs, ms, now + self._policy.window, mark, message)
+
+    def _count_anew(self, chain: _Chain, n: int, ms: int, needs: int) -> list[Move]:
+        """A lower number made later than anything before: the sender has lost its counter and starts over."""
+        if n > chain.mark or ms <= chain.top_ms:
+            return []
+        moves = self._let_go(self._follow(chain, _NEVER))
+        chain.mark = -1 if needs == n - 1 else min(needs, n - 1)
+        chain.ahead.clear()
+        return moves
+
+    def _follow(self, chain: _Chain, given_up: int = -1) -> list[_Waiting]:
+        """Everything held that follows on now; gaps up to `given_up` are no longer waited for."""
+        free: list[_Waiting] = []
+        while True:
+            if chain.mark + 1 in chain.ahead:
+                chain.mark += 1
+                chain.ahead.discard(chain.mark)
+            elif chain.held and (chain.held[0].needs <= chain.mark or chain.held[0].n <= given_up):
+                waiting = heapq.heappop(chain.held)
+                chain.mark = max(chain.mark, waiting.n)
+                free.append(waiting)
+            else:
+                break
+        if chain.ahead:
+            chain.ahead = {n for n in chain.ahead if n > chain.mark}
+        return free
+
+    def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
+        moves: list[Move] = []
+        newest: dict[tuple[str, str], Release] = {}
+        for waiting in free:
+            message = waiting.message
+            order = message.order
+            assert order is not None
+            mark = waiting.mark
+            before = self._marks.get(mark)
+            if not is_later(waiting.n, waiting.ms, before):
+                moves.append(Supersede(message, "a later one took effect before it arrived"))
+                continue
+            self._marks[mark] = (waiting.n, max(waiting.ms, before[1] if before else 0))
+            self._marks.move_to_end(mark)
+            if len(self._marks) > MARKS_KEPT:
+                self._marks.popitem(last=False)
+            release = Release(message, mark, waiting.n, waiting.ms, before[0] if before else -1)
+            where = (message.recipient, order.key)
+            if order.mode is Mode.LATEST:
+                if older := newest.pop(where, None):
+                    moves.append(Supersede(older.message, "a newer one came with it"))
+                newest[where] = release
+            else:
+                moves += self._start(release)
+        for release in newest.values():
+            moves += self._start(release)
+        return moves
+
+    def _start(self, release: Release) -> list[Move]:
+        if not self._policy.serial:
+            return [release]
+        message = release.message
+        assert message.order is not None
+        where = (message.recipient, message.order.key)
+        lane = self._lanes.get(where)
+        if lane is None:
+            self._lanes[where] = _Lane(message.key)
+            return [release]
+        moves: list[Move] = []
+        if message.order.mode is Mode.LATEST:
+            kept: deque[Release] = deque()
+            for queued in lane.queue:
+                if queued.message.order is not None and queued.message.order.mode is Mode.LATEST:
+                    moves.append(Supersede(queued.message, "a newer one came before its turn"))
+                else:
+                    kept.append(queued)
+            lane.queue = kept
+        lane.queue.append(release)
+        return moves
+
+
+def mark_name(message: Message) -> str:
+    """The name of the durable high-water mark of one sender in one lane.
+
+    >>> mark_name(Message("app-1", "x", "k", "lamp", order=Order("power")))
+    '["lamp","power","app-1"]'
+    """
+    key = message.order.key if message.order is not None else ""
+    return msgspec.json.encode((message.recipient, key, message.scope)).decode()

@@ -1,0 +1,380 @@
+"""The outbox: gets a message to its recipient, and finds out how it ended.
+
+The law: the same id again and again until it is answered, expired or given up; and whatever happens, it
+ends. Repeating is harmless because the recipient's inbox makes it so. Where the recipient is a handler
+of our own that must not run twice, an attempt that a crash cut off is not repeated: it ends as `unknown`.
+
+What was transmitted and never answered is `unknown`, not `expired`: nobody can tell whether it took
+effect, and a late answer may still settle it. Only what never left us expires or fails.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.retry import COMMAND, RetryPolicy
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    Effect,
+    Ended,
+    Event,
+    Failed,
+    Origin,
+    Received,
+    Reply,
+    Report,
+    Step,
+    Todo,
+    Transmit,
+)
+from duly.core.units import FOREVER, SECOND
+from duly.core.writes import Admit, Advance, Deliver, Finish, Group, Moved, Open, Postpone, Ref, Results, Take
+from duly.errors import Malformed
+
+REFUSED: Final = 2
+TIMED_OUT: Final = 4
+"""The codes of answers that the outbox itself gives, as the gateway's devices use them."""
+
+
+class OutboxPolicy(Struct, frozen=True):
+    channel: str
+    """the name of this outbox's deliveries in the ledger"""
+    resend: RetryPolicy | None = COMMAND
+    """repeat while no answer comes; None for a handler of our own, whose silence means it is at work"""
+    retry: RetryPolicy = RetryPolicy.never()
+    """try again after a `Failed`"""
+    patience: int = 10 * SECOND
+    """from the first transmission, or the receipt, until the outcome is called unknown; `FOREVER` for a
+    handler of our own"""
+
+    def __post_init__(self) -> None:
+        if not self.channel:
+            raise Malformed("an outbox needs a channel name")
+        if self.patience <= 0:
+            raise Malformed("patience is a length of time, more than 0")
+
+
+class _Entry:
+    __slots__ = ("after", "attempt", "give_up", "message", "received", "resting", "timer")
+
+    def __init__(self, message: Message, attempt: int, after: int) -> None:
+        self.message = message
+        self.attempt = attempt
+        self.after = after
+        self.received = False
+        self.resting = False
+        """given back after a `Failed`, waiting for its next try"""
+        self.give_up = FOREVER
+        self.timer = FOREVER
+
+
+def _always(_: Message) -> bool:
+    return True
+
+
+def _report(message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
+    return [Report(message.key, state, answer)]
+
+
+class Outbox:
+    """The sender's machine.
+
+    `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is
+    told of every end, after it is committed.
+    """
+
+    def __init__(
+        self,
+        policy: OutboxPolicy,
+        worker: str,
+        *,
+        repeatable: Callable[[Message], bool] = _always,
+        ended: Callable[[Message, State, Answer, int], list[Todo]] = _report,
+    ) -> None:
+        self.policy = policy
+        self.worker = worker
+        self._repeatable = repeatable
+        self._ended = ended
+        self._entries: dict[bytes, _Entry] = {}
+        self._timers: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def channel(self) -> str:
+        return self.policy.channel
+
+    # ── a sender of its own ──────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        match event:
+            case Arrived(message=message, origin=origin):
+                return [self._send(message, origin, now)]
+            case Received(key=key):
+                return self.received(key, now)
+            case Answered():
+                return self.answered(event, now)
+            case Failed(key=key, attempt=attempt, reason=reason):
+                return self.failed(key, attempt, reason, now)
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """The sender asks again for something that has ended, which memory could answer."""
+        return [Reply(origin, message, verdict)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return unable(event)
+
+    def _send(self, message: Message, origin: Origin, now: int) -> Step:
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            todo: list[Todo] = [Reply(origin, message, verdict)]
+            return [*todo, self.launched(message, 1, -1, now)] if verdict.fresh else todo
+
+        admit = Admit(message, FOREVER, now, State.SENT, then=(self.launch(message, now),))
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(self._entries)
+
+    def restore(
+        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+    ) -> list[Todo]:
+        """Begin from what the ledger holds: go on with everything that has not ended."""
+        before, self._entries = self._entries, {}
+        self._timers.clear()
+        todo: list[Todo] = [Report(end.key, end.state, end.answer) for end in ended]
+        for item in open_:
+            todo += self._resume(item, before.get(item.message.key), now)
+        return todo
+
+    # ── building blocks for an inbox ─────────────────────────────────────────────────────────────
+
+    def ref(self, message: Message) -> Ref:
+        return Ref(message.key, self.policy.channel, message.recipient)
+
+    def book(self, message: Message) -> Deliver:
+        """The delivery of a message whose turn has not come."""
+        return Deliver(self.ref(message), FOREVER, message.expires)
+
+    def launch(self, message: Message, now: int) -> Deliver:
+        """The delivery of a message that starts at once."""
+        return Deliver(self.ref(message), self._next_try(message, 1, now), message.expires, 1, self.worker)
+
+    def relaunch(self, message: Message, attempt: int, now: int) -> Take:
+        """Start the attempt after `attempt`."""
+        return Take(self.ref(message), attempt, self.worker, self._next_try(message, attempt + 1, now))
+
+    def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
+        """A launch was committed: transmit, and watch over it."""
+        entry = self._entries.get(message.key)
+        if entry is None:
+            entry = self._entries[message.key] = _Entry(message, attempt, after)
+            entry.give_up = min(FOREVER, now + self.policy.patience)
+        entry.attempt = attempt
+        entry.resting = False
+        self._set_timer(entry, self._next_try(message, attempt, now))
+        return Transmit(message, attempt, entry.after)
+
+    def _resume(self, item: Open, known: _Entry | None, now: int) -> list[Todo]:
+        message, delivery = item.message, item.delivery
+        ours = delivery.worker == self.worker
+        if known is not None and ours and known.attempt == delivery.attempt and self.policy.resend is None:
+            # Our handler is at work on it; what it has said since is still to be heard.
+            known.resting = False
+            self._entries[message.key] = known
+            return []
+        entry = self._entries[message.key] = _Entry(message, delivery.attempt, known.after if known else -1)
+        entry.received = item.state is State.DELIVERED
+        entry.resting = delivery.state is State.ACCEPTED
+        entry.give_up = min(FOREVER, now + self.policy.patience)
+        if entry.resting and delivery.due > now:
+            self._set_timer(entry, delivery.due)
+            return []
+        # An attempt of ours that we know nothing of was committed but never begun.
+        if entry.resting or ours or self._repeatable(message):
+            return self._try_again(entry, now, resumed=True)
+        return self._end(entry, State.UNKNOWN, CRASHED, delivery.attempt, now)
+
+    def state(self, key: bytes) -> State | None:
+        """How far a message under way has come."""
+        entry = self._entries.get(key)
+        return None if entry is None else State.DELIVERED if entry.received else State.SENT
+
+    # ── what the recipient says ──────────────────────────────────────────────────────────────────
+
+    def received(self, key: bytes, now: int) -> list[Todo]:
+        entry = self._entries.get(key)
+        if entry is None or entry.received:
+            return []
+        entry.received = True
+        entry.give_up = min(FOREVER, now + self.policy.patience)
+        return [Step((Advance(key, State.DELIVERED, now),), _nothing)]
+
+    def answered(self, event: Answered, now: int) -> list[Todo]:
+        key, state, answer = event.key, event.state, event.answer
+        entry = self._entries.get(key)
+        if entry is not None:
+            return self._end(entry, state, answer, event.attempt, now, event.effects)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            (moved,) = results
+            settled = isinstance(moved, Moved) and moved.moved
+            return [Report(key, state, answer)] if settled else []
+
+        # Nobody here waits for it any more: it may settle an `unknown`, otherwise the first end stands.
+        return [Step((Advance(key, state, now, answer),), done)]
+
+    def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
+        entry = self._entries.get(key)
+        if entry is None or entry.attempt != attempt or entry.resting:
+            return []
+        delay = self.policy.retry.delay(attempt, key)
+        if delay is None:
+            return self._end(entry, State.FAILED, Answer(1, b"", reason), attempt, now)
+        entry.resting = True
+        self._set_timer(entry, now + delay)
+        return [Step((Postpone(self.ref(entry.message), attempt, now + delay, reason),), _nothing)]
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Todo]:
+        todo: list[Todo] = []
+        while self._timers and self._timers[0][0] <= now:
+            when, key = heapq.heappop(self._timers)
+            entry = self._entries.get(key)
+            if entry is None or entry.timer != when:
+                continue
+            if entry.resting and now >= self._expiry(entry):
+                todo += self._end(entry, State.EXPIRED, EXPIRED, entry.attempt, now)
+            elif now >= min(self._expiry(entry), entry.give_up):
+                todo += self._end(entry, State.UNKNOWN, SILENT, None, now)
+            else:
+                todo += self._try_again(entry, now)
+        return todo
+
+    def next_wake(self) -> int | None:
+        while self._timers:
+            when, key = self._timers[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.timer == when:
+                return when
+            heapq.heappop(self._timers)
+        return None
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set; timers go on as if it had not been."""
+        self._timers.clear()
+        for entry in self._entries.values():
+            if entry.give_up < FOREVER:
+                entry.give_up += by
+            if entry.timer < FOREVER:
+                entry.timer += by
+                self._timers.append((entry.timer, entry.message.key))
+        heapq.heapify(self._timers)
+
+    def _set_timer(self, entry: _Entry, next_try: int) -> None:
+        entry.timer = min(next_try, entry.give_up, self._expiry(entry))
+        if entry.timer < FOREVER:
+            heapq.heappush(self._timers, (entry.timer, entry.message.key))
+
+    def _expiry(self, entry: _Entry) -> int:
+        """When its expiry ends it: not once the recipient has it, or a handler of ours is at work on it."""
+        if entry.received or (self.policy.resend is None and not entry.resting):
+            return FOREVER
+        return entry.message.expires or FOREVER
+
+    def _next_try(self, message: Message, attempt: int, now: int) -> int:
+        if self.policy.resend is None:
+            return FOREVER
+        delay = self.policy.resend.delay(attempt, message.key)
+        return FOREVER if delay is None else now + delay
+
+    def _try_again(self, entry: _Entry, now: int, *, resumed: bool = False) -> list[Todo]:
+        attempt = entry.attempt
+        if not entry.resting and not resumed and self._gives_no_more(entry):
+            self._set_timer(entry, FOREVER)
+            return []
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if results == [True]:
+                return [self.launched(entry.message, attempt + 1, entry.after, now)]
+            # Ended, or taken over by another worker: no longer ours.
+            self._entries.pop(entry.message.key, None)
+            return []
+
+        entry.timer = FOREVER
+        return [Step((self.relaunch(entry.message, attempt, now),), done)]
+
+    def _gives_no_more(self, entry: _Entry) -> bool:
+        resend = self.policy.resend
+        return resend is not None and entry.attempt > 0 and resend.delay(entry.attempt, b"") is None
+
+    def _end(
+        self, entry: _Entry, state: State, answer: Answer, attempt: int | None, now: int, effects: Group = ()
+    ) -> list[Todo]:
+        message = entry.message
+        then: Group = (Advance(message.key, state, now, answer), *effects)
+        writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if not results[0]:
+                return []  # fenced: a newer attempt is under way, or it had ended already
+            self._entries.pop(message.key, None)
+            return self._ended(message, state, answer, now)
+
+        return [Step(writes, done)]
+
+
+def heard(key: bytes, verdict: Verdict) -> Event | None:
+    """What the verdict of a recipient's inbox means to the sender's outbox.
+
+    `stale` is no refusal to a sender that has sent before: an earlier transmission may have taken effect
+    and been forgotten since.
+    """
+    match verdict.word:
+        case Word.FRESH:
+            return Received(key)
+        case Word.DUPLICATE if verdict.state is not None and verdict.state.terminal:
+            return Answered(key, verdict.state, verdict.answer or Answer())
+        case Word.DUPLICATE:
+            return Received(key)
+        case Word.STALE:
+            return Answered(key, State.UNKNOWN, Answer(REFUSED, b"", verdict.reason))
+        case Word.EXPIRED:
+            return Answered(key, State.EXPIRED, Answer(REFUSED, b"", verdict.reason))
+        case Word.CONFLICT | Word.REFUSED:
+            return (
+                None if verdict.retry else Answered(key, State.FAILED, Answer(REFUSED, b"", verdict.reason))
+            )
+
+
+def unable(event: Event) -> list[Effect]:
+    """What to tell when an event cannot be stored now. Only a message is refused: what a recipient said
+    will be said again, since we ask again."""
+    return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
+
+
+def _nothing(_: Results, __: int) -> list[Todo]:
+    return []
+
+
+CRASHED: Final = Answer(
+    TIMED_OUT, b"", "we stopped in the middle of it; nobody can tell whether it took effect"
+)
+SILENT: Final = Answer(
+    TIMED_OUT, b"", "the recipient did not answer in time; nobody can tell whether it took effect"
+)
+EXPIRED: Final = Answer(TIMED_OUT, b"", "it expired before it could be done")
+UNABLE: Final = Verdict(
+    Word.REFUSED, reason="it could not be stored just now; nothing was done, try again", retry=True
+)

@@ -1,0 +1,111 @@
+"""Retry: when to try again, as one value.
+
+The law: **the next attempt's time is worked out here and stored in the ledger**; nobody else holds a
+timer or a backoff loop of his own. Jitter only ever shortens a delay, so that ``span`` is a true upper
+bound and the horizon can be checked against it. It comes from a hash of the message's own salt: messages
+that failed together spread out, and the same run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import isfinite
+from typing import Final
+
+from duly.core.units import FOREVER, HOUR, SECOND
+from duly.errors import Malformed, ProgramError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait after each try, and when to give up.
+
+    ``tries`` counts every time the message goes out, the first one too: four tries are one send and
+    three resends. None tries until the message expires.
+
+    >>> policy = RetryPolicy.exponential(5 * SECOND, 60 * SECOND, jitter=0)
+    >>> [policy.delay(attempt, b"") // SECOND for attempt in (1, 2, 3, 4, 5, 6)]
+    [5, 10, 20, 40, 60, 60]
+    """
+
+    first: int
+    """The delay after the first try, in microseconds."""
+    factor: float
+    """How much longer each delay is than the one before."""
+    cap: int
+    """The longest delay, in microseconds."""
+    tries: int | None
+    """How often it goes out in all; None: until it expires."""
+    jitter: float
+    """The largest part, from 0 to 1, by which a delay is shortened at random."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.cap <= FOREVER:
+            raise Malformed(f"delays need 0 < first ≤ cap, not first {self.first} and cap {self.cap}")
+        if not (isfinite(self.factor) and self.factor >= 1):
+            raise Malformed(f"the factor must be 1 or more, or delays would shrink; got {self.factor}")
+        if self.tries is not None and self.tries < 1:
+            raise Malformed(f"there is at least one try, not {self.tries}; for no resends use never()")
+        if not 0 <= self.jitter <= 1:
+            raise Malformed(f"jitter is a part from 0 to 1, not {self.jitter}")
+
+    @classmethod
+    def fixed(cls, every: int, tries: int | None) -> RetryPolicy:
+        """The same delay after every try."""
+        return cls(first=every, factor=1.0, cap=every, tries=tries, jitter=0.0)
+
+    @classmethod
+    def exponential(
+        cls, first: int, cap: int, factor: float = 2.0, tries: int | None = None, jitter: float = 0.2
+    ) -> RetryPolicy:
+        """Delays that grow from ``first`` to ``cap``."""
+        return cls(first=first, factor=factor, cap=cap, tries=tries, jitter=jitter)
+
+    @classmethod
+    def never(cls) -> RetryPolicy:
+        """One try, no resend."""
+        return cls.fixed(every=1, tries=1)
+
+    def delay(self, attempt: int, salt: bytes) -> int | None:
+        """How long to wait after the ``attempt``-th try (the first is 1); None: that was the last one."""
+        if attempt < 1:
+            raise ProgramError(f"tries are counted from 1, not {attempt}")
+        if self.tries is not None and attempt >= self.tries:
+            return None
+        longest = self._longest(attempt)
+        if not self.jitter:
+            return longest
+        drawn = int.from_bytes(blake2b(b"%d:%b" % (attempt, salt), digest_size=6).digest(), "big")
+        return longest - int(longest * self.jitter * (drawn / (1 << 48)))
+
+    def span(self) -> int | None:
+        """The longest time from the first try to the last; None if only expiry ends it.
+
+        >>> COMMAND.span() == 9 * SECOND
+        True
+        """
+        if self.tries is None:
+            return None
+        total, resends = 0, self.tries - 1
+        if self.factor == 1:
+            return resends * self.first
+        for attempt in range(1, resends + 1):
+            longest = self._longest(attempt)
+            if longest == self.cap:
+                return total + (resends - attempt + 1) * self.cap
+            total += longest
+        return total
+
+    def _longest(self, attempt: int) -> int:
+        try:
+            return int(min(self.cap, self.first * self.factor ** (attempt - 1)))
+        except OverflowError:  # past every float, so past the cap
+            return self.cap
+
+
+COMMAND: Final = RetryPolicy.fixed(3 * SECOND, tries=4)
+"""A person is waiting: one send and three resends, 3 s apart."""
+
+DELIVERY: Final = RetryPolicy.exponential(5 * SECOND, HOUR)
+"""A channel may be down for long: 5 s, then ever more slowly up to once an hour, until it expires."""

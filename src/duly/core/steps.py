@@ -1,0 +1,108 @@
+"""What goes into a machine and what comes out of it.
+
+The law: a machine is handed events and the time, and returns what to commit and what to do. A `Step` is
+committed first; only then is its `done` asked what follows, given what the commit really did. So nothing
+is said or started that a crash could take back. An effect that stands alone needs no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict
+from duly.core.writes import Group, Results
+
+Origin: TypeAlias = Hashable
+"""Where an answer goes: a connection, a peer's name. The core never looks inside."""
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Arrived(Struct, frozen=True):
+    """A message has come in."""
+
+    message: Message
+    origin: Origin = None
+
+
+class Received(Struct, frozen=True):
+    """The recipient has it durably."""
+
+    key: bytes
+
+
+class Answered(Struct, frozen=True):
+    """How it ended, by the recipient's word. `attempt` fences the end of a local run; None for an answer
+    from the network, which is true whichever transmission it answers. `effects` are a handler's own
+    writes: they commit with the end, or not at all."""
+
+    key: bytes
+    state: State
+    answer: Answer
+    attempt: int | None = None
+    effects: Group = ()
+
+
+class Failed(Struct, frozen=True):
+    """This attempt came to nothing and had no effect; it may be tried again."""
+
+    key: bytes
+    attempt: int
+    reason: str
+
+
+Event: TypeAlias = Arrived | Received | Answered | Failed
+
+# ── effects ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Transmit(Struct, frozen=True):
+    """Hand the message to its recipient: a connection, a broker, a handler."""
+
+    message: Message
+    attempt: int
+    after: int = -1
+
+
+class Reply(Struct, frozen=True):
+    """Tell one origin what became of its message on arrival."""
+
+    origin: Origin
+    message: Message
+    verdict: Verdict
+
+
+class Report(Struct, frozen=True):
+    """Tell everyone who asked how it ended. No origins: they are gone, find them by the message's scope."""
+
+    key: bytes
+    state: State
+    answer: Answer
+    origins: tuple[Origin, ...] = ()
+
+
+class Ended(Struct, frozen=True):
+    """A message that was under way here and turns out to have ended."""
+
+    key: bytes
+    state: State
+    answer: Answer
+
+
+Effect: TypeAlias = Transmit | Reply | Report
+
+
+class Step(Struct, frozen=True):
+    """Commit `writes`; then `done(results, now)` says what follows. If they cannot be committed, nothing
+    has happened, and `failed` is what to tell."""
+
+    writes: Group
+    done: Callable[[Results, int], list[Todo]]
+    failed: tuple[Effect, ...] = ()
+
+
+Todo: TypeAlias = Step | Effect

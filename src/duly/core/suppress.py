@@ -1,0 +1,237 @@
+"""Suppression: an alarm that rings too often is switched off by its owner, and then it is lost.
+
+The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
+is told afterwards.** For each device, in this order:
+
+1. *Debounce.* Within ``debounce`` of the last signal that passed, a repeat is the same event (a flapping
+   link). Only passing counts, so a link that flaps without end still rings once per ``debounce``.
+2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well.
+3. *Limit.* Of the signals in any ``window``, at most ``per_hour`` pass. The others are counted and told
+   in one summary, as soon as the limit is free again.
+
+A critical signal passes the cooldown and the limit, and uses none of the limit up (else a stream of
+critical signals would hold back the others for ever); it is debounced like any other.
+
+If the clock is set back, whatever lies in its future is void: better one alarm too many than one held
+back longer than its span.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from enum import Enum
+from typing import Final, TypedDict
+
+from duly.core.units import HOUR, SECOND, show
+from duly.errors import Malformed
+
+_SWEEP_AT_LEAST: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressPolicy:
+    """How much one device may say. Lengths in microseconds; 0 switches debounce or cooldown off."""
+
+    debounce: int = 30 * SECOND
+    per_hour: int = 10
+    window: int = HOUR
+    cooldown: int = 300 * SECOND
+
+    def __post_init__(self) -> None:
+        if self.debounce < 0 or self.cooldown < 0:
+            raise Malformed(
+                f"debounce and cooldown are lengths of time, not {show(self.debounce)} and "
+                f"{show(self.cooldown)}; 0 switches them off"
+            )
+        if self.window < 1 or self.per_hour < 1:
+            raise Malformed(
+                f"the limit lets at least 1 signal pass in a window longer than 0, not {self.per_hour} in "
+                f"{show(self.window)}"
+            )
+
+
+class Ruling(Enum):
+    """What becomes of a signal."""
+
+    PASS = "pass"
+    DEBOUNCED = "debounced"
+    LIMITED = "limited"
+    COOLING = "cooling"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a signal and, if it is held back, when that reason ends."""
+
+    ruling: Ruling
+    until: int | None = None
+
+    @property
+    def passes(self) -> bool:
+        return self.ruling is Ruling.PASS
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the limit held back from one device: how many signals, the first and the last of them."""
+
+    device: str
+    held: int
+    since: int
+    until: int
+
+
+class DeviceSnapshot(TypedDict):
+    """One device of a ``Suppressor``, written down. ``held`` is (count, since, until, due)."""
+
+    last: int | None
+    passed: list[int]
+    cancelled: int | None
+    held: list[int] | None
+
+
+@dataclass(slots=True)
+class _Held:
+    count: int
+    since: int
+    until: int
+    due: int
+
+
+class _Device:
+    """The marks of one device. A mark that is over, or lies in the future, is dropped before use."""
+
+    __slots__ = ("cancelled", "held", "last", "passed")
+
+    def __init__(self, limit: int) -> None:
+        self.last: int | None = None
+        # Only the newest `limit` matter: the limit is reached when the oldest of them is in the window.
+        self.passed: deque[int] = deque(maxlen=limit)
+        self.cancelled: int | None = None
+        self.held: _Held | None = None
+
+    def refresh(self, policy: SuppressPolicy, now: int) -> None:
+        self.last = _within(policy.debounce, self.last, now)
+        self.cancelled = _within(policy.cooldown, self.cancelled, now)
+        passed = self.passed
+        while passed and passed[-1] > now:
+            passed.pop()
+        while passed and now - passed[0] >= policy.window:
+            passed.popleft()
+        if self.held and len(passed) < policy.per_hour:
+            self.held.due = min(self.held.due, now)
+
+    @property
+    def idle(self) -> bool:
+        return self.last is None and self.cancelled is None and not self.passed and self.held is None
+
+
+def _within(span: int, mark: int | None, now: int) -> int | None:
+    return mark if mark is not None and 0 <= now - mark < span else None
+
+
+class Suppressor:
+    """Decides which signals of which device become events. Bounded: a device with no mark is forgotten.
+
+    >>> suppressor = Suppressor(SuppressPolicy())
+    >>> [suppressor.signal("door", now * SECOND).ruling.value for now in (0, 10, 30)]
+    ['pass', 'debounced', 'pass']
+    """
+
+    __slots__ = ("_devices", "_holding", "_policy", "_sweep_at")
+
+    def __init__(self, policy: SuppressPolicy) -> None:
+        self._policy = policy
+        self._devices: dict[str, _Device] = {}
+        self._holding: dict[str, _Device] = {}  # the few with a summary to come, so next_wake is cheap
+        self._sweep_at = _SWEEP_AT_LEAST
+
+    def signal(self, device: str, now: int, critical: bool = False) -> Decision:
+        """Something happened at ``device``: does it become an event?"""
+        policy, marks = self._policy, self._at(device, now)
+        if marks.last is not None:
+            return Decision(Ruling.DEBOUNCED, marks.last + policy.debounce)
+        if not critical:
+            if marks.cancelled is not None:
+                return Decision(Ruling.COOLING, marks.cancelled + policy.cooldown)
+            if len(marks.passed) == policy.per_hour:
+                return self._hold(device, marks, now)
+            marks.passed.append(now)
+        marks.last = now
+        return Decision(Ruling.PASS)
+
+    def cancelled(self, device: str, now: int) -> None:
+        """A person called the device's event off: the cooldown starts."""
+        self._at(device, now).cancelled = now
+
+    def wake(self, now: int) -> list[Summary]:
+        """The summaries that are due, each told once; and devices with nothing left are forgotten."""
+        for marks in self._holding.values():
+            marks.refresh(self._policy, now)
+        due = [device for device, marks in self._holding.items() if marks.held and marks.held.due <= now]
+        summaries = [self._tell(device) for device in due]
+        self._sweep(now)
+        return summaries
+
+    def next_wake(self) -> int | None:
+        """When ``wake`` has something to tell; None: nothing is held back."""
+        return min((marks.held.due for marks in self._holding.values() if marks.held), default=None)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def snapshot(self) -> dict[str, DeviceSnapshot]:
+        """Everything remembered, as plain dicts, lists and numbers."""
+        return {
+            device: {
+                "last": marks.last,
+                "passed": list(marks.passed),
+                "cancelled": marks.cancelled,
+                "held": None if marks.held is None else list(astuple(marks.held)),
+            }
+            for device, marks in self._devices.items()
+        }
+
+    def restore(self, snapshot: Mapping[str, DeviceSnapshot]) -> None:
+        """Go on from a snapshot, forgetting what is here. The policy is this one's own."""
+        self._devices, self._holding = {}, {}
+        for device, saved in snapshot.items():
+            marks = self._devices[device] = _Device(self._policy.per_hour)
+            marks.last, marks.cancelled = saved["last"], saved["cancelled"]
+            marks.passed.extend(saved["passed"])
+            if saved["held"]:
+                marks.held = _Held(*saved["held"])
+                self._holding[device] = marks
+
+    def _at(self, device: str, now: int) -> _Device:
+        marks = self._devices.get(device)
+        if marks is None:
+            if len(self._devices) >= self._sweep_at:
+                self._sweep(now)
+            marks = self._devices[device] = _Device(self._policy.per_hour)
+        marks.refresh(self._policy, now)
+        return marks
+
+    def _hold(self, device: str, marks: _Device, now: int) -> Decision:
+        free = marks.passed[0] + self._policy.window
+        if marks.held is None:
+            marks.held = _Held(count=0, since=now, until=now, due=free)
+            self._holding[device] = marks
+        marks.held.count += 1
+        marks.held.until = now
+        return Decision(Ruling.LIMITED, free)
+
+    def _tell(self, device: str) -> Summary:
+        marks = self._holding.pop(device)
+        held, marks.held = marks.held, None
+        assert held is not None
+        return Summary(device, held.count, held.since, held.until)
+
+    def _sweep(self, now: int) -> None:
+        for marks in self._devices.values():
+            marks.refresh(self._policy, now)
+        self._devices = {device: marks for device, marks in self._devices.items() if not marks.idle}
+        # Twice what is alive: a sweep then costs each new device a constant share.
+        self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._devices))

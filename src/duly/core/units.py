@@ -1,0 +1,35 @@
+"""Time inside duly: integer microseconds since the epoch; milliseconds and seconds only at the wire."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MS: Final = 1_000
+SECOND: Final = 1_000_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+
+FOREVER: Final = (1 << 62) - 1
+"""Later than any real time, with room left to add to it in a signed 64-bit column."""
+
+
+def seconds(value: float) -> int:
+    """Microseconds of a length given in seconds.
+
+    >>> seconds(0.3)
+    300000
+    """
+    return round(value * SECOND)
+
+
+def show(micros: int) -> str:
+    """A length as a person would write it.
+
+    >>> show(300_000), show(3_000_000), show(86_400_000_000)
+    ('300 ms', '3 s', '24 h')
+    """
+    for unit, word in ((HOUR, "h"), (MINUTE, "min"), (SECOND, "s"), (MS, "ms")):
+        if abs(micros) >= unit:
+            return f"{micros / unit:.3g} {word}"
+    return f"{micros} µs"

@@ -1,0 +1,264 @@
+"""The engine: the only loop. Input → core → grouped commit → perform; one timer.
+
+The laws. Nothing is performed before what it rests on is committed, and effects are performed in the
+order of their events. While a commit is being flushed the next events gather, so load makes the groups
+larger, not the wait longer. The queue is bounded: who feeds it waits, or is told that it is full.
+
+If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
+away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
+performs what was taken in, and leaves the rest where it is: in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from duly.core.messages import Answer, Message, Verdict
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
+from duly.core.units import MS, SECOND
+from duly.core.writes import Open
+from duly.errors import LedgerError, Overloaded, Stopped
+from duly.ledger import Ledger
+
+CAPACITY: Final = 10_000
+"""Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
+
+GROUP: Final = 1_000
+"""Most events in one commit."""
+
+CLOCK_STEP: Final = SECOND
+"""The wall clock was set, if it has moved this much against the monotonic one; less is its ordinary drift."""
+
+RECOVERY: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
+"""How often a ledger that failed is asked again."""
+
+
+class Machine(Protocol):
+    """What the engine drives: an inbox, an outbox, an application made of them."""
+
+    @property
+    def channel(self) -> str: ...
+    def handle(self, event: Event, now: int) -> list[Todo]: ...
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]: ...
+    def wake(self, now: int) -> list[Todo]: ...
+    def next_wake(self) -> int | None: ...
+    def shift(self, by: int) -> None: ...
+    def restore(
+        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+    ) -> list[Todo]: ...
+    @property
+    def keys(self) -> list[bytes]:
+        """What is under way here."""
+        ...
+
+    def unable(self, event: Event) -> list[Effect]: ...
+
+
+class Engine:
+    """Drives one machine on one ledger.
+
+    `perform` is called for every effect, in order, on the event loop; it must not block.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        ledger: Ledger,
+        perform: Callable[[Effect], None],
+        *,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._perform = perform
+        self._capacity = capacity
+        self._events: deque[Event] = deque()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._ahead: int | None = None
+        """wall clock minus monotonic clock"""
+        self.down: LedgerError | None = None
+        """why nothing can be committed now; None when all is well"""
+
+    # ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Rebuild the machine from the ledger and begin."""
+        todo = await self._restore()
+        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+
+    def offer(self, event: Event) -> None:
+        """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping."""
+        self._check_running()
+        if len(self._events) >= self._capacity:
+            raise Overloaded(f"{self._capacity} events are waiting; try again later")
+        self._push(event)
+
+    async def put(self, event: Event) -> None:
+        """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
+        while len(self._events) >= self._capacity and not self._stopping:
+            self._room.clear()
+            await self._room.wait()
+        self._check_running()
+        self._push(event)
+
+    async def stop(self) -> None:
+        """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
+        self._stopping = True
+        self._room.set()
+        self._news.set()
+        if self._task is not None:
+            await self._task
+        self._cancel_timer()
+
+    def kill(self) -> None:
+        """End without finishing anything, as a crash would."""
+        self._stopping = True
+        self._events.clear()
+        self._cancel_timer()
+        if self._task is not None:
+            self._task.cancel()
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, todo: list[Todo]) -> None:
+        machine = self._machine
+        while True:
+            steps = self._perform_effects(todo)
+            now = self._look_at_the_clock()
+            taken: list[Event] = []
+            while self._events and len(steps) < GROUP:
+                taken.append(self._events.popleft())
+                steps += self._perform_effects(self._handle(taken[-1], now))
+            self._room.set()
+            wake = machine.next_wake()
+            if wake is not None and wake <= now:
+                steps += self._perform_effects(machine.wake(now))
+            if steps:
+                todo = await self._commit(steps, taken)
+                continue
+            todo = []
+            if self._stopping and not self._events:
+                return
+            self._set_timer(machine.next_wake(), now)
+            await self._news.wait()
+            self._news.clear()
+
+    def _look_at_the_clock(self) -> int:
+        """The time; if the wall clock was set, the machine's timers move with it: they measure lengths."""
+        now = self._ledger.clock.now()
+        ahead = now - round(asyncio.get_running_loop().time() * SECOND)
+        if self._ahead is None:
+            self._ahead = ahead
+        elif abs(ahead - self._ahead) > CLOCK_STEP:
+            self._machine.shift(ahead - self._ahead)
+            self._ahead = ahead
+        return now
+
+    def _handle(self, event: Event, now: int) -> list[Todo]:
+        if isinstance(event, Arrived):
+            known = self._ledger.recall(event.message, now)
+            if known is not None and known.state is not None and known.state.terminal:
+                return self._machine.repeated(event.message, known, event.origin, now)
+        return self._machine.handle(event, now)
+
+    async def _commit(self, steps: list[Step], taken: list[Event]) -> list[Todo]:
+        try:
+            committed = await self._ledger.commit([step.writes for step in steps])
+        except LedgerError as problem:
+            return await self._recover(steps, taken, problem)
+        now = self._ledger.clock.now()
+        return [
+            todo for step, results in zip(steps, committed, strict=True) for todo in step.done(results, now)
+        ]
+
+    def _perform_effects(self, todo: Iterable[Todo]) -> list[Step]:
+        steps: list[Step] = []
+        for item in todo:
+            if isinstance(item, Step):
+                steps.append(item)
+            else:
+                self._perform(item)
+        return steps
+
+    # ── when the ledger fails ────────────────────────────────────────────────────────────────────
+
+    async def _recover(self, steps: list[Step], taken: list[Event], problem: LedgerError) -> list[Todo]:
+        self.down = problem
+        for step in steps:
+            for effect in step.failed:
+                self._perform(effect)
+        # What a recipient or a handler said is not said again: it waits for the ledger.
+        self._events.extendleft(event for event in reversed(taken) if not isinstance(event, Arrived))
+        attempt = 1
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._refuse_arrivals()
+            try:
+                todo = await self._restore()
+            except LedgerError as still:
+                self.down = still
+                timer = loop.call_later((RECOVERY.delay(attempt, b"") or 0) / SECOND, self._news.set)
+                attempt += 1
+                await self._news.wait()
+                self._news.clear()
+                timer.cancel()
+            else:
+                self.down = None
+                return todo
+        self._refuse_arrivals()
+        self._events.clear()
+        return []
+
+    def _refuse_arrivals(self) -> None:
+        """Nothing can be stored now: say so at once instead of letting senders wait."""
+        waiting, self._events = self._events, deque()
+        for event in waiting:
+            if isinstance(event, Arrived):
+                for effect in self._machine.unable(event):
+                    self._perform(effect)
+            else:
+                self._events.append(event)
+        self._room.set()
+
+    async def _restore(self) -> list[Todo]:
+        ledger, machine = self._ledger, self._machine
+        open_ = await ledger.open_deliveries(machine.channel)
+        marks = await ledger.marks()
+        still = {item.message.key for item in open_}
+        ended: list[Ended] = []
+        for key in machine.keys:
+            # A commit that failed may have gone through all the same; whoever waits must still hear of it.
+            record = None if key in still else await ledger.find(key)
+            if record is not None and record.state.terminal:
+                ended.append(Ended(key, record.state, record.answer or Answer()))
+        return machine.restore(open_, ended, marks, ledger.clock.now())
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────────
+
+    def _push(self, event: Event) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    def _check_running(self) -> None:
+        if self._stopping or self._task is None:
+            raise Stopped("this engine is not running; nothing was taken in, try again elsewhere or later")
+
+    def _set_timer(self, wake: int | None, now: int) -> None:
+        self._cancel_timer()
+        if wake is not None:
+            delay = max(0, wake - now) / SECOND
+            self._timer = asyncio.get_running_loop().call_later(delay, self._news.set)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

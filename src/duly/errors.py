@@ -1,0 +1,146 @@
+"""Everything that can go wrong, as one tree.
+
+The law: an error says *whose fault* it is and *what to do next*, and it is raised before anything
+is stored or half done. Catch the branch you can act on.
+
+    DulyError
+    ├── SenderError           the message is wrong: change it, do not repeat it
+    │   ├── Malformed         a field has the wrong form
+    │   ├── TooLarge          a field or body is over its limit
+    │   ├── Conflict          this id was used for something else
+    │   ├── Stale             older than we remember; never run
+    │   ├── FromTheFuture     its clock is ahead by more than we allow
+    │   └── Expired           its own deadline has passed
+    ├── OutcomeError          it was accepted, and this is how it ended
+    │   ├── Failed            the handler failed, and that is its stored outcome
+    │   ├── Unknown           nobody can tell whether the effect happened; not run again
+    │   └── Unstorable        it ran, but its result cannot be written down
+    ├── LedgerError           the storage: the operator's to settle
+    │   ├── LedgerInUse       another process writes this file
+    │   ├── LedgerDamaged     the file is not sound; nothing was touched
+    │   ├── LedgerTooNew      written by a newer duly
+    │   └── LedgerUnavailable full disk, lost connection: nothing was stored, try again
+    ├── Overloaded            queues are full: try again later
+    ├── Stopped               we are shutting down: try again elsewhere or later
+    └── ProgramError          a bug in the code that called us
+        └── IllegalTransition a state change the lifecycle does not allow
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Fault(Enum):
+    """Who can mend it."""
+
+    SENDER = "sender"
+    OPERATOR = "operator"
+    PROGRAM = "program"
+    NOBODY = "nobody"
+
+
+class DulyError(Exception):
+    """The root. ``fault`` says who can mend it, ``retry`` whether the same call may succeed later."""
+
+    fault: ClassVar[Fault] = Fault.PROGRAM
+    retry: ClassVar[bool] = False
+    word: ClassVar[str] = "error"
+    """The one word that goes over the wire and into counters."""
+
+
+class SenderError(DulyError):
+    fault = Fault.SENDER
+    word = "refused"
+
+
+class Malformed(SenderError, ValueError):
+    word = "malformed"
+
+
+class TooLarge(SenderError, ValueError):
+    word = "too_large"
+
+
+class Conflict(SenderError):
+    word = "id_conflict"
+
+
+class Stale(SenderError):
+    word = "stale"
+
+
+class FromTheFuture(SenderError):
+    word = "future"
+
+
+class Expired(SenderError):
+    word = "expired"
+
+
+class OutcomeError(DulyError):
+    fault = Fault.NOBODY
+    word = "outcome"
+
+
+class Failed(OutcomeError):
+    """The stored failure of a run. ``kind`` is the name of the exception that was raised then."""
+
+    word = "failed"
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+        self.detail = detail
+
+
+class Unknown(OutcomeError):
+    word = "unknown"
+
+
+class Unstorable(OutcomeError):
+    fault = Fault.PROGRAM
+    word = "unstorable"
+
+
+class LedgerError(DulyError):
+    fault = Fault.OPERATOR
+    word = "ledger"
+
+
+class LedgerInUse(LedgerError):
+    word = "ledger_in_use"
+
+
+class LedgerDamaged(LedgerError):
+    word = "ledger_damaged"
+
+
+class LedgerTooNew(LedgerError):
+    word = "ledger_too_new"
+
+
+class LedgerUnavailable(LedgerError):
+    retry = True
+    word = "ledger_unavailable"
+
+
+class Overloaded(DulyError):
+    fault = Fault.OPERATOR
+    retry = True
+    word = "overloaded"
+
+
+class Stopped(DulyError):
+    fault = Fault.NOBODY
+    retry = True
+    word = "stopped"
+
+
+class ProgramError(DulyError):
+    word = "program"
+
+
+class IllegalTransition(ProgramError):
+    word = "illegal_transition"

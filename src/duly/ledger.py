@@ -1,0 +1,303 @@
+"""The durable truth, in domain verbs.
+
+The law: one group of writes is one transaction, flushed before its results are given out; after that
+no kill -9 loses it. Who implements a ledger implements `commit` and a few reads; admission, the memory
+of hot ids and waiting for an outcome are here, once, for all of them.
+
+The memory of hot ids only makes repeats cheap. It is filled after a commit and asked before one, it is
+bounded, and it is never the truth: what it does not know goes to the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, cast
+
+from msgspec import Struct
+
+from duly.clock import Clock, SystemClock
+from duly.core import horizon as horizons
+from duly.core.dedup import TimeWindow
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.writes import (
+    Admit,
+    Advance,
+    Delivery,
+    Group,
+    Moved,
+    Open,
+    Postpone,
+    Recall,
+    Results,
+    Withdraw,
+    Write,
+    pair,
+)
+
+HOT_IDS: Final = 20_000
+"""How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
+
+REFUSALS_KEPT: Final = 10_000
+"""The latest refusals are kept, however many there are: a flood of them must not fill the disk."""
+
+
+class Record(Struct, frozen=True):
+    """One message as the ledger holds it, with the times it went through."""
+
+    message: Message
+    state: State
+    answer: Answer | None
+    until: int
+    accepted_at: int
+    moved_at: int
+
+
+class Entry(Struct, frozen=True):
+    """One entry of a stream."""
+
+    n: int
+    body: bytes
+    at: int
+    key: bytes = b""
+
+
+class Extent(Struct, frozen=True):
+    """What a stream holds: entries `first` to `last`. Empty if first > last; older ones were trimmed."""
+
+    first: int = 1
+    last: int = 0
+
+
+class Refusal(Struct, frozen=True):
+    """Why nothing happened."""
+
+    scope: str
+    id: str
+    word: str
+    reason: str
+    at: int
+
+
+class Size(Struct, frozen=True):
+    """How much the ledger remembers."""
+
+    messages: int
+    deliveries: int
+    bytes: int
+
+
+class Transaction(Protocol):
+    """The ledger's own transaction, open for the caller's SQL. It commits when its block ends, with the
+    memory of the message; or not at all."""
+
+    async def execute(self, sql: str, *args: Any) -> None: ...
+    async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]: ...
+    async def write(self, *writes: Write) -> Results: ...
+
+
+class _Hot(Struct, frozen=True, gc=False):
+    fingerprint: bytes
+    repeat: Verdict
+    until: int
+
+
+class Ledger(ABC):
+    """Base of all ledgers. Open one with `duly.open_ledger`."""
+
+    sole: bool = True
+    """Nobody else writes while we are open: leases of earlier processes are void, and what memory says
+    of a message's state is current."""
+
+    def __init__(self, clock: Clock | None = None, *, hot: int = HOT_IDS) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.worker = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._hot: TimeWindow[_Hot] = TimeWindow(hot)
+        self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────
+
+    async def admit(self, message: Message, *, horizon: Horizon = horizons.DEFAULT) -> Verdict:
+        """Admit one message, atomically. Many concurrent callers share one flush.
+
+        A repeat gets the state and the answer of the first; other content under the same id is a
+        conflict; what is too old to be remembered is stale.
+        """
+        return (await self.admit_many((message,), horizon=horizon))[0]
+
+    async def admit_many(
+        self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
+    ) -> list[Verdict]:
+        """Admit a batch: a verdict per message, one flush for all."""
+        now = self.clock.now()
+        verdicts: list[Verdict | None] = []
+        asked: list[Group] = []
+        for message in messages:
+            known = self.recall(message, now)
+            verdicts.append(known)
+            if known is None:
+                refusal = horizons.judge(message, horizon, now)
+                if refusal is None:
+                    asked.append((Admit(message, horizons.remember_until(message, horizon), now),))
+                else:
+                    asked.append((Recall(message, refusal, now),))
+        if asked:
+            answers = iter(await self.commit(asked))
+            verdicts = [known or cast("Verdict", next(answers)[0]) for known in verdicts]
+        return cast("list[Verdict]", verdicts)
+
+    def recall(self, message: Message, now: int) -> Verdict | None:
+        """The verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the ledger,
+        where it is recorded."""
+        hot = self._hot.get(message.key, now)
+        return hot.repeat if hot is not None and hot.fingerprint == message.fingerprint else None
+
+    async def write(self, *writes: Write) -> Results:
+        """Commit one group: all of it or nothing."""
+        return (await self.commit((writes,)))[0]
+
+    @abstractmethod
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        """Commit groups with one flush. They are applied in order, each whole or not at all; results
+        in the same order.
+
+        An implementation calls `_learn` when a commit is through, whether or not the caller still waits.
+        """
+
+    @abstractmethod
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction of the caller's own. Keep it short: in SQLite nobody else writes meanwhile."""
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    async def outcome(self, scope: str, id: str) -> Record | None:
+        """What became of a message; None if it is not known (any more)."""
+        return await self.find(key_of(scope, id))
+
+    @abstractmethod
+    async def find(self, key: bytes) -> Record | None: ...
+    @abstractmethod
+    async def open_deliveries(self, channel: str) -> list[Open]:
+        """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
+
+    @abstractmethod
+    async def deliveries(self, key: bytes) -> list[Delivery]: ...
+    @abstractmethod
+    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[Entry]: ...
+    @abstractmethod
+    async def extent(self, stream: str) -> Extent: ...
+    @abstractmethod
+    async def cursor(self, stream: str, reader: str) -> int: ...
+    @abstractmethod
+    async def marks(self) -> dict[str, tuple[int, int]]:
+        """The high-water marks, the most recently raised ones if there are very many."""
+
+    @abstractmethod
+    async def refusals(self, limit: int = 100) -> list[Refusal]:
+        """The latest refusals, newest first."""
+
+    @abstractmethod
+    async def size(self) -> Size: ...
+
+    async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
+        """The record once the message has ended, or as it stands when `seconds` have passed; None if
+        there is no such message (any more)."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    with self.watch(key) as news:
+                        record = await self.find(key)
+                        if record is None or record.state.terminal:
+                            return record
+                        await news
+        except TimeoutError:
+            return await self.find(key)
+
+    @contextmanager
+    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when there is news of this message: it ended, was withdrawn or given
+        back. Look at the ledger inside the block: what happens after the look is then not missed."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, []).append(news)
+        try:
+            yield news
+        finally:
+            waiting = self._waiters.get(key)
+            if waiting is not None and news in waiting:
+                waiting.remove(news)
+                if not waiting:
+                    del self._waiters[key]
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    async def prune(self, *, limit: int = 1_000) -> int:
+        """Forget up to `limit` messages that have ended and can no longer be accepted, with their
+        deliveries; returns how many. Raises the floor first, so that none of them is ever fresh again."""
+
+    @abstractmethod
+    async def trim(self, stream: str, through: int) -> None:
+        """Drop a stream's entries up to `through`. Its numbers go on; readers behind it see the gap."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what was handed over, then let go of everything."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ── what memory learns from a commit ─────────────────────────────────────────────────────────
+
+    def _learn(self, groups: Sequence[Group], committed: Sequence[Results]) -> None:
+        for group, results in zip(groups, committed, strict=True):
+            for write, result in pair(group, results):
+                match write, result:
+                    case Admit(message=message, until=until), Verdict(word=Word.DUPLICATE, state=state):
+                        if self.sole or _settled(state):
+                            self._hot.put(message.key, _Hot(message.fingerprint, result, until), until)
+                    case Admit(message=message, until=until, state=state), Verdict(word=Word.FRESH):
+                        if self.sole:
+                            repeat = Verdict(Word.DUPLICATE, state)
+                            self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
+                    case Advance(key=key), Moved(moved=True, state=state, answer=answer):
+                        self._moved(key, cast("State", state), answer)
+                    case Withdraw(key=key), True:
+                        self._hot.drop(key)
+                        self._wake(key)
+                    case Postpone(ref=ref), True:
+                        self._wake(ref.key)
+
+    def _moved(self, key: bytes, state: State, answer: Answer | None) -> None:
+        hot = self._hot.get(key, 0)
+        if hot is not None:
+            repeat = Verdict(Word.DUPLICATE, state, answer)
+            self._hot.put(key, _Hot(hot.fingerprint, repeat, hot.until), hot.until)
+        if state.terminal:
+            self._wake(key)
+
+    def _wake(self, key: bytes) -> None:
+        """Everyone waiting for this key looks again."""
+        for future in self._waiters.pop(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def _wake_all(self) -> None:
+        """The ledger is closed: everyone waiting looks again, and hears it."""
+        for key in list(self._waiters):
+            self._wake(key)
+
+
+def _settled(state: State | None) -> bool:
+    return state is not None and state.terminal and state is not State.UNKNOWN

@@ -1,0 +1,242 @@
+"""A ledger in memory: the naive, readable statement of what every ledger means.
+
+It is the reference of the contract suite and the disk of the simulation. `Disk` is what survives:
+drop the ledger, open another on the same disk, and only what was committed is there. Nothing is durable
+beyond the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+
+from duly.clock import Clock
+from duly.core import writes as w
+from duly.core.lifecycle import SOURCES, State
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.errors import ProgramError
+from duly.ledger import (
+    HOT_IDS,
+    REFUSALS_KEPT,
+    Entry,
+    Extent,
+    Ledger,
+    Record,
+    Refusal,
+    Size,
+    Transaction,
+)
+
+
+class Disk:
+    """What survives a crash."""
+
+    def __init__(self) -> None:
+        self.messages: dict[bytes, Record] = {}
+        self.deliveries: dict[w.Ref, w.Delivery] = {}
+        self.streams: dict[str, list[Entry]] = {}
+        self.lasts: dict[str, int] = {}
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.marks: dict[str, tuple[int, int]] = {}
+        self.refusals: list[Refusal] = []
+        self.floor = 0
+
+
+class MemoryLedger(Ledger):
+    """Opened by `duly.open_ledger("memory:")`."""
+
+    def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
+        super().__init__(clock, hot=hot)
+        self.disk = disk or Disk()
+
+    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+        committed = [w.execute(group, self._apply) for group in groups]
+        self._learn(groups, committed)
+        return committed
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        raise ProgramError("a memory ledger has no SQL; open sqlite:///… or postgresql://… for transactions")
+
+    # ── the verbs ────────────────────────────────────────────────────────────────────────────────
+
+    def _apply(self, write: w.Write) -> w.Result:
+        disk = self.disk
+        match write:
+            case w.Admit(message=message):
+                return self._admit(write, message)
+            case w.Recall(message=message, otherwise=otherwise, at=at):
+                verdict = self._known(message)
+                if verdict is None or verdict.word is Word.CONFLICT:
+                    verdict = verdict or otherwise
+                    self._refuse(message.scope, message.id, verdict, at)
+                return verdict
+            case w.Withdraw(key=key):
+                record = disk.messages.get(key)
+                if record is None or record.state.terminal:
+                    return False
+                self._forget(key)
+                return True
+            case w.Advance(key=key, to=to, at=at, answer=answer):
+                return self._advance(key, to, at, answer)
+            case w.Deliver(ref=ref):
+                if ref in disk.deliveries:
+                    return False
+                state = State.SENT if write.attempt else State.ACCEPTED
+                disk.deliveries[ref] = w.Delivery(
+                    ref, state, write.attempt, write.due, write.expires, write.worker
+                )
+                return True
+            case w.Take(ref=ref, attempt=attempt, worker=worker, due=due):
+                return self._touch(
+                    ref, attempt, state=State.SENT, attempt_=attempt + 1, worker=worker, due=due
+                )
+            case w.Renew(ref=ref, attempt=attempt, due=due):
+                return self._touch(ref, attempt, due=due)
+            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error):
+                return self._touch(ref, attempt, state=State.ACCEPTED, due=due, error=error, worker="")
+            case w.Finish(ref=ref, attempt=attempt, state=state, error=error):
+                return self._touch(ref, attempt, state=state, error=error, worker="")
+            case w.Claim():
+                return self._claim(write)
+            case w.Append(stream=stream, body=body, at=at, key=key):
+                n = disk.lasts.get(stream, 0) + 1
+                disk.lasts[stream] = n
+                disk.streams.setdefault(stream, []).append(Entry(n, body, at, key))
+                return n
+            case w.MoveCursor(stream=stream, reader=reader, n=n):
+                where = (stream, reader)
+                reached = max(disk.cursors.get(where, 0), min(n, disk.lasts.get(stream, 0)))
+                disk.cursors[where] = reached
+                return reached
+            case w.Raise(mark=mark, n=n, ms=ms):
+                old = disk.marks.get(mark)
+                if not w.is_later(n, ms, old):
+                    return False
+                disk.marks[mark] = (n, max(ms, old[1] if old else 0))
+                return True
+            case w.Refuse(scope=scope, id=id_, word=word, reason=reason, at=at):
+                disk.refusals.append(Refusal(scope, id_, word, reason, at))
+                del disk.refusals[:-REFUSALS_KEPT]
+                return None
+
+    def _admit(self, write: w.Admit, message: Message) -> Verdict:
+        verdict = self._known(message)
+        if verdict is None:
+            if write.until > self.disk.floor:
+                self.disk.messages[message.key] = Record(
+                    message, write.state, None, write.until, write.at, write.at
+                )
+                return FRESH
+            verdict = FORGOTTEN
+        if verdict.word is not Word.DUPLICATE:
+            self._refuse(message.scope, message.id, verdict, write.at)
+        return verdict
+
+    def _known(self, message: Message) -> Verdict | None:
+        record = self.disk.messages.get(message.key)
+        if record is None:
+            return None
+        if record.message.fingerprint != message.fingerprint:
+            return CONFLICT
+        return Verdict(Word.DUPLICATE, record.state, record.answer)
+
+    def _refuse(self, scope: str, id_: str, verdict: Verdict, at: int) -> None:
+        self._apply(w.Refuse(scope, id_, verdict.word.value, verdict.reason, at))
+
+    def _advance(self, key: bytes, to: State, at: int, answer: Answer | None) -> w.Moved:
+        record = self.disk.messages.get(key)
+        if record is None:
+            return w.Moved(False, None)
+        if record.state not in SOURCES[to]:
+            return w.Moved(False, record.state, record.answer)
+        self.disk.messages[key] = msgspec.structs.replace(record, state=to, answer=answer, moved_at=at)
+        return w.Moved(True, to, answer)
+
+    def _touch(self, ref: w.Ref, fence: int | None, *, attempt_: int | None = None, **change: Any) -> bool:
+        delivery = self.disk.deliveries.get(ref)
+        if delivery is None or delivery.state.terminal or fence not in (None, delivery.attempt):
+            return False
+        if attempt_ is not None:
+            change["attempt"] = attempt_
+        self.disk.deliveries[ref] = msgspec.structs.replace(delivery, **change)
+        return True
+
+    def _claim(self, claim: w.Claim) -> list[w.Delivery]:
+        due = [
+            d
+            for d in self.disk.deliveries.values()
+            if d.ref.channel == claim.channel and not d.state.terminal and d.due <= claim.now
+        ]
+        due.sort(key=lambda d: (d.due, d.ref.key, d.ref.recipient, d.ref.round))
+        taken: list[w.Delivery] = []
+        for d in due[: claim.limit]:
+            taken.append(
+                msgspec.structs.replace(
+                    d, state=State.SENT, attempt=d.attempt + 1, due=claim.due, worker=claim.worker
+                )
+            )
+            self.disk.deliveries[d.ref] = taken[-1]
+        return taken
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    async def find(self, key: bytes) -> Record | None:
+        return self.disk.messages.get(key)
+
+    async def open_deliveries(self, channel: str) -> list[w.Open]:
+        found = [
+            w.Open(self.disk.messages[d.ref.key].message, self.disk.messages[d.ref.key].state, d)
+            for d in self.disk.deliveries.values()
+            if d.ref.channel == channel and not d.state.terminal
+        ]
+        return sorted(found, key=lambda o: (self.disk.messages[o.message.key].accepted_at, o.message.key))
+
+    async def deliveries(self, key: bytes) -> list[w.Delivery]:
+        found = [d for d in self.disk.deliveries.values() if d.ref.key == key]
+        return sorted(found, key=lambda d: (d.ref.channel, d.ref.recipient, d.ref.round))
+
+    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[Entry]:
+        return [entry for entry in self.disk.streams.get(stream, ()) if entry.n > after][:limit]
+
+    async def extent(self, stream: str) -> Extent:
+        last = self.disk.lasts.get(stream, 0)
+        kept = self.disk.streams.get(stream)
+        return Extent(kept[0].n if kept else last + 1, last)
+
+    async def cursor(self, stream: str, reader: str) -> int:
+        return self.disk.cursors.get((stream, reader), 0)
+
+    async def marks(self) -> dict[str, tuple[int, int]]:
+        return dict(self.disk.marks)
+
+    async def refusals(self, limit: int = 100) -> list[Refusal]:
+        return self.disk.refusals[: -limit - 1 : -1]
+
+    async def size(self) -> Size:
+        return Size(len(self.disk.messages), len(self.disk.deliveries), 0)
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    async def prune(self, *, limit: int = 1_000) -> int:
+        now = self.clock.now()
+        self.disk.floor = max(self.disk.floor, now)
+        old = [k for k, r in self.disk.messages.items() if r.until <= now and r.state.terminal][:limit]
+        for key in old:
+            self._forget(key)
+        return len(old)
+
+    def _forget(self, key: bytes) -> None:
+        del self.disk.messages[key]
+        for ref in [ref for ref in self.disk.deliveries if ref.key == key]:
+            del self.disk.deliveries[ref]
+
+    async def trim(self, stream: str, through: int) -> None:
+        kept = self.disk.streams.get(stream)
+        if kept:
+            self.disk.streams[stream] = [entry for entry in kept if entry.n > through]
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,383 @@
+"""The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
+
+The laws. Callers gather (`duly.ledgers.gather`) and a flush is one transaction (`postgres_flush`), on a
+connection that nobody else can keep busy. A transaction that lost a race is done again. Results are given
+out after the server has flushed them, whatever its default is. When the server is away, callers hear it
+at once and nothing is half stored; when it is back, the same ledger goes on.
+Another hub may end a message, so whoever waits is served by looking: one query for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from itertools import islice
+from typing import Any, Final
+
+from duly.clock import Clock
+from duly.core import writes as w
+from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
+from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledgers import rows, sql
+from duly.ledgers.gather import Batch, Gather
+from duly.ledgers.postgres_flush import Again, flush
+
+try:
+    import asyncpg
+except ImportError as missing:
+    raise LedgerUnavailable(
+        "PostgreSQL needs a driver that is not installed: pip install duly[postgres]"
+    ) from missing
+
+SESSIONS: Final = 8
+"""Most transactions of callers at once; two more connections are for reading, one is for the flush."""
+ATTEMPTS: Final = 10
+POLL_SECONDS: Final = 0.025
+CONNECTING: Final[dict[str, Any]] = {
+    "timeout": 10,
+    "command_timeout": 60,
+    # A plan made for an empty table would be kept while it grows: each statement is planned for the
+    # tables as they are.
+    "server_settings": {
+        "application_name": "duly",
+        "synchronous_commit": "on",
+        "plan_cache_mode": "force_custom_plan",
+    },
+}
+
+
+class PostgresLedger(Ledger):
+    """Opened by `duly.open_ledger("postgresql://…")`."""
+
+    sole = False
+
+    def __init__(self, url: str, clock: Clock | None, *, hot: int) -> None:
+        super().__init__(clock, hot=hot)
+        self._url = url
+        self._gather = Gather(self._start, self._learn)
+        self._pool: Any = None
+        self._line: Any = None
+        self._sessions = asyncio.Semaphore(SESSIONS)
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._look_soon: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
+        ledger = cls(url, clock, hot=hot)
+        with _translated():
+            ledger._pool = await asyncpg.create_pool(url, min_size=1, max_size=SESSIONS + 2, **CONNECTING)
+        try:
+            with _translated():
+                await ledger._migrate()
+        except BaseException:
+            await ledger.close()
+            raise
+        return ledger
+
+    async def _migrate(self) -> None:
+        queries = sql.queries("postgres")
+        async with self._pool.acquire() as connection, connection.transaction(isolation="read_committed"):
+            await connection.execute(queries["migrating"])
+            if not await connection.fetchval(queries["has_schema"]):
+                await connection.execute(queries["create_schema"])
+            for migration in sql.pending("postgres", await connection.fetchval(queries["version"])):
+                await connection.execute(migration.sql)
+                await connection.execute(queries["migrated"], migration.number, migration.name)
+
+    async def close(self) -> None:
+        await self._gather.close()
+        self._closed = True
+        if self._look_soon is not None:
+            self._look_soon.cancel()
+        self._wake_all()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._line is not None:
+            line, self._line = self._line, None
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await line.close()
+        await self._pool.close()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────
+
+    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+        self._gather.not_within()
+        return await self._gather.add(Batch(groups))
+
+    def _start(self, batches: list[Batch]) -> None:
+        self._spawn(self._flush(batches))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _flush(self, batches: list[Batch]) -> None:
+        try:
+            await self._commit(batches)
+        except asyncio.CancelledError:
+            for batch in batches:
+                batch.error = Stopped(f"the program ended before the ledger had answered; {MAYBE}")
+            raise
+        finally:
+            self._gather.flushed(batches)
+
+    async def _commit(self, batches: list[Batch]) -> None:
+        try:
+            results = iter(await self._transact([group for batch in batches for group in batch.groups]))
+        except Exception as problem:
+            if len(batches) == 1 or isinstance(problem, LedgerError):
+                for batch in batches:
+                    batch.error = _as_duly(problem)
+                return
+            # One caller's trouble must not be everyone's: each gets a transaction of its own.
+            for batch in batches:
+                await self._commit([batch])
+        else:
+            for batch in batches:
+                batch.results = list(islice(results, len(batch.groups)))
+
+    async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
+        for _ in range(ATTEMPTS):
+            with _translated():
+                if self._line is None or self._line.is_closed():
+                    self._line = await asyncpg.connect(self._url, **CONNECTING)
+                transaction = self._line.transaction(isolation="read_committed")
+                try:
+                    await transaction.start()
+                    results = await flush(self._line, groups)
+                except (Again, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                    await transaction.rollback()
+                    continue
+                except BaseException:
+                    self._hang_up()
+                    raise
+            with _translated(committing=True):
+                try:
+                    await transaction.commit()
+                except BaseException:
+                    self._hang_up()
+                    raise
+            return results
+        raise LedgerUnavailable(OVERTAKEN)
+
+    def _hang_up(self) -> None:
+        """Whatever was open on the connection is rolled back by the server."""
+        if self._line is not None:
+            self._line.terminate()
+            self._line = None
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        with self._gather.within():
+            async with self._sessions, self._connection() as connection:
+                session = _Session(connection)
+                transaction = connection.transaction(isolation="read_committed")
+                with _translated():
+                    await transaction.start()
+                try:
+                    yield session
+                    session.check()
+                except BaseException:
+                    with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                        await transaction.rollback()
+                    raise
+                finally:
+                    session.over = True
+                with _translated(committing=True):
+                    await transaction.commit()
+        self._learn(session.groups, session.results)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        with _translated():
+            connection = await self._pool.acquire()
+        try:
+            yield connection
+        finally:
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._pool.release(connection)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self, name: str, *args: Any) -> list[Any]:
+        if self._closed:
+            raise Stopped("this ledger is closed")
+        with _translated():
+            found: list[Any] = await self._pool.fetch(sql.queries("postgres")[name], *args)
+        return found
+
+    async def find(self, key: bytes) -> Record | None:
+        found = await self._read("find", key)
+        return rows.record_of(found[0]) if found else None
+
+    async def open_deliveries(self, channel: str) -> list[w.Open]:
+        return [rows.open_of(row) for row in await self._read("open", channel)]
+
+    async def deliveries(self, key: bytes) -> list[w.Delivery]:
+        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
+
+    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[Entry]:
+        return [Entry(*row) for row in await self._read("entries", stream, after, limit)]
+
+    async def extent(self, stream: str) -> Extent:
+        ((first, last),) = await self._read("extent", stream)
+        last = last or 0
+        return Extent(first or last + 1, last)
+
+    async def cursor(self, stream: str, reader: str) -> int:
+        found = await self._read("cursor", stream, reader)
+        return int(found[0][0]) if found else 0
+
+    async def marks(self) -> dict[str, tuple[int, int]]:
+        return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+
+    async def refusals(self, limit: int = 100) -> list[Refusal]:
+        return [Refusal(*row) for row in await self._read("refusals", limit)]
+
+    async def size(self) -> Size:
+        return Size(*(await self._read("size"))[0])
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
+        with super().watch(key) as news:
+            self._schedule_look()
+            yield news
+
+    def _schedule_look(self) -> None:
+        if self._look_soon is None and self._waiters and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._look_soon = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._look()))
+
+    async def _look(self) -> None:
+        """Wake those whose message was ended by another hub."""
+        try:
+            with suppress(LedgerUnavailable, Stopped):
+                for (key,) in await self._read("settled", list(self._waiters)):
+                    self._wake(key)
+        finally:
+            self._look_soon = None
+            self._schedule_look()
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    async def prune(self, *, limit: int = 1_000) -> int:
+        now = self.clock.now()
+        queries = sql.queries("postgres")
+        async with self.transaction() as tx:
+            await tx.execute(queries["raise_floor"], now)
+            old = [key for (key,) in await tx.fetch(queries["prunable"], now, limit)]
+            await tx.execute(queries["forget_deliveries"], old)
+            await tx.execute(queries["forget"], old)
+        return len(old)
+
+    async def trim(self, stream: str, through: int) -> None:
+        async with self.transaction() as tx:
+            await tx.execute(sql.queries("postgres")["trim"], stream, through)
+
+
+class _Session:
+    """A caller's transaction. The first error ends it, whatever its caller does about it: PostgreSQL would
+    answer a COMMIT after it with a silent rollback."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._error: BaseException | None = None
+        self.over = False
+        self.groups: list[w.Group] = []
+        self.results: list[w.Results] = []
+
+    async def execute(self, statement: str, *args: Any) -> None:
+        await self.fetch(statement, *args)
+
+    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+        with self._watched():
+            found = await self._connection.fetch(statement, *args)
+        return [tuple(row) for row in found]
+
+    async def write(self, *writes: w.Write) -> w.Results:
+        with self._watched():
+            for _ in range(ATTEMPTS):
+                with suppress(Again):
+                    async with self._connection.transaction():  # a savepoint
+                        (results,) = await flush(self._connection, [writes])
+                    self.groups.append(writes)
+                    self.results.append(results)
+                    return results
+            raise LedgerUnavailable(
+                "other hubs were faster ten times in a row; nothing was stored. Try again"
+            )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        if self.over:
+            raise ProgramError("this transaction has ended; open a new one")
+        self.check()
+        try:
+            with _translated():
+                yield
+            if not self._connection.is_in_transaction():
+                raise ProgramError(
+                    "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+                )
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise ProgramError(
+                f"this transaction was rolled back when a statement failed ({self._error}); "
+                "nothing was stored"
+            ) from self._error
+
+
+OVERTAKEN: Final = f"other hubs were faster {ATTEMPTS} times in a row; nothing was stored. Try again"
+MAYBE: Final = "it may or may not be stored. Repeat it with the same ids: that is safe either way"
+
+
+@contextmanager
+def _translated(*, committing: bool = False) -> Iterator[None]:
+    """Turn what PostgreSQL and the network say into our errors: who can mend it, and what to do."""
+    stored = MAYBE if committing else "nothing was stored. Try again when it is back"
+    try:
+        yield
+    except asyncpg.ClientConfigurationError as error:
+        raise Malformed(f"this is not the address of a PostgreSQL database: {error}") from error
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise LedgerError(
+            f"PostgreSQL does not let us in ({error}); check the user, password and database"
+        ) from error
+    except asyncpg.InsufficientResourcesError as error:
+        raise LedgerUnavailable(
+            f"PostgreSQL has run out of room or connections ({error}); nothing was stored. "
+            "Free some, then try again"
+        ) from error
+    except (
+        OSError,
+        TimeoutError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.OperatorInterventionError,
+        asyncpg.ReadOnlySQLTransactionError,
+        asyncpg.InternalClientError,
+    ) as error:
+        raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error!r}); {stored}") from error
+    except asyncpg.InterfaceError as error:
+        if isinstance(error, ValueError):  # an argument that the driver cannot send
+            raise
+        raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error}); {stored}") from error
+
+
+def _as_duly(problem: Exception) -> DulyError:
+    if isinstance(problem, DulyError):
+        return problem
+    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
+    trouble.__cause__ = problem
+    return trouble

@@ -1,0 +1,131 @@
+-- name: admit
+-- Insert if absent; the number of changed rows says whether it was fresh.
+INSERT OR IGNORE INTO messages
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: known
+-- What a repeat needs to be told.
+SELECT fingerprint, state, answer FROM messages WHERE key = ?;
+
+-- name: find
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM messages WHERE key = ?;
+
+-- name: withdraw
+DELETE FROM messages WHERE key = ? AND state < 10;
+
+-- name: state
+SELECT state, answer FROM messages WHERE key = ?;
+
+-- name: advance
+-- Compare-and-set: the state must still be the one that was read.
+UPDATE messages SET state = ?, answer = ?, moved_at = ? WHERE key = ? AND state = ?;
+
+-- name: deliver
+INSERT OR IGNORE INTO deliveries
+    (key, channel, recipient, round, state, attempt, due, expires, worker, error)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '');
+
+-- name: take
+-- The next attempt, fenced by the number of the last.
+UPDATE deliveries SET state = 1, attempt = attempt + 1, worker = ?, due = ?
+WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
+
+-- name: renew
+UPDATE deliveries SET due = ?
+WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
+
+-- name: postpone
+UPDATE deliveries SET state = 0, due = ?, error = ?, worker = ''
+WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
+
+-- name: finish
+-- NULL for the attempt accepts the end of any.
+UPDATE deliveries SET state = ?, error = ?, worker = ''
+WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = coalesce(?, attempt) AND state < 10;
+
+-- name: due
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM deliveries
+WHERE channel = ? AND state < 10 AND due <= ? ORDER BY due, key, recipient, round LIMIT ?;
+
+-- name: deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM deliveries
+WHERE key = ? ORDER BY channel, recipient, round;
+
+-- name: open
+-- What a restart goes on with.
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM deliveries AS d JOIN messages AS m ON m.key = d.key
+WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key;
+
+-- name: drop_deliveries
+DELETE FROM deliveries WHERE key = ?;
+
+-- name: next_number
+INSERT INTO streams (stream, last) VALUES (?, 1)
+ON CONFLICT (stream) DO UPDATE SET last = last + 1 RETURNING last;
+
+-- name: append
+INSERT INTO entries (stream, n, body, at, key) VALUES (?, ?, ?, ?, ?);
+
+-- name: entries
+SELECT n, body, at, key FROM entries WHERE stream = ? AND n > ? ORDER BY n LIMIT ?;
+
+-- name: extent
+SELECT (SELECT min(n) FROM entries WHERE stream = ?1), (SELECT last FROM streams WHERE stream = ?1);
+
+-- name: trim
+DELETE FROM entries WHERE stream = ? AND n <= ?;
+
+-- name: move_cursor
+-- Forward only, and never past the end of the stream.
+INSERT INTO cursors (stream, reader, n)
+VALUES (?1, ?2, min(?3, coalesce((SELECT last FROM streams WHERE stream = ?1), 0)))
+ON CONFLICT (stream, reader) DO UPDATE SET n = max(n, excluded.n) RETURNING n;
+
+-- name: cursor
+SELECT n FROM cursors WHERE stream = ? AND reader = ?;
+
+-- name: raise
+-- A higher number, or a later time from a sender that counts anew; see duly.core.writes.is_later.
+INSERT INTO marks (mark, n, ms) VALUES (?, ?, ?)
+ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms)
+WHERE excluded.n > n OR excluded.ms > ms;
+
+-- name: marks
+SELECT mark, n, ms FROM marks ORDER BY ms DESC LIMIT 100000;
+
+-- name: refuse
+INSERT INTO refusals (scope, id, word, reason, at) VALUES (?, ?, ?, ?, ?);
+
+-- name: forget_refusals
+DELETE FROM refusals WHERE n <= (SELECT max(n) FROM refusals) - ?;
+
+-- name: refusals
+SELECT scope, id, word, reason, at FROM refusals ORDER BY n DESC LIMIT ?;
+
+-- name: floor
+SELECT until FROM floor;
+
+-- name: raise_floor
+UPDATE floor SET until = max(until, ?);
+
+-- name: forget_deliveries
+-- Of the same messages as the next statement forgets.
+DELETE FROM deliveries WHERE key IN (
+    SELECT key FROM messages
+    WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?
+);
+
+-- name: forget
+DELETE FROM messages WHERE key IN (
+    SELECT key FROM messages
+    WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?
+)
+RETURNING 1;
+
+-- name: size
+SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
+       (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size());

@@ -1,0 +1,468 @@
+"""The embedded ledger: one SQLite file, through apsw (its wheel carries a current SQLite; Debian's own
+3.40 can corrupt a WAL with two writers).
+
+The laws. One writer thread is the only one that writes and checkpoints, and `duly.ledgers.gather` keeps it
+fed with what has come together meanwhile. `synchronous=FULL`: results are given out after the WAL is on
+the disk. One process writes a file, held by a lock that dies with it; any number may read. A file that is
+not a sound ledger of ours is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, cast
+
+import apsw
+
+from duly.clock import Clock
+from duly.core import writes as w
+from duly.errors import (
+    DulyError,
+    LedgerDamaged,
+    LedgerError,
+    LedgerInUse,
+    LedgerUnavailable,
+    ProgramError,
+    Stopped,
+)
+from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledgers import rows, sql
+from duly.ledgers.gather import Batch, Gather
+from duly.ledgers.sqlite_verbs import Verbs
+
+APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
+CHECKED_SIZE: Final = 64 * 1024 * 1024
+"""Files up to this size are read through when they are opened; larger ones are checked as they are used."""
+CHECKPOINT_PAGES: Final = 2_000
+BUSY_MS: Final = 10_000
+"""How long to wait for another program that looks into the file and locks it for a moment."""
+
+
+class SqliteLedger(Ledger):
+    """Opened by `duly.open_ledger("sqlite:///app.db")`, or with `?mode=ro` to look into a running one."""
+
+    def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
+        super().__init__(clock, hot=hot)
+        self.path = path
+        self._readonly = readonly
+        self._lock: int | None = None
+        self._writer: _Writer | None = None
+        self._gather = Gather(self._start, self._learn)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="duly-read")
+        self._db: apsw.Connection | None = None
+
+    @classmethod
+    async def open(
+        cls, path: Path, clock: Clock | None = None, *, hot: int = HOT_IDS, readonly: bool = False
+    ) -> SqliteLedger:
+        ledger = cls(path, clock, hot=hot, readonly=readonly)
+        opening = asyncio.get_running_loop().run_in_executor(ledger._reader, ledger._open)
+        try:
+            await asyncio.shield(opening)
+        except BaseException:
+            await asyncio.wait([opening])  # cancelled: the thread goes on until it has opened
+            await ledger.close()
+            raise
+        return ledger
+
+    def _open(self) -> None:
+        if not self.path.parent.is_dir():
+            raise LedgerUnavailable(f"there is no folder {self.path.parent}; create it first")
+        if self._readonly and not self.path.exists():
+            raise LedgerUnavailable(
+                f"there is no ledger at {self.path}; check the path, or open it without mode=ro"
+            )
+        with _translated(self.path):
+            if not self._readonly:
+                self._lock = _lock(self.path)
+            if self.path.exists() and self.path.stat().st_size:
+                _inspect(self.path)
+            if not self._readonly:
+                self._writer = _Writer(self.path)
+            self._db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+            self._db.set_busy_timeout(BUSY_MS)
+
+    async def close(self) -> None:
+        await self._gather.close()
+        loop = asyncio.get_running_loop()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await loop.run_in_executor(self._reader, writer.close)
+        if self._db is not None:
+            db, self._db = self._db, None
+            await loop.run_in_executor(self._reader, db.close)
+        self._reader.shutdown(wait=False)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._wake_all()
+
+    # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
+
+    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+        self._check_writable()
+        self._gather.not_within()
+        return await self._gather.add(Batch(groups))
+
+    def _start(self, batches: list[Batch]) -> None:
+        cast("_Writer", self._writer).put(batches, self._gather)
+
+    def _check_writable(self) -> None:
+        if self._readonly:
+            raise ProgramError("this ledger was opened with mode=ro; open it without to write")
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        self._check_writable()
+        with self._gather.within():
+            session = _Session()
+            through = self._gather.add(session)
+            through.add_done_callback(_noticed)
+            try:
+                await session.begun
+                yield session
+                session.end("commit")
+                await asyncio.shield(through)
+            finally:
+                session.end("rollback")  # of no effect after a commit
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
+        statement = sql.queries("sqlite")[name]
+
+        def run() -> list[tuple[Any, ...]]:
+            if self._db is None:
+                raise Stopped("this ledger is closed")
+            with _translated(self.path):
+                return self._db.execute(statement, args).fetchall()
+
+        return await asyncio.get_running_loop().run_in_executor(self._reader, run)
+
+    async def find(self, key: bytes) -> Record | None:
+        found = await self._read("find", key)
+        return rows.record_of(found[0]) if found else None
+
+    async def open_deliveries(self, channel: str) -> list[w.Open]:
+        return [rows.open_of(row) for row in await self._read("open", channel)]
+
+    async def deliveries(self, key: bytes) -> list[w.Delivery]:
+        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
+
+    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[Entry]:
+        return [Entry(*row) for row in await self._read("entries", stream, after, limit)]
+
+    async def extent(self, stream: str) -> Extent:
+        ((first, last),) = await self._read("extent", stream)
+        last = last or 0
+        return Extent(first or last + 1, last)
+
+    async def cursor(self, stream: str, reader: str) -> int:
+        found = await self._read("cursor", stream, reader)
+        return int(found[0][0]) if found else 0
+
+    async def marks(self) -> dict[str, tuple[int, int]]:
+        return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+
+    async def refusals(self, limit: int = 100) -> list[Refusal]:
+        return [Refusal(*row) for row in await self._read("refusals", limit)]
+
+    async def size(self) -> Size:
+        return Size(*(await self._read("size"))[0])
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    async def prune(self, *, limit: int = 1_000) -> int:
+        now = self.clock.now()
+        queries = sql.queries("sqlite")
+        async with self.transaction() as tx:
+            await tx.execute(queries["raise_floor"], now)
+            await tx.execute(queries["forget_deliveries"], now, limit)
+            forgotten = await tx.fetch(queries["forget"], now, limit)
+        return len(forgotten)
+
+    async def trim(self, stream: str, through: int) -> None:
+        async with self.transaction() as tx:
+            await tx.execute(sql.queries("sqlite")["trim"], stream, through)
+
+
+class _Session(Batch):
+    """A transaction driven from the event loop: each call is carried out by the writer thread, which has
+    no ears for anyone else until it ends. The first error ends it, whatever its caller does about it."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._loop = asyncio.get_running_loop()
+        self._over = False
+        self.begun: asyncio.Future[None] = self._loop.create_future()
+        self.calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
+
+    async def execute(self, statement: str, *args: Any) -> None:
+        await self._call("fetch", statement, args)
+
+    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+        return cast("list[tuple[Any, ...]]", await self._call("fetch", statement, args))
+
+    async def write(self, *writes: w.Write) -> w.Results:
+        return cast("w.Results", await self._call("write", writes))
+
+    async def _call(self, verb: str, *args: Any) -> Any:
+        if self._over:
+            raise ProgramError("this transaction has ended; open a new one")
+        future = self._loop.create_future()
+        self.calls.put((verb, args, future))
+        return await future
+
+    def end(self, how: str) -> None:
+        if not self._over:
+            self._over = True
+            self.calls.put((how, (), None))
+
+    def settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        """Called by the thread: give a call its result."""
+
+        def give() -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        with suppress(RuntimeError):  # the loop is gone: nobody is left to tell
+            self._loop.call_soon_threadsafe(give)
+
+
+class _Writer:
+    """The writer thread and its connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: SimpleQueue[tuple[list[Batch], Gather] | None] = SimpleQueue()
+        self._wal_pages = 0
+        self._db = db = apsw.Connection(str(path))
+        try:
+            db.set_busy_timeout(BUSY_MS)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA cache_size = -65536")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            self._migrate()
+            self._verbs = Verbs(db)
+        except BaseException:
+            db.close()
+            raise
+        db.set_wal_hook(self._note_wal)
+        self._thread = threading.Thread(target=self._run, name="duly-write", daemon=True)
+        self._thread.start()
+
+    def _migrate(self) -> None:
+        db = self._db
+        for migration in sql.pending("sqlite", int(db.pragma("user_version"))):
+            with db:
+                db.execute(migration.sql)
+                db.pragma("user_version", migration.number)
+                db.pragma("application_id", APPLICATION_ID)
+
+    def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def put(self, batches: list[Batch], gather: Gather) -> None:
+        self._queue.put((batches, gather))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        with suppress(apsw.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._db.close()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            batches, gather = job
+            if isinstance(batches[0], _Session):
+                self._converse(batches[0])
+            else:
+                self._commit(batches)
+            # The loop may be gone at interpreter exit; what was committed stays committed.
+            with suppress(RuntimeError):
+                batches[0].future.get_loop().call_soon_threadsafe(gather.flushed, batches)
+            if self._wal_pages > CHECKPOINT_PAGES:
+                with suppress(apsw.Error):  # somebody reads: the next one will do
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._wal_pages = 0
+
+    def _commit(self, batches: list[Batch]) -> None:
+        db, apply = self._db, self._verbs.apply
+        try:
+            with _translated(self._path):
+                db.execute("BEGIN IMMEDIATE")
+                for batch in batches:
+                    batch.results = [w.execute(group, apply) for group in batch.groups]
+                db.execute("COMMIT")
+        except Exception as problem:
+            self._roll_back()
+            if len(batches) == 1 or isinstance(problem, LedgerError):
+                for batch in batches:
+                    batch.error = _as_duly(problem)
+                return
+            # One caller's trouble must not be everyone's: each gets a transaction of its own.
+            for batch in batches:
+                self._commit([batch])
+
+    def _roll_back(self) -> None:
+        with suppress(apsw.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _converse(self, session: _Session) -> None:
+        groups: list[w.Group] = []
+        try:
+            with _translated(self._path):
+                self._db.execute("BEGIN IMMEDIATE")
+        except Exception as problem:
+            session.error = problem
+        session.settle(session.begun, None, session.error)
+        while True:
+            verb, args, future = session.calls.get()
+            result: Any = None
+            error: Exception | None = None
+            try:
+                if session.error is not None and verb != "rollback":
+                    raise ProgramError(
+                        f"this transaction was rolled back when a statement failed ({session.error}); "
+                        "nothing was stored"
+                    ) from session.error
+                with _translated(self._path):
+                    match verb:
+                        case "fetch":
+                            result = self._db.execute(args[0], args[1]).fetchall()
+                        case "write":
+                            result = w.execute(args[0], self._verbs.apply)
+                            groups.append(args[0])
+                            session.results.append(result)
+                        case "commit":
+                            floor = self._verbs.read_floor()
+                            self._db.execute("COMMIT")
+                            self._verbs.floor = floor
+                            session.groups = groups
+                            return
+                        case _:
+                            self._roll_back()
+                            session.results = []
+                            return
+                if not self._db.in_transaction:
+                    raise ProgramError(
+                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+                    )
+            except Exception as problem:
+                self._roll_back()
+                session.error = error = problem
+            if future is None:
+                return
+            session.settle(future, result, error)
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    """Whoever left a session by an error has seen it; asyncio need not complain that nobody did."""
+    if not future.cancelled():
+        future.exception()
+
+
+# ── opening ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lock(path: Path) -> int:
+    """Hold the file for this process; the operating system lets go when we die, however we die."""
+    place = path.with_name(path.name + ".lock")
+    fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise LedgerInUse(
+            f"{path} is being written by another process (pid {owner}); stop that one, send through it, "
+            "open the ledger with ?mode=ro to read, or use postgresql:// to share a ledger"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd
+
+
+def _inspect(path: Path) -> None:
+    """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
+    with path.open("rb") as file:
+        if file.read(16) != b"SQLite format 3\0":
+            raise LedgerDamaged(
+                f"{path} is not a ledger: it does not start like a SQLite file. It was not touched"
+            )
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        db.set_busy_timeout(BUSY_MS)
+        if path.stat().st_size <= CHECKED_SIZE:
+            found = db.execute("PRAGMA quick_check(1)").fetchall()
+            if found != [("ok",)]:
+                raise LedgerDamaged(
+                    f"{path} is damaged ({found[0][0]}). It was not touched; restore a backup"
+                )
+        empty = not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        if not empty and db.pragma("application_id") != APPLICATION_ID:
+            raise LedgerError(f"{path} is somebody else's database, not a duly ledger; choose another file")
+        sql.pending("sqlite", int(db.pragma("user_version")))
+    finally:
+        db.close()
+
+
+class _translated:  # noqa: N801 - reads as a word
+    """Turn what SQLite says into our errors: who can mend it, and what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case None:
+                pass
+            case apsw.CorruptError() | apsw.NotADBError():
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.FullError():
+                raise LedgerUnavailable(
+                    f"the disk of {self._path} is full; nothing was stored. Free some room, then try again"
+                ) from error
+            case (
+                apsw.IOError()
+                | apsw.CantOpenError()
+                | apsw.ReadOnlyError()
+                | apsw.BusyError()
+                | apsw.LockedError()
+                | OSError()
+            ):
+                raise LedgerUnavailable(
+                    f"{self._path} cannot be used now ({error}); nothing was stored"
+                ) from error
+
+
+def _as_duly(problem: Exception) -> DulyError:
+    if isinstance(problem, DulyError):
+        return problem
+    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
+    trouble.__cause__ = problem
+    return trouble

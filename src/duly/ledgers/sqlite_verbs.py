@@ -1,0 +1,142 @@
+"""The verbs of the ledger in SQLite: one write, one or two statements.
+
+The law: a verb means what it means in `duly.ledgers.memory`; the writer thread calls it within a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from duly.core import writes as w
+from duly.core.lifecycle import SOURCES, State
+from duly.core.messages import FORGOTTEN, FRESH, Message, Verdict, Word, pack_answer
+from duly.ledger import REFUSALS_KEPT
+from duly.ledgers import rows, sql
+
+
+class Verbs:
+    """Carries writes out on one connection."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._sql = sql.queries("sqlite")
+        self._admission = self._sql["admit"]
+        self._verbs: dict[type[w.Write], Callable[[Any], w.Result]] = {
+            w.Admit: self._admit,
+            w.Recall: self._recall,
+            w.Withdraw: self._withdraw,
+            w.Advance: self._advance,
+            w.Deliver: self._deliver,
+            w.Take: self._take,
+            w.Claim: self._claim,
+            w.Renew: self._renew,
+            w.Postpone: self._postpone,
+            w.Finish: self._finish,
+            w.Append: self._append,
+            w.MoveCursor: self._move_cursor,
+            w.Raise: self._raise,
+            w.Refuse: self._refuse,
+        }
+        self.floor = self.read_floor()
+
+    def read_floor(self) -> int:
+        """The floor as this transaction sees it."""
+        return int(self._fetch("floor")[0][0])
+
+    def apply(self, write: w.Write) -> w.Result:
+        return self._verbs[type(write)](write)
+
+    def _fetch(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
+        return self._db.execute(self._sql[name], args).fetchall()
+
+    def _changed(self, name: str, *args: Any) -> bool:
+        self._db.execute(self._sql[name], args)
+        return self._db.changes() > 0
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, write: w.Admit) -> Verdict:
+        if write.until > self.floor:
+            self._db.execute(self._admission, rows.admission_row(write))
+            if self._db.changes():
+                return FRESH
+        verdict = self._known(write.message) or FORGOTTEN
+        if verdict.word is not Word.DUPLICATE:
+            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+        return verdict
+
+    def _recall(self, write: w.Recall) -> Verdict:
+        verdict = self._known(write.message) or write.otherwise
+        if verdict.word is not Word.DUPLICATE:
+            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+        return verdict
+
+    def _known(self, message: Message) -> Verdict | None:
+        found = self._fetch("known", message.key)
+        return rows.verdict_of(message, found[0]) if found else None
+
+    def _withdraw(self, write: w.Withdraw) -> bool:
+        gone = self._changed("withdraw", write.key)
+        if gone:
+            self._changed("drop_deliveries", write.key)
+        return gone
+
+    def _advance(self, write: w.Advance) -> w.Moved:
+        found = self._fetch("state", write.key)
+        if not found:
+            return w.Moved(False, None)
+        state = State(found[0][0])
+        if state not in SOURCES[write.to]:
+            return w.Moved(False, state, rows.answer_of(found[0][1]))
+        packed = None if write.answer is None else pack_answer(write.answer)
+        self._changed("advance", int(write.to), packed, write.at, write.key, int(state))
+        return w.Moved(True, write.to, write.answer)
+
+    # ── deliveries ───────────────────────────────────────────────────────────────────────────────
+
+    def _deliver(self, write: w.Deliver) -> bool:
+        return self._changed("deliver", *rows.delivery_row(write))
+
+    def _take(self, write: w.Take) -> bool:
+        return self._changed("take", write.worker, write.due, *rows.names(write.ref), write.attempt)
+
+    def _renew(self, write: w.Renew) -> bool:
+        return self._changed("renew", write.due, *rows.names(write.ref), write.attempt)
+
+    def _postpone(self, write: w.Postpone) -> bool:
+        error = rows.plain(write.error)
+        return self._changed("postpone", write.due, error, *rows.names(write.ref), write.attempt)
+
+    def _finish(self, write: w.Finish) -> bool:
+        error = rows.plain(write.error)
+        return self._changed("finish", int(write.state), error, *rows.names(write.ref), write.attempt)
+
+    def _claim(self, write: w.Claim) -> list[w.Delivery]:
+        taken: list[w.Delivery] = []
+        for row in self._fetch("due", write.channel, write.now, write.limit):
+            d = rows.delivery_of(row)
+            self._take(w.Take(d.ref, d.attempt, write.worker, write.due))
+            taken.append(
+                w.Delivery(d.ref, State.SENT, d.attempt + 1, write.due, d.expires, write.worker, d.error)
+            )
+        return taken
+
+    # ── streams, cursors, marks, refusals ────────────────────────────────────────────────────────
+
+    def _append(self, write: w.Append) -> int:
+        n = int(self._fetch("next_number", write.stream)[0][0])
+        self._changed("append", write.stream, n, write.body, write.at, write.key)
+        return n
+
+    def _move_cursor(self, write: w.MoveCursor) -> int:
+        return int(self._fetch("move_cursor", write.stream, write.reader, write.n)[0][0])
+
+    def _raise(self, write: w.Raise) -> bool:
+        return self._changed("raise", write.mark, write.n, write.ms)
+
+    def _refuse(self, write: w.Refuse) -> None:
+        self._changed("refuse", *rows.refusal_row(write))
+        self._changed("forget_refusals", REFUSALS_KEPT)

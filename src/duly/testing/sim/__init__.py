@@ -1,0 +1,16 @@
+"""Simulation: whole worlds of senders, a hub and receivers, in virtual time, from one seed.
+
+plan.py      what a seed means: how many, how bad
+network.py   drops, repeats, delays, cuts
+disk.py      a ledger whose process may die around every commit
+nodes.py     the production machines and engine, with a wire between them
+world.py     one run: faults, then calm, then replays of old frames; and its log
+checkers.py  what must hold, seen from outside
+runner.py    many seeds, shrinking, the report
+"""
+
+from __future__ import annotations
+
+from duly.testing.sim.runner import Report, Violation, run_seed, run_seeds
+
+__all__ = ["Report", "Violation", "run_seed", "run_seeds"]

@@ -1,0 +1,240 @@
+"""What must hold, judged from outside: by what devices did, what senders were told, what was committed.
+
+Each checker yields sentences; a sentence is a violation. They know nothing of machines or engines, so a
+bug there cannot hide itself here. The promises they stand for are in brackets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from duly.core import writes as w
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State, can_move
+from duly.core.messages import Message, Mode, Verdict, Word
+from duly.core.outbox import Outbox
+from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE
+from duly.testing.sim.world import Wanted, World
+
+Finding: TypeAlias = tuple[str, bytes]
+"""A sentence, and the key of the message it is about (empty: of none)."""
+
+
+def once(world: World) -> Iterator[Finding]:
+    """[P2, P3] No effect happens more often than its kind allows."""
+    seen: dict[bytes, int] = {}
+    for effect in world.log.effects:
+        key = effect.message.key
+        before = seen.get(key)
+        if before is not None and effect.message.kind == ONCE:
+            yield "took effect twice, though at most once was declared", key
+        if before is not None and effect.message.kind == AGAIN and before == effect.incarnation:
+            yield "took effect twice without a crash in between", key
+        seen[key] = effect.incarnation
+    for key, count in Counter(_ledger_effects(world)).items():
+        if count > 1:
+            yield f"its effect was committed {count} times", key
+
+
+def wanted(world: World) -> Iterator[Finding]:
+    """[P2] Only what somebody wanted takes effect, and only where it was wanted."""
+    for effect in world.log.effects:
+        want = world.log.wanted.get(effect.message.key)
+        if want is None or effect.message.body != want.message.body:
+            yield "took effect, but nobody wanted that", effect.message.key
+        elif want.message.recipient != effect.receiver:
+            yield f"took effect at {effect.receiver}, not at {want.message.recipient}", effect.message.key
+
+
+def stored(world: World) -> Iterator[Finding]:
+    """[P1] What a node has said it stored is on its disk, whatever happened since."""
+    for name, promised in world.log.promised.items():
+        disk = world.settled_disks[name]
+        for key in promised:
+            if key not in disk.messages and key in world.log.wanted:
+                yield f"{name} said it was stored, and it is gone", key
+
+
+def admitted_once(world: World) -> Iterator[Finding]:
+    """[P2] A ledger admits an id once in its life, also after it was forgotten; and refuses out loud."""
+    alive: dict[tuple[str, bytes], bool] = {}
+    for name, write, result in world.log.commits:
+        match write, result:
+            case w.Admit(message=message), Verdict(word=Word.FRESH):
+                where = (name, message.key)
+                epoch_wiped = name in {k[0] for k in alive} and world.epochs[name] and where in alive
+                if alive.get(where) and not epoch_wiped:
+                    yield f"{name} admitted it a second time", message.key
+                alive[where] = True
+            case w.Withdraw(key=key), True:
+                alive[name, key] = False
+
+
+def forward(world: World) -> Iterator[Finding]:
+    """[P5] States move along the table and ends stand."""
+    states: dict[tuple[str, bytes], State] = {}
+    for name, write, result in world.log.commits:
+        match write, result:
+            case w.Admit(message=message, state=state), Verdict(word=Word.FRESH):
+                states[name, message.key] = state
+            case w.Advance(key=key, to=to), w.Moved(moved=True):
+                before = states.get((name, key))
+                if before is not None and not can_move(before, to):
+                    yield f"{name} moved it from {before.word} to {to.word}", key
+                states[name, key] = to
+
+
+def ordered(world: World) -> Iterator[Finding]:
+    """[P4] Per lane and sender, effects happen in the sender's order."""
+    marks: dict[tuple[str, str, str, int], int] = {}
+    counted: set[bytes] = set()
+    for receiver, message in _effects_in_order(world):
+        want = world.log.wanted.get(message.key)
+        order = message.order
+        if want is None or order is None or message.key in counted:
+            continue
+        counted.add(message.key)
+        lane = (receiver, order.key, message.scope, want.epoch)
+        if want.n < marks.get(lane, -1):
+            yield f"number {want.n} took effect after number {marks[lane]}", message.key
+        marks[lane] = max(marks.get(lane, -1), want.n)
+
+
+def settled(world: World) -> Iterator[Finding]:
+    """[P5] After the calm everything has ended, everywhere, and its sender was told."""
+    for name, disk in world.settled_disks.items():
+        for key, record in disk.messages.items():
+            if not record.state.terminal and key in world.log.wanted:
+                yield f"{name} still has it as {record.state.word}", key
+            elif (
+                name.startswith("app") and key not in world.log.outcomes and not _died_after(world, name, key)
+            ):
+                yield "its sender was never told how it ended", key
+        for ref, delivery in disk.deliveries.items():
+            if not delivery.state.terminal:
+                yield f"{name} still has an open delivery of it", ref.key
+    for name, node in world.nodes.items():
+        machine = node.engine._machine
+        left = machine.live + machine.lanes.waiting if isinstance(machine, Inbox) else 0
+        left += len(machine.outbox) if isinstance(machine, Inbox) else 0
+        left += len(machine) if isinstance(machine, Outbox) else 0
+        if left:
+            yield f"{name} still holds {left} messages in memory", b""
+
+
+def honest(world: World) -> Iterator[Finding]:
+    """[P2, P5] One outcome: what the sender was told is what the hub has stored, and it is the truth."""
+    happened = {effect.message.key for effect in world.log.effects} | set(_ledger_effects(world))
+    hub = world.settled_disks["hub"]
+    for key, told in world.log.outcomes.items():
+        final, answer = told[-1]
+        for (before, _), (after, _) in pairwise(told):
+            if before is not State.UNKNOWN or after not in (State.DONE, State.FAILED):
+                yield f"its sender was told {before.word}, then {after.word}", key
+        if final is State.DONE and key not in happened:
+            yield "its sender was told it is done, and nothing happened", key
+        silent = final in (State.FAILED, State.EXPIRED, State.SUPERSEDED, State.CANCELLED)
+        kind = world.log.wanted[key].message.kind
+        if silent and key in happened and kind in (ONCE, LEDGER):
+            yield f"its sender was told {final.word}, and it happened", key
+        record = hub.messages.get(key)
+        if record is not None and final is not State.UNKNOWN and record.state is not final:
+            yield f"its sender was told {final.word}, the hub has {record.state.word}", key
+        if final is State.DONE and answer.data != world.log.wanted[key].message.body:
+            yield "its sender was told another answer than the handler gave", key
+
+
+def informed(world: World) -> Iterator[Finding]:
+    """[P5] `unknown` is the last resort: never where the hub knows the end and could have been asked."""
+    hub = world.settled_disks["hub"]
+    for key, told in world.log.outcomes.items():
+        record = hub.messages.get(key)
+        states = [state for state, _ in told]
+        if states == [State.UNKNOWN] and record is not None and record.state is State.DONE:
+            want = world.log.wanted[key].message
+            through_the_hub = any(
+                name == "hub"
+                and isinstance(write, w.Advance)
+                and write.key == key
+                and write.to is State.UNKNOWN
+                for name, write, _ in world.log.commits
+            )
+            if not through_the_hub and not want.expires:
+                yield "its sender gave up, though the hub knew that it is done", key
+
+
+def explained(world: World) -> Iterator[Finding]:
+    """[P5] Every refusal is recorded with its reason; nothing is superseded without a later one."""
+    recorded = {
+        (name, refusal.scope, refusal.id, refusal.word)
+        for name, node in world.nodes.items()
+        for refusal in node.disk.refusals
+    }
+    for name, message, verdict in world.log.replies:
+        if verdict.word not in (Word.FRESH, Word.DUPLICATE) and not verdict.retry:
+            if (name, message.scope, message.id, verdict.word.value) not in recorded:
+                yield f"{name} refused it as {verdict.word.value} and did not record why", message.key
+            if not verdict.reason:
+                yield f"{name} refused it without a reason", message.key
+    for key, told in world.log.outcomes.items():
+        want = world.log.wanted[key]
+        if told[-1][0] is State.SUPERSEDED and not any(
+            _may_supersede(other, want) for other in world.log.wanted.values()
+        ):
+            yield "was superseded, though nothing came that could", key
+
+
+def quiet(world: World) -> Iterator[Finding]:
+    """Where nothing goes wrong, everything is simply done (or overtaken, where only the latest counts)."""
+    if world.plan.seed % 8:
+        return
+    for key, want in world.log.wanted.items():
+        told = world.log.outcomes.get(key)
+        latest = want.message.order is not None and want.message.order.mode is Mode.LATEST
+        allowed = (State.DONE, State.SUPERSEDED) if latest else (State.DONE,)
+        if told is None or told[-1][0] not in allowed:
+            yield f"nothing went wrong, and yet it is {told[-1][0].word if told else 'open'}", key
+
+
+CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+    once, wanted, stored, admitted_once, forward, ordered, settled, honest, informed, explained, quiet,
+)  # fmt: skip
+
+
+def _ledger_effects(world: World) -> list[bytes]:
+    return [entry.key for node in world.nodes.values() for entry in node.disk.streams.get("effects", ())]
+
+
+def _effects_in_order(world: World) -> Iterator[tuple[str, Message]]:
+    """All effects, outside and committed, in the order they happened."""
+    outside = [(effect.at, effect.receiver, effect.message.key) for effect in world.log.effects]
+    inside = [(at, who, key) for at, who, what, key in world.log.lines if what == "EFFECT committed"]
+    for _, who, key in sorted(outside + inside, key=lambda item: item[0]):
+        want = world.log.wanted.get(key)
+        if want is not None:
+            yield who, want.message
+
+
+def _died_after(world: World, name: str, key: bytes) -> bool:
+    """Whether the sender died after the end was stored: then it reads it in its own ledger."""
+    ended = [
+        at for at, who, what, about in world.log.lines
+        if who == name and about == key and what.startswith("commits ") and State[what[8:].upper()].terminal
+    ]  # fmt: skip
+    return bool(ended) and any(
+        who == name and what == "dies" and at >= ended[0] for at, who, what, _ in world.log.lines
+    )
+
+
+def _may_supersede(other: Wanted, want: Wanted) -> bool:
+    """Something later of the same sender; where only the latest counts, anything else in the lane."""
+    if want.message.order is None or other.message.order is None or other is want:
+        return False
+    if (other.message.recipient, other.message.order.key) != (want.message.recipient, want.message.order.key):
+        return False
+    if other.message.scope == want.message.scope:
+        return (other.epoch, other.n) > (want.epoch, want.n)
+    return want.message.order.mode is Mode.LATEST

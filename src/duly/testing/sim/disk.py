@@ -1,0 +1,53 @@
+"""A memory ledger with the manners of a disk: commits take time, the process may die just before or just
+after one, and once dead it writes no more. What is on the `Disk` is what the next process finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from duly.clock import Clock
+from duly.core import writes as w
+from duly.errors import LedgerUnavailable
+from duly.ledgers.memory import Disk, MemoryLedger
+
+
+class SimLedger(MemoryLedger):
+    """`fault(moment)` is asked before and after every commit: 'crash', 'fail' or ''."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        disk: Disk,
+        worker: str,
+        fault: Callable[[str], str],
+        crash: Callable[[], None],
+        watch: Callable[[Disk, w.Write, w.Result], None],
+    ) -> None:
+        super().__init__(clock, disk=disk, hot=64)
+        self.worker = worker
+        self._fault = fault
+        self._crash = crash
+        self._watch = watch
+        self.dead = False
+
+    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+        await asyncio.sleep(0.0005)
+        await self._moment("before")
+        committed = await super().commit(groups)
+        for group, results in zip(groups, committed, strict=True):
+            for write, result in w.pair(group, results):
+                self._watch(self.disk, write, result)
+        await asyncio.sleep(0.0005)
+        await self._moment("after")
+        return committed
+
+    async def _moment(self, moment: str) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+        match self._fault(moment):
+            case "crash":
+                self._crash()
+                raise asyncio.CancelledError
+            case "fail":
+                raise LedgerUnavailable(f"the disk failed {moment} the commit")

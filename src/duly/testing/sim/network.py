@@ -1,0 +1,70 @@
+"""A network that drops, repeats, delays and so reorders, and whose links are cut and mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict
+
+
+class Command(Struct, frozen=True):
+    message: Message
+
+
+class Accept(Struct, frozen=True):
+    message: Message
+    verdict: Verdict
+
+
+class Outcome(Struct, frozen=True):
+    key: bytes
+    state: State
+    answer: Answer
+
+
+Packet: TypeAlias = Command | Accept | Outcome
+
+
+class Network:
+    def __init__(self, rng: Random, *, drop: float, repeat: float, slow: float) -> None:
+        self._rng = rng
+        self.drop = drop
+        self.repeat = repeat
+        self.slow = slow
+        self.cut: set[tuple[str, str]] = set()
+        self.faults = 0
+        self.captured: list[tuple[str, str, Packet]] = []
+        self.deliver: Callable[[str, str, Packet], None] = lambda source, target, packet: None
+
+    def send(self, source: str, target: str, packet: Packet) -> None:
+        if isinstance(packet, Command):
+            self.captured.append((source, target, packet))
+        if (source, target) in self.cut or self._rng.random() < self.drop:
+            self.faults += 1
+            return
+        self._carry(source, target, packet)
+        if self._rng.random() < self.repeat:
+            self.faults += 1
+            self._carry(source, target, packet)
+
+    def _carry(self, source: str, target: str, packet: Packet) -> None:
+        delay = 0.001 + self._rng.random() * self.slow
+        asyncio.get_running_loop().call_later(delay, self.deliver, source, target, packet)
+
+    def sever(self, a: str, b: str) -> None:
+        self.faults += 1
+        self.cut |= {(a, b), (b, a)}
+
+    def mend(self, a: str, b: str) -> None:
+        self.cut -= {(a, b), (b, a)}
+
+    def heal(self) -> None:
+        self.cut.clear()
+        self.drop = self.repeat = 0.0
+        self.slow = min(self.slow, 0.05)

@@ -1,0 +1,254 @@
+"""The processes of a world. Machines, engine and ledger are the production code; here is only the wire
+between them, and dying and coming back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from duly.core.horizon import Horizon
+from duly.core.ids import SeqId, SeqIds
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, names_in
+from duly.core.order import LanePolicy
+from duly.core.outbox import Outbox, OutboxPolicy, heard
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Answered, Arrived, Effect, Event, Failed, Reply, Report, Transmit
+from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
+from duly.core.writes import Append, Raise
+from duly.engine import Engine, Machine
+from duly.errors import LedgerError, Stopped
+from duly.ledgers.memory import Disk
+from duly.testing.loops import LoopClock
+from duly.testing.sim.disk import SimLedger
+from duly.testing.sim.network import Accept, Command, Outcome, Packet
+
+if TYPE_CHECKING:
+    from duly.testing.sim.world import World
+
+HORIZON: Final = Horizon(keep=5 * MINUTE, skew=MINUTE)
+IDS_AT_ONCE: Final = 8
+
+ONCE, AGAIN, LEDGER = "at_most_once", "at_least_once", "in_the_ledger"
+"""The kinds of effects a message may ask for."""
+
+
+class Node:
+    """A process that may die and come back to its disk."""
+
+    def __init__(self, world: World, name: str, skew: int) -> None:
+        self.world = world
+        self.name = name
+        self.clock = LoopClock(asyncio.get_running_loop(), skew)
+        self.disk = Disk()
+        self.incarnation = 0
+        self.alive = False
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def machine(self, worker: str) -> Machine:
+        raise NotImplementedError
+
+    def perform(self, effect: Effect) -> None:
+        raise NotImplementedError
+
+    def event_of(self, source: str, packet: Packet) -> Event | None:
+        raise NotImplementedError
+
+    async def started(self) -> None:
+        """What a process does first."""
+
+    async def start(self) -> None:
+        self.incarnation += 1
+        self.alive = True
+        worker = f"{self.name}#{self.incarnation}"
+        world = self.world
+        self.ledger = SimLedger(
+            self.clock, self.disk, worker,
+            fault=lambda moment: world.fault(self, moment), crash=self.crash,
+            watch=lambda disk, write, result: world.committed(self, disk, write, result),
+        )  # fmt: skip
+        self.engine = Engine(self.machine(worker), self.ledger, self._perform_alive, capacity=64)
+        world.log.note(self.name, "starts")
+        await self.engine.start()
+        await self.started()
+        self.spawn(self._prune())
+
+    def _perform_alive(self, effect: Effect) -> None:
+        if self.alive:
+            self.perform(effect)
+
+    def crash(self) -> None:
+        if not self.alive:
+            return
+        self.world.log.note(self.name, "dies")
+        self.alive = False
+        self.ledger.dead = True
+        self.engine.kill()
+        for task in self.tasks:
+            task.cancel()
+        self.tasks.clear()
+        self.world.crashed(self)
+
+    def spawn(self, program: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(program)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _prune(self) -> None:
+        while True:
+            await asyncio.sleep(30)
+            await self.ledger.prune()
+
+    def arrive(self, source: str, packet: Packet) -> None:
+        if not self.alive:
+            return
+        event = self.event_of(source, packet)
+        if event is not None:
+            self.spawn(self.take(event))
+
+    async def take(self, event: Event) -> None:
+        with suppress(Stopped):
+            await self.engine.put(event)
+
+    def answer_of(self, packet: Packet) -> Event | None:
+        """What a recipient's packet means to our outbox."""
+        match packet:
+            case Accept(message=message, verdict=verdict):
+                return heard(message.key, verdict)
+            case Outcome(key=key, state=state, answer=answer):
+                return Answered(key, state, answer)
+            case Command():
+                return None
+
+
+class Sender(Node):
+    """An app: mints ids, sends through the hub, and wants to know how it ended."""
+
+    def machine(self, worker: str) -> Machine:
+        resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
+        return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker)
+
+    async def started(self) -> None:
+        n, ms = (await self.ledger.marks()).get("ids", (-1, 0))
+        self.ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        await self._reserve()
+
+    async def _reserve(self) -> None:
+        watermark = self.ids.reserve(IDS_AT_ONCE, self.clock.now())
+        await self.ledger.write(Raise("ids", watermark.n, watermark.ms))
+
+    async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        try:
+            if self.ids.left == 0:
+                await self._reserve()
+        except LedgerError:
+            return
+        now = self.clock.now()
+        minted = self.ids.next(now)
+        if order is not None:
+            order = Order(order.key, order.mode, minted.n)
+        message = Message(
+            self.name,
+            str(minted),
+            kind,
+            recipient,
+            b"wanted",
+            expires=now + lasts if lasts else 0,
+            order=order,
+        )
+        self.world.log.submitted(self, message, minted)
+        await self.take(Arrived(message))
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self.world.network.send(self.name, "hub", Command(message))
+            case Report(key=key, state=state, answer=answer):
+                self.world.log.outcome(self.name, key, state, answer)
+            case Reply():
+                pass
+
+    def event_of(self, source: str, packet: Packet) -> Event | None:
+        return self.answer_of(packet)
+
+
+class Hub(Node):
+    """The one in the middle: stores, orders, passes on, and passes the answer back."""
+
+    def machine(self, worker: str) -> Machine:
+        resend = RetryPolicy.fixed(3 * SECOND, tries=6)
+        return Inbox(
+            OutboxPolicy("device", resend, patience=30 * SECOND), worker,
+            lanes=LanePolicy(), horizon=lambda kind: HORIZON,
+        )  # fmt: skip
+
+    def perform(self, effect: Effect) -> None:
+        network = self.world.network
+        match effect:
+            case Transmit(message=message, after=after):
+                if message.order is not None:
+                    order = msgspec.structs.replace(message.order, after=after)
+                    message = msgspec.structs.replace(message, order=order)
+                network.send("hub", message.recipient, Command(message))
+            case Reply(origin=origin, message=message, verdict=verdict):
+                self.world.log.replied(self, message, verdict)
+                network.send("hub", str(origin), Accept(message, verdict))
+            case Report(key=key, state=state, answer=answer):
+                network.send("hub", names_in(key)[0], Outcome(key, state, answer))
+
+    def event_of(self, source: str, packet: Packet) -> Event | None:
+        if isinstance(packet, Command):
+            return Arrived(packet.message, source)
+        return self.answer_of(packet)
+
+
+class Receiver(Node):
+    """A device: runs handlers whose effects nobody can take back."""
+
+    def machine(self, worker: str) -> Machine:
+        policy = OutboxPolicy(
+            "run", resend=None, patience=FOREVER,
+            retry=RetryPolicy.exponential(SECOND, 5 * SECOND, tries=3),
+        )  # fmt: skip
+        return Inbox(
+            policy, worker, lanes=LanePolicy(serial=True), horizon=lambda kind: HORIZON,
+            repeatable=lambda message: message.kind != ONCE,
+        )  # fmt: skip
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message, attempt=attempt):
+                self.spawn(self._handle(message, attempt))
+            case Reply(message=message, verdict=verdict):
+                self.world.log.replied(self, message, verdict)
+                self.world.network.send(self.name, "hub", Accept(message, verdict))
+            case Report(key=key, state=state, answer=answer):
+                self.world.network.send(self.name, "hub", Outcome(key, state, answer))
+
+    async def _handle(self, message: Message, attempt: int) -> None:
+        draw = self.world.rng.random
+        await asyncio.sleep(draw() * 0.1)
+        if draw() < self.world.plan.failing and self.world.faulty:
+            await self.take(Failed(message.key, attempt, "busy"))
+            return
+        effects = (Append("effects", b"", self.clock.now(), message.key),) if message.kind == LEDGER else ()
+        if not effects:
+            self.world.log.effect(self, message, attempt)
+        await asyncio.sleep(draw() * 0.1)
+        done = Answered(message.key, State.DONE, Answer(0, message.body), attempt, effects)
+        await self.take(done)
+
+    def event_of(self, source: str, packet: Packet) -> Event | None:
+        return Arrived(packet.message, source) if isinstance(packet, Command) else None
+
+
+def draw_order(draw: float) -> Order | None:
+    """Mostly ordered, since that is the harder case."""
+    if draw < 0.2:
+        return None
+    return Order("power" if draw < 0.7 else "level", Mode.REPLAY if draw < 0.5 else Mode.LATEST)

@@ -1,0 +1,78 @@
+"""What a seed means: how many, and how bad. Everything else is drawn from the seed while the world runs,
+so a plan can be made milder (to shrink a failure) without becoming another world."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+
+class Plan(Struct, frozen=True):
+    seed: int
+    senders: int
+    receivers: int
+    messages: int
+    """per sender"""
+    drop: float
+    repeat: float
+    slow: float
+    """longest ordinary delay, seconds"""
+    crash: float
+    """chance that a process dies at a commit"""
+    faulty_disk: float
+    """chance that a commit fails, or succeeds without saying so"""
+    cuts: int
+    skew: float
+    """how wrong clocks are, seconds"""
+    steps: int
+    """how often a clock is set"""
+    replays: int
+    """captured frames sent again: soon, much later, and beyond the horizon"""
+    conflicts: int
+    failing: float
+    """chance that a handler fails without effect"""
+    reinstalls: int
+    """senders that lose everything and count anew"""
+
+
+def plan(seed: int) -> Plan:
+    """Draw a plan. Every eighth world is quiet: there, everything must simply be done."""
+    rng = Random(f"plan {seed}")
+    if seed % 8 == 0:
+        return Plan(
+            seed,
+            rng.randint(1, 3),
+            rng.randint(1, 2),
+            rng.randint(4, 10),
+            0,
+            0,
+            0.05,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+    return Plan(
+        seed=seed,
+        senders=rng.randint(1, 3),
+        receivers=rng.randint(1, 2),
+        messages=rng.randint(4, 12),
+        drop=rng.choice([0, 0.05, 0.2, 0.4]),
+        repeat=rng.choice([0, 0.1, 0.3]),
+        slow=rng.choice([0.02, 0.2, 2.0]),
+        crash=rng.choice([0, 0.01, 0.03, 0.08]),
+        faulty_disk=rng.choice([0, 0, 0.02]),
+        cuts=rng.choice([0, 1, 3]),
+        skew=rng.choice([0, 1, 20]),
+        steps=rng.choice([0, 0, 2]),
+        replays=rng.choice([0, 5, 15]),
+        conflicts=rng.choice([0, 2]),
+        failing=rng.choice([0, 0.1, 0.3]),
+        reinstalls=rng.choice([0, 0, 1]),
+    )

@@ -1,0 +1,114 @@
+"""Many worlds, on all cores; and what to show when one of them breaks a promise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.messages import names_in
+from duly.testing.sim.checkers import CHECKERS
+from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.world import World
+
+
+class Violation(Struct, frozen=True):
+    checker: str
+    sentence: str
+    key: bytes
+    trace: tuple[str, ...]
+
+
+class Report(Struct, frozen=True):
+    """What one seed came to. `digest` covers the whole log: the same seed gives the same digest."""
+
+    seed: int
+    messages: int
+    faults: int
+    effects: int
+    digest: str
+    violations: tuple[Violation, ...]
+
+
+def run_seed(seed: int) -> Report:
+    """Run the world of one seed and check it; a failure is shrunk to the mildest plan that still fails."""
+    report = _run(plan(seed))
+    return _shrink(plan(seed), report) if report.violations else report
+
+
+def run_seeds(seeds: Iterable[int], jobs: int | None = None) -> Iterator[Report]:
+    """Run many, in parallel; reports come in the order of the seeds."""
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=4)
+
+
+def _run(chosen: Plan) -> Report:
+    world = World(chosen)
+    world.run()
+    violations = tuple(
+        Violation(checker.__name__, sentence, key, _trace(world, key))
+        for checker in CHECKERS
+        for sentence, key in checker(world)
+    )
+    log = world.log
+    inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())
+    return Report(
+        chosen.seed,
+        len(log.wanted),
+        world.faults + world.network.faults,
+        len(log.effects) + inside,
+        blake2b(repr(log.lines).encode(), digest_size=8).hexdigest(),
+        violations,
+    )
+
+
+_MILDER: tuple[Callable[[Plan], dict[str, float]], ...] = (
+    lambda p: {"replays": 0},
+    lambda p: {"conflicts": 0},
+    lambda p: {"reinstalls": 0},
+    lambda p: {"steps": 0},
+    lambda p: {"faulty_disk": 0},
+    lambda p: {"cuts": 0},
+    lambda p: {"failing": 0},
+    lambda p: {"skew": 0},
+    lambda p: {"repeat": 0},
+    lambda p: {"crash": 0},
+    lambda p: {"drop": 0},
+    lambda p: {"senders": 1},
+    lambda p: {"receivers": 1},
+    lambda p: {"messages": max(1, p.messages // 2)},
+    lambda p: {"messages": max(1, p.messages - 1)},
+)
+
+
+def _shrink(chosen: Plan, report: Report) -> Report:
+    """Leave out whatever the failure does not need."""
+    checker = report.violations[0].checker
+    shrinking = True
+    while shrinking:
+        shrinking = False
+        for milder in _MILDER:
+            candidate = msgspec.structs.replace(chosen, **milder(chosen))
+            if candidate == chosen:
+                continue
+            attempt = _run(candidate)
+            if any(violation.checker == checker for violation in attempt.violations):
+                chosen, report, shrinking = candidate, attempt, True
+    return report
+
+
+def _trace(world: World, key: bytes) -> tuple[str, ...]:
+    """The lines about one message, with the deaths and clocks around it."""
+    return tuple(
+        f"{at:9.3f}  {who:<5}  {what}" + (f"  [{names_in(about)[1]}]" if about else "")
+        for at, who, what, about in world.log.lines
+        if about in (b"", key)
+    )

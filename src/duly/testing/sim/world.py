@@ -1,0 +1,261 @@
+"""One run: faults while messages are sent, then calm in which everything must settle, then old frames
+come back. The log is what an observer outside saw; only the checkers read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core import writes as w
+from duly.core.ids import SeqId
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.units import SECOND
+from duly.errors import LedgerError
+from duly.ledgers.memory import Disk
+from duly.testing.loops import VirtualLoop
+from duly.testing.sim.network import Command, Network, Packet
+from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE, Hub, Node, Receiver, Sender, draw_order
+from duly.testing.sim.plan import Plan
+
+BUSY: Final = 40.0
+CALM: Final = 60.0
+SETTLED: Final = 280.0
+"""Long after the last resend, patience and window; short of the first forgetting after the calm."""
+BEYOND: Final = 1_000.0
+"""Every id sent before is older than the horizon."""
+END: Final = 1_030.0
+
+
+class Wanted(Struct, frozen=True):
+    """A message as its sender meant it."""
+
+    message: Message
+    epoch: int
+    n: int
+
+
+class Effect(Struct, frozen=True):
+    at: float
+    receiver: str
+    incarnation: int
+    message: Message
+    attempt: int
+
+
+class Log:
+    """What an observer saw."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[float, str, str, bytes]] = []
+        self.wanted: dict[bytes, Wanted] = {}
+        self.effects: list[Effect] = []
+        self.outcomes: dict[bytes, list[tuple[State, Answer]]] = {}
+        self.replies: list[tuple[str, Message, Verdict]] = []
+        self.promised: dict[str, dict[bytes, Message]] = {}
+        """what a node has said it has stored"""
+        self.abandoned: set[bytes] = set()
+        """what a reinstalled sender no longer asks after"""
+        self.commits: list[tuple[str, w.Write, w.Result]] = []
+        """every write of every node, in the order of the commits"""
+
+    def note(self, who: str, what: str, key: bytes = b"") -> None:
+        self.lines.append((asyncio.get_running_loop().time(), who, what, key))
+
+    def submitted(self, sender: Sender, message: Message, minted: SeqId) -> None:
+        self.wanted[message.key] = Wanted(message, sender.world.epochs[sender.name], minted.n)
+        order = message.order
+        lane = f" {order.key}/{order.mode.value}" if order else ""
+        self.note(sender.name, f"wants {message.kind}{lane} of {message.recipient}", message.key)
+
+    def effect(self, receiver: Receiver, message: Message, attempt: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self.effects.append(Effect(now, receiver.name, receiver.incarnation, message, attempt))
+        self.note(receiver.name, f"EFFECT, attempt {attempt}", message.key)
+
+    def outcome(self, sender: str, key: bytes, state: State, answer: Answer) -> None:
+        self.outcomes.setdefault(key, []).append((state, answer))
+        self.note(sender, f"learns {state.word}: {answer.reason or answer.code}", key)
+
+    def replied(self, node: Node, message: Message, verdict: Verdict) -> None:
+        self.replies.append((node.name, message, verdict))
+        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+            self.promised.setdefault(node.name, {})[message.key] = message
+        state = f" {verdict.state.word}" if verdict.state is not None else ""
+        self.note(node.name, f"says {verdict.word.value}{state} {verdict.reason}".strip(), message.key)
+
+
+class World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rng = Random(f"world {plan.seed}")
+        self.log = Log()
+        self.network = Network(
+            Random(f"network {plan.seed}"), drop=plan.drop, repeat=plan.repeat, slow=plan.slow
+        )
+        self.network.deliver = self._deliver
+        self.nodes: dict[str, Node] = {}
+        self.epochs: dict[str, int] = {}
+        self.faulty = True
+        self.faults = 0
+        self.loop = VirtualLoop()
+
+    def run(self) -> None:
+        self.loop.play(self._run())
+
+    # ── asked by the nodes ───────────────────────────────────────────────────────────────────────
+
+    def fault(self, node: Node, moment: str) -> str:
+        if not self.faulty:
+            return ""
+        draw = self.rng.random()
+        if draw < self.plan.crash:
+            return "crash"
+        if draw > 1 - self.plan.faulty_disk:
+            self.faults += 1
+            self.log.note(node.name, f"disk fails {moment} a commit")
+            return "fail"
+        return ""
+
+    def crashed(self, node: Node) -> None:
+        self.faults += 1
+        delay = 0.05 + self.rng.random() * 5
+        asyncio.get_running_loop().call_later(delay, self._revive, node)
+
+    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Every write of every node, as it is committed."""
+        self.log.commits.append((node.name, write, result))
+        if isinstance(write, w.Append):
+            self.log.note(node.name, "EFFECT committed", write.key)
+        if isinstance(write, w.Advance) and isinstance(result, w.Moved) and result.moved:
+            self.log.note(node.name, f"commits {write.to.word}", write.key)
+
+    def _revive(self, node: Node) -> None:
+        if not node.alive:
+            self._spawn(self._start(node))
+
+    async def _start(self, node: Node) -> None:
+        try:
+            await node.start()
+        except LedgerError:
+            node.crash()  # it cannot use its disk: it is started again
+
+    def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(program)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _deliver(self, source: str, target: str, packet: Packet) -> None:
+        if target in self.nodes:
+            self.nodes[target].arrive(source, packet)
+
+    # ── the course of events ─────────────────────────────────────────────────────────────────────
+
+    async def _run(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        plan, rng = self.plan, self.rng
+
+        def skew() -> int:
+            return round((rng.random() * 2 - 1) * plan.skew * SECOND)
+
+        senders = [Sender(self, f"app{i}", skew()) for i in range(plan.senders)]
+        receivers = [Receiver(self, f"dev{i}", skew()) for i in range(plan.receivers)]
+        hub = Hub(self, "hub", 0)
+        for node in (hub, *receivers, *senders):
+            self.nodes[node.name] = node
+            self.epochs[node.name] = 0
+            self._spawn(self._start(node))
+        self._schedule_faults(senders, receivers, hub)
+        for sender in senders:
+            self._spawn(self._use(sender, receivers))
+        await asyncio.sleep(CALM)
+        self._calm()
+        await asyncio.sleep(SETTLED - CALM)
+        self.log.note("world", "should have settled")
+        self.settled_disks = {name: _snapshot(node.disk) for name, node in self.nodes.items()}
+        await asyncio.sleep(BEYOND - SETTLED)
+        self._replay(len(self.network.captured) if plan.replays else 0)
+        await asyncio.sleep(END - BEYOND)
+
+    async def _use(self, sender: Sender, receivers: list[Receiver]) -> None:
+        rng, plan = self.rng, self.plan
+        for _ in range(plan.messages):
+            # In bursts, since reordering needs company.
+            await asyncio.sleep(rng.random() * (0.02 if rng.random() < 0.6 else 2 * BUSY / plan.messages))
+            recipient = rng.choice(receivers).name
+            kind = rng.choice([ONCE, AGAIN, LEDGER])
+            order = draw_order(rng.random())
+            lasts = round(rng.uniform(5, 60) * SECOND) if rng.random() < 0.2 and plan.drop else 0
+            if sender.alive and hasattr(sender, "ids"):
+                sender.spawn(sender.submit(recipient, kind, order, lasts))
+
+    def _schedule_faults(self, senders: list[Sender], receivers: list[Receiver], hub: Hub) -> None:
+        rng, plan, later = self.rng, self.plan, self.loop.call_later
+        others: list[Node] = [*senders, *receivers]
+        for _ in range(plan.cuts):
+            other, begin = rng.choice(others).name, rng.random() * BUSY
+            later(begin, self.network.sever, "hub", other)
+            later(begin + rng.random() * 10, self.network.mend, "hub", other)
+        for _ in range(plan.steps):
+            node = rng.choice([*others, hub])
+            by = round(rng.uniform(-15, 15) * SECOND)
+            later(rng.random() * BUSY, self._set_clock, node, by)
+        for _ in range(plan.conflicts):
+            later(rng.random() * BUSY, self._lie)
+        for _ in range(plan.replays):
+            later(rng.random() * CALM, self._replay, 1)
+        for _ in range(plan.reinstalls):
+            later(rng.random() * BUSY, self._reinstall, rng.choice(senders))
+
+    def _calm(self) -> None:
+        self.log.note("world", "calms down")
+        self.faulty = False
+        self.network.heal()
+        for node in self.nodes.values():
+            self._revive(node)
+
+    def _set_clock(self, node: Node, by: int) -> None:
+        self.faults += 1
+        self.log.note(node.name, f"clock is set by {by / SECOND:+.1f} s")
+        node.clock.step(by)
+
+    def _replay(self, count: int) -> None:
+        """Somebody recorded frames and sends them again."""
+        captured = self.network.captured
+        chosen = captured if count >= len(captured) else self.rng.sample(captured, count)
+        for source, target, packet in list(chosen):
+            self.faults += 1
+            self._deliver(source, target, packet)
+
+    def _lie(self) -> None:
+        """Other content under an id that the hub knows, by somebody with the same credentials."""
+        known = list(self.log.promised.get("hub", {}).values())
+        if known:
+            self.faults += 1
+            message = msgspec.structs.replace(self.rng.choice(known), body=b"forged")
+            self.log.note("liar", "sends other content under a known id", message.key)
+            self._deliver("liar", "hub", Command(message))
+
+    def _reinstall(self, sender: Sender) -> None:
+        """The app is removed and installed again: its memory is gone, its name is not."""
+        if not sender.alive:
+            return
+        self.log.note(sender.name, "is reinstalled and counts anew")
+        sender.crash()
+        self.log.abandoned |= self.log.wanted.keys() & sender.disk.messages.keys()
+        sender.disk = Disk()
+        self.epochs[sender.name] += 1
+
+
+def _snapshot(disk: Disk) -> Disk:
+    copy = Disk()
+    copy.messages = dict(disk.messages)
+    copy.deliveries = dict(disk.deliveries)
+    copy.streams = {name: list(entries) for name, entries in disk.streams.items()}
+    copy.refusals = list(disk.refusals)
+    return copy

@@ -1,0 +1,353 @@
+"""Ids are minted once, never repeat, never go backwards, and tell their own age."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from duly.core.ids import Episodes, SeqId, SeqIds, Uuid7Ids, event_id, time_of, uuid7, uuid7_time
+from duly.core.units import HOUR, SECOND
+from duly.errors import Malformed, ProgramError
+
+NOW = 1_700_000_000_000_000
+
+clocks = st.lists(st.integers(0, 10**16), min_size=1, max_size=30)
+"""Readings of a clock that jumps about as it likes."""
+bits = st.integers(0, 2**80)
+seq_ids = st.builds(SeqId, st.integers(0, 2**48 - 1), st.integers(0, 2**63 - 1))
+
+ALERT: dict[str, Any] = {
+    "sentinel": "phone",
+    "tower": "hub",
+    "profile": "home",
+    "reason": "disconnect",
+    "session": "s1",
+    "device": "AA:BB",
+    "window_start": NOW,
+}
+
+# -- SeqId ---------------------------------------------------------------------------------------------
+
+
+@given(seq_ids)
+def test_a_seq_id_reads_back_as_it_was_written(id: SeqId) -> None:
+    assert SeqId.parse(str(id)) == id
+
+
+@given(seq_ids, seq_ids)
+def test_seq_ids_are_ordered_by_time_and_then_by_counter(one: SeqId, other: SeqId) -> None:
+    assert (one < other) == ((one.ms, one.n) < (other.ms, other.n))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "_",
+        "1_",
+        "_1",
+        "1",
+        "1_2_3",
+        "1-2",
+        "01_2",
+        "1_02",
+        "00_0",
+        "-1_2",
+        "+1_2",
+        "1_-2",
+        " 1_2",
+        "1_2 ",
+        "1_2\n",
+        "1 _2",
+        "1.0_2",
+        "1e3_2",
+        "0x1_2",
+        "١_٢",
+        "1_²",
+        "1\x00_2",
+        "281474976710656_0",
+        "0_9223372036854775808",
+        "9" * 5000 + "_1",
+    ],
+)
+def test_a_seq_id_in_any_other_spelling_is_malformed(text: str) -> None:
+    with pytest.raises(Malformed):
+        SeqId.parse(text)
+    assert time_of(text) is None
+
+
+@pytest.mark.parametrize("text", ["0_0", "281474976710655_9223372036854775807", "1702234567890_0"])
+def test_the_extremes_of_a_seq_id_are_accepted(text: str) -> None:
+    assert str(SeqId.parse(text)) == text
+
+
+def test_the_complaint_says_what_was_expected_what_came_and_what_to_do() -> None:
+    with pytest.raises(Malformed, match=r"like 1700000000000_1.*got 'nonsense'.*Mint a new id"):
+        SeqId.parse("nonsense")
+
+
+@pytest.mark.parametrize(("ms", "n"), [(-1, 0), (2**48, 0), (0, -1), (0, 2**63)])
+def test_a_seq_id_that_could_not_be_written_cannot_be_made(ms: int, n: int) -> None:
+    with pytest.raises(Malformed):
+        SeqId(ms, n)
+
+
+# -- SeqIds --------------------------------------------------------------------------------------------
+
+
+def test_the_counter_starts_at_0_and_does_not_reset_with_the_millisecond() -> None:
+    ids = SeqIds()
+    assert [str(ids.next(now)) for now in (5_000, 5_999, 6_000, 7_000)] == ["5_0", "5_1", "6_2", "7_3"]
+
+
+@given(clocks)
+def test_ids_rise_by_one_and_never_go_back_whatever_the_clock_does(clock: list[int]) -> None:
+    ids = SeqIds()
+    minted = [ids.next(now) for now in clock]
+    assert minted == sorted(minted)
+    assert [id.n for id in minted] == list(range(len(clock)))
+
+
+@given(clocks, clocks)
+def test_a_restart_from_the_last_id_goes_on_as_if_nothing_had_happened(
+    before: list[int], after: list[int]
+) -> None:
+    ids, restarted = SeqIds(), SeqIds()
+    for now in before:
+        ids.next(now)
+        restarted.next(now)
+    restarted = SeqIds(restarted.last)
+    assert [restarted.next(now) for now in after] == [ids.next(now) for now in after]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 10**10)), max_size=20))
+def test_after_a_crash_no_reserved_id_is_ever_minted_again(runs: list[tuple[int, int, int]]) -> None:
+    """Each run reserves, persists the watermark, uses some of it, and crashes."""
+    persisted: SeqId | None = None
+    minted: list[SeqId] = []
+    for count, used, now in runs:
+        ids = SeqIds(persisted)
+        watermark = ids.reserve(count, now)
+        assert persisted is None or watermark > persisted
+        minted += [ids.next(now) for _ in range(min(count, used))]
+        assert ids.left == count - min(count, used)
+        assert all(id <= watermark for id in minted)
+        persisted = watermark
+    assert minted == sorted(set(minted))
+    assert [id.n for id in minted] == sorted({id.n for id in minted})
+
+
+def test_going_past_a_reservation_is_refused_and_a_new_one_goes_on_without_a_jump() -> None:
+    ids = SeqIds()
+    ids.reserve(2, NOW)
+    assert [ids.next(NOW).n, ids.next(NOW).n] == [0, 1]
+    with pytest.raises(ProgramError, match="reserve more"):
+        ids.next(NOW)
+    assert ids.reserve(2, NOW).n == 3
+    assert ids.next(NOW).n == 2
+
+
+def test_a_smaller_reservation_does_not_shorten_a_larger_one() -> None:
+    ids = SeqIds()
+    assert ids.reserve(10, NOW) == ids.reserve(1, NOW)
+
+
+def test_nothing_can_not_be_reserved() -> None:
+    with pytest.raises(ProgramError):
+        SeqIds().reserve(0, NOW)
+
+
+# -- UUIDv7 --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, (2**48 - 1) * 1000), bits)
+def test_a_uuid7_is_a_standard_uuid_of_version_7_that_carries_its_millisecond(now: int, random: int) -> None:
+    text = uuid7(now, random)
+    assert UUID(text).version == 7
+    assert UUID(text).variant == "specified in RFC 4122"
+    assert str(UUID(text)) == text
+    assert uuid7_time(text) == uuid7_time(text.upper()) == now // 1000 * 1000
+
+
+def test_a_uuid7_holds_74_random_bits() -> None:
+    assert len({uuid7(NOW, 1 << bit) for bit in range(74)}) == 74
+    assert uuid7(NOW, 1 << 74) == uuid7(NOW, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**16), bits), min_size=1, max_size=30))
+def test_uuid7s_rise_whatever_the_clock_and_the_dice_do(draws: list[tuple[int, int]]) -> None:
+    ids = Uuid7Ids()
+    minted: list[str] = []
+    for now, random in draws:
+        minted.append(ids.next(now, random))
+        assert ids.last == minted[-1]
+        ids = Uuid7Ids(ids.last)  # a restart changes nothing
+    assert minted == sorted(set(minted))
+    assert all(UUID(id).version == 7 for id in minted)
+
+
+def test_a_full_millisecond_spills_into_the_next() -> None:
+    ids = Uuid7Ids(uuid7(5_000, 2**74 - 1))
+    assert uuid7_time(ids.next(5_000, 0)) == 6_000
+
+
+def test_a_generator_starts_from_a_uuid7_or_not_at_all() -> None:
+    assert Uuid7Ids().last is None
+    with pytest.raises(Malformed):
+        Uuid7Ids("1700000000000_1")
+
+
+def test_a_time_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    ids = Uuid7Ids()
+    with pytest.raises(Malformed):
+        ids.next(2**48 * 1000, 0)
+    assert ids.last is None
+    with pytest.raises(Malformed):
+        uuid7(-1, 0)
+
+
+# -- the time of an id ---------------------------------------------------------------------------------
+
+
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.text("0123456789_", max_size=40),
+        st.from_regex(r"[0-9]{1,16}_[0-9]{1,20}", fullmatch=True),
+        seq_ids.map(str),
+    )
+)
+@example("0_9223372036854775807")
+@example("0_9223372036854775808")
+@example("281474976710655_1")
+@example("281474976710656_1")
+def test_the_time_of_a_seq_id_is_what_parsing_it_would_say(text: str) -> None:
+    try:
+        expected = SeqId.parse(text).ms * 1000
+    except Malformed:
+        expected = None
+    assert time_of(text) == expected
+
+
+@given(st.uuids(), st.integers(0, 2**48 - 1))
+def test_only_a_version_7_uuid_has_a_time(uuid: UUID, ms: int) -> None:
+    number = uuid.int & ~(0xF << 76 | 0b11 << 62) | 0b10 << 62
+    for version in range(16):
+        text = str(UUID(int=number & (1 << 80) - 1 | ms << 80 | version << 76))
+        assert time_of(text) == uuid7_time(text) == (ms * 1000 if version == 7 else None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "order-66",
+        "0" * 36,
+        "017f22e279b07cc398c4dc0c0c07398f",
+        "{017f22e2-79b0-7cc3-98c4-dc0c0c07398f}",
+        "017f22e2-79b0-7cc3-c8c4-dc0c0c07398f",
+        "017f22e2-79b0-7cc3-98c4-dc0c0c07398g",
+        "017f22e2-79b0-7cc3-98c4-dc0c0c07398f\n",
+        "+17f22e2-79b0-7cc3-98c4-dc0c0c07398f",
+        "０17f22e2-79b0-7cc3-98c4-dc0c0c07398f",
+    ],
+)
+def test_other_ids_carry_no_time(text: str) -> None:
+    assert time_of(text) is None
+    assert uuid7_time(text) is None
+
+
+# -- event ids -----------------------------------------------------------------------------------------
+
+
+def test_an_event_id_is_the_start_of_a_sha256_over_canonical_json() -> None:
+    canonical = (
+        '{"device":"门","profile":"home","reason":"disconnect","sentinel":"phone","session":"s1",'
+        '"tower":"hub","window_start":1700000000000000}'
+    )
+    assert event_id(**{**ALERT, "device": "门"}) == sha256(canonical.encode()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize("field", ALERT)
+def test_every_field_of_an_event_counts(field: str) -> None:
+    changed = {**ALERT, field: NOW + 1 if field == "window_start" else "other"}
+    assert event_id(**changed) != event_id(**ALERT)
+
+
+def test_no_two_events_run_together_where_their_fields_are_joined() -> None:
+    one = event_id(**{**ALERT, "sentinel": "a-b", "tower": "c"})
+    assert one != event_id(**{**ALERT, "sentinel": "a", "tower": "b-c"})
+
+
+def test_half_a_surrogate_pair_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        event_id(**{**ALERT, "device": "\ud800"})
+
+
+# -- episodes ------------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_not_cut_at_the_full_hour() -> None:
+    episodes, full_hour = Episodes(HOUR), NOW // HOUR * HOUR
+    assert episodes.anchor("door", full_hour - SECOND) == episodes.anchor("door", full_hour + SECOND)
+
+
+def test_an_episode_ends_a_span_after_its_first_event_not_its_last() -> None:
+    episodes = Episodes(100)
+    assert [episodes.anchor("door", now) for now in (7, 60, 106, 107, 150)] == [7, 7, 7, 107, 107]
+
+
+def test_each_key_has_episodes_of_its_own() -> None:
+    episodes = Episodes(100)
+    assert (episodes.anchor("door", 10), episodes.anchor("lamp", 20)) == (10, 20)
+
+
+def test_a_small_step_back_stays_in_the_episode_and_a_large_one_starts_another() -> None:
+    episodes = Episodes(100)
+    assert [episodes.anchor("door", now) for now in (500, 498, 401, 400, 499)] == [500, 500, 500, 400, 400]
+
+
+def test_a_device_that_never_rests_does_not_keep_the_others_in_memory() -> None:
+    episodes = Episodes(100)
+    for n in range(100):
+        episodes.anchor("busy", n * 100)
+        episodes.anchor(f"quiet-{n}", n * 100 + 1)
+        assert len(episodes) <= 3
+
+
+def test_an_episode_lasts_a_while() -> None:
+    with pytest.raises(Malformed):
+        Episodes(0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40))), st.integers(1, 60))
+def test_episodes_agree_with_a_model_that_remembers_every_anchor(
+    steps: list[tuple[str, int]], span: int
+) -> None:
+    episodes, anchors, now = Episodes(span), dict[str, list[int]](), 0
+    for key, later in steps:
+        now += later
+        known = [anchor for anchor in anchors.get(key, []) if now - anchor < span]
+        expected = known[-1] if known else now
+        anchors.setdefault(key, []).append(expected)
+        assert episodes.anchor(key, now) == expected
+        restored = Episodes(span)
+        restored.restore(json.loads(json.dumps(episodes.snapshot())))
+        episodes = restored
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 10**6), max_size=100), st.integers(1, 1000))
+def test_no_clock_breaks_an_episode_or_makes_it_remember_much(clock: list[int], span: int) -> None:
+    episodes = Episodes(span)
+    for n, now in enumerate(clock):
+        assert abs(now - episodes.anchor(str(n), now)) < span
+    for n, now in enumerate(range(10**7, 10**7 + 50 * span, span)):
+        episodes.anchor(str(n), now)
+        assert len(episodes) <= 1

@@ -1,0 +1,429 @@
+"""What every ledger promises. The memory ledger is the readable one; the others must not differ."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duly.core import writes as w
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
+from duly.core.units import DAY, FOREVER, HOUR, MINUTE, MS, SECOND
+from duly.ledger import REFUSALS_KEPT, Extent, Ledger
+from tests.ledgers.conftest import Store
+
+
+def message(n: int = 0, *, ms: int = 1_700_000_000_000, scope: str = "app-1", **more: Any) -> Message:
+    fields: dict[str, Any] = {"kind": "lock_control", "recipient": "lock-1", "body": b'{"open":true}'} | more
+    return Message(scope=scope, id=f"{ms}_{n}", **fields)
+
+
+def admit(m: Message, at: int = 1, **more: Any) -> w.Admit:
+    return w.Admit(m, until=FOREVER, at=at, **more)
+
+
+# ── admission ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_new_message_is_fresh_and_found_again_whole(ledger: Ledger, store: Store) -> None:
+    m = message(
+        expires=store.clock.now() + HOUR, time=5, order=Order("power", Mode.LATEST, 3, 2), body=b"\x00\xff"
+    )
+    assert (await ledger.admit(m)).word is Word.FRESH
+    record = await ledger.outcome("app-1", m.id)
+    assert record is not None
+    assert record.message == m
+    assert (record.state, record.answer, record.accepted_at) == (State.ACCEPTED, None, store.clock.now())
+
+
+async def test_what_was_never_sent_is_not_found(ledger: Ledger) -> None:
+    assert await ledger.outcome("app-1", "1700000000000_0") is None
+
+
+async def test_a_repeat_is_a_duplicate_with_state_and_answer(ledger: Ledger) -> None:
+    m = message()
+    await ledger.admit(m)
+    first = await ledger.admit(m)
+    assert (first.word, first.state, first.answer) == (Word.DUPLICATE, State.ACCEPTED, None)
+    await ledger.write(w.Advance(m.key, State.DONE, 2, Answer(0, b"opened")))
+    second = await ledger.admit(m)
+    assert (second.word, second.state, second.answer) == (Word.DUPLICATE, State.DONE, Answer(0, b"opened"))
+
+
+async def test_a_repeat_is_still_a_duplicate_after_reopening(store: Store) -> None:
+    ledger = await store.open()
+    m = message()
+    await ledger.admit(m)
+    await ledger.write(w.Advance(m.key, State.FAILED, 2, Answer(3, b"", "jammed")))
+    ledger = await store.reopen()
+    verdict = await ledger.admit(m)
+    assert (verdict.word, verdict.state, verdict.answer) == (
+        Word.DUPLICATE,
+        State.FAILED,
+        Answer(3, b"", "jammed"),
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"body": b"{}"}, {"recipient": "lock-2"}, {"kind": "query"}, {"order": Order("k")}]
+)
+async def test_the_same_id_with_other_content_is_a_conflict_and_recorded(
+    ledger: Ledger, change: dict[str, Any]
+) -> None:
+    await ledger.admit(message())
+    for _ in range(2):
+        assert (await ledger.admit(message(**change))).word is Word.CONFLICT
+    assert [r.word for r in await ledger.refusals()] == ["conflict", "conflict"]
+    record = await ledger.outcome("app-1", message().id)
+    assert record is not None
+    assert record.message == message()
+
+
+async def test_the_same_id_of_two_scopes_is_two_messages(ledger: Ledger) -> None:
+    assert (await ledger.admit(message(scope="app-1"))).fresh
+    assert (await ledger.admit(message(scope="app-2"))).fresh
+
+
+async def test_a_batch_gets_a_verdict_per_message(ledger: Ledger) -> None:
+    await ledger.admit(message(1))
+    verdicts = await ledger.admit_many(
+        [message(0), message(1), message(1, body=b"x"), message(2), message(2)]
+    )
+    assert [v.word for v in verdicts] == [
+        Word.FRESH,
+        Word.DUPLICATE,
+        Word.CONFLICT,
+        Word.FRESH,
+        Word.DUPLICATE,
+    ]
+
+
+async def test_a_hundred_callers_with_one_id_are_one_admission(ledger: Ledger) -> None:
+    verdicts = await asyncio.gather(*(ledger.admit(message()) for _ in range(100)))
+    assert [v.word for v in verdicts].count(Word.FRESH) == 1
+    assert [v.word for v in verdicts].count(Word.DUPLICATE) == 99
+
+
+async def test_a_message_older_than_the_horizon_is_stale_and_recorded(ledger: Ledger, store: Store) -> None:
+    store.clock.set(1_700_000_000 * SECOND + DAY)
+    assert (await ledger.admit(message())).word is Word.STALE
+    assert [r.word for r in await ledger.refusals()] == ["stale"]
+    assert await ledger.outcome("app-1", message().id) is None
+
+
+async def test_an_expired_message_is_refused_but_the_repeat_of_a_known_one_gets_its_answer(
+    ledger: Ledger, store: Store
+) -> None:
+    soon = store.clock.now() + SECOND
+    known, unknown = message(0, expires=soon), message(1, expires=soon)
+    await ledger.write(admit(known), w.Advance(known.key, State.DONE, 2, Answer(0)))
+    store.clock.advance(60)
+    assert (await ledger.admit(unknown)).word is Word.EXPIRED
+    assert (await ledger.admit(known)).answer == Answer(0)
+
+
+async def test_a_message_from_the_future_is_refused_and_its_id_is_not_burned(
+    ledger: Ledger, store: Store
+) -> None:
+    later = message(ms=store.clock.now() // MS + 6 * 60_000)
+    assert (await ledger.admit(later)).word is Word.REFUSED
+    store.clock.advance(6 * 60)
+    assert (await ledger.admit(later)).fresh
+
+
+async def test_a_withdrawn_message_may_be_tried_again(ledger: Ledger) -> None:
+    m = message()
+    ref = w.Ref(m.key, "run", "h")
+    await ledger.write(admit(m, then=(w.Deliver(ref, 0),)))
+    assert await ledger.write(w.Withdraw(m.key)) == [True]
+    assert await ledger.deliveries(m.key) == []
+    assert (await ledger.admit(m)).fresh
+
+
+async def test_an_ended_message_cannot_be_withdrawn(ledger: Ledger) -> None:
+    m = message()
+    await ledger.write(admit(m), w.Advance(m.key, State.DONE, 1))
+    assert await ledger.write(w.Withdraw(m.key)) == [False]
+    assert await ledger.write(w.Withdraw(key_of("a", "never"))) == [False]
+
+
+# ── atomic steps ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_follows_an_admission_happens_only_if_it_was_fresh(ledger: Ledger) -> None:
+    m = message()
+    step = admit(m, then=(w.Deliver(w.Ref(m.key, "mail", "eve"), 5), w.Append("log", b"x", 1)))
+    fresh = await ledger.write(step)
+    assert fresh[1:] == [True, 1]
+    again = await ledger.write(step)
+    assert len(again) == 1
+    assert await ledger.extent("log") == Extent(1, 1)
+
+
+async def test_a_raised_mark_decides_between_two_ends(ledger: Ledger) -> None:
+    first, late = message(5), message(3)
+
+    def step(m: Message, n: int) -> w.Admit:
+        superseded = w.Advance(m.key, State.SUPERSEDED, 1, Answer(0, b"", "too late"))
+        return admit(
+            m, then=(w.Raise("lane", n, 10, (w.Deliver(w.Ref(m.key, "d", "x"), 1),), (superseded,)),)
+        )
+
+    assert (await ledger.write(step(first, 5)))[1:] == [True, True]
+    assert (await ledger.write(step(late, 3)))[1:] == [
+        False,
+        w.Moved(True, State.SUPERSEDED, Answer(0, b"", "too late")),
+    ]
+    assert await ledger.deliveries(late.key) == []
+
+
+# ── lifecycle ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("to", list(State))
+async def test_transitions_are_compare_and_set_along_the_table(
+    ledger: Ledger, state: State, to: State
+) -> None:
+    from duly.core.lifecycle import can_move
+
+    m = message()
+    await ledger.write(admit(m, state=state))
+    (moved,) = await ledger.write(w.Advance(m.key, to, 9, Answer(1)))
+    expected = can_move(state, to)
+    assert moved == w.Moved(expected, to if expected else state, Answer(1) if expected else None)
+    record = await ledger.outcome("app-1", m.id)
+    assert record is not None
+    assert record.state is (to if expected else state)
+    assert record.moved_at == (9 if expected else 1)
+
+
+async def test_advancing_what_does_not_exist_changes_nothing(ledger: Ledger) -> None:
+    assert await ledger.write(w.Advance(b"\0" * 6 + b"a\0b", State.DONE, 1)) == [w.Moved(False, None)]
+
+
+async def test_of_many_different_ends_exactly_one_stands(ledger: Ledger) -> None:
+    m = message()
+    await ledger.admit(m)
+    ends = [State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED] * 10
+    moved = await asyncio.gather(*(ledger.write(w.Advance(m.key, to, i)) for i, to in enumerate(ends)))
+    assert sum(result.moved for (result,) in moved) == 1  # type: ignore[union-attr]
+
+
+# ── deliveries ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_delivery_exists_once_per_channel_recipient_and_round(ledger: Ledger) -> None:
+    m = message()
+    await ledger.admit(m)
+    ref = w.Ref(m.key, "mail", "eve")
+    assert await ledger.write(w.Deliver(ref, 1), w.Deliver(ref, 2)) == [True, False]
+    others = [w.Ref(m.key, "sms", "eve"), w.Ref(m.key, "mail", "bob"), w.Ref(m.key, "mail", "eve", 1)]
+    assert await ledger.write(*(w.Deliver(other, 3) for other in others)) == [True, True, True]
+    assert {d.ref for d in await ledger.deliveries(m.key)} == {ref, *others}
+
+
+async def test_claims_take_what_is_due_oldest_first_and_number_the_attempt(ledger: Ledger) -> None:
+    refs = []
+    for n, due in enumerate([30, 10, 20, 99]):
+        m = message(n)
+        refs.append(w.Ref(m.key, "mail", "eve"))
+        await ledger.write(admit(m, then=(w.Deliver(refs[-1], due, expires=500),)))
+    (taken,) = await ledger.write(w.Claim("mail", "me", now=50, due=1_000, limit=2))
+    assert [d.ref for d in taken] == [refs[1], refs[2]]  # type: ignore[union-attr]
+    assert taken[0] == w.Delivery(refs[1], State.SENT, 1, 1_000, 500, "me", "")  # type: ignore[index]
+    (rest,) = await ledger.write(w.Claim("mail", "me", now=50, due=1_000))
+    assert [d.ref for d in rest] == [refs[0]]  # type: ignore[union-attr]
+    assert await ledger.write(w.Claim("sms", "me", now=50, due=1_000)) == [[]]
+
+
+async def test_concurrent_claims_never_take_the_same_delivery(ledger: Ledger) -> None:
+    for n in range(40):
+        m = message(n)
+        await ledger.write(admit(m, then=(w.Deliver(w.Ref(m.key, "mail", "eve"), 0),)))
+    claims = await asyncio.gather(*(ledger.write(w.Claim("mail", f"w{i}", 1, 100, 7)) for i in range(10)))
+    taken = [d.ref for (claimed,) in claims for d in claimed]  # type: ignore[union-attr]
+    assert len(taken) == len(set(taken)) == 40
+
+
+async def test_a_lost_lease_is_taken_over_and_the_late_attempt_can_finish_nothing(ledger: Ledger) -> None:
+    m = message()
+    ref = w.Ref(m.key, "run", "h")
+    await ledger.write(admit(m, then=(w.Deliver(ref, due=10, attempt=1, worker="dead"),)))
+    assert await ledger.write(w.Claim("run", "me", now=9, due=100)) == [[]]
+    (taken,) = await ledger.write(w.Claim("run", "me", now=10, due=100))
+    assert [d.attempt for d in taken] == [2]  # type: ignore[union-attr]
+    end = w.Advance(m.key, State.DONE, 1)
+    assert await ledger.write(w.Finish(ref, 1, State.DONE, then=(end,))) == [False]
+    assert (
+        await ledger.write(w.Renew(ref, 1, 999), w.Postpone(ref, 1, 999), w.Take(ref, 1, "dead", 9))
+        == [False] * 3
+    )
+    assert await ledger.write(w.Renew(ref, 2, 200)) == [True]
+    assert await ledger.write(w.Finish(ref, 2, State.DONE, then=(end,))) == [True, w.Moved(True, State.DONE)]
+    assert await ledger.write(w.Finish(ref, None, State.FAILED)) == [False]
+
+
+async def test_a_postponed_delivery_waits_for_its_time_with_its_error(ledger: Ledger) -> None:
+    m = message()
+    ref = w.Ref(m.key, "mail", "eve")
+    await ledger.write(admit(m, then=(w.Deliver(ref, due=10, attempt=1, worker="me"),)))
+    assert await ledger.write(w.Postpone(ref, 1, due=50, error="greylisted")) == [True]
+    (delivery,) = await ledger.deliveries(m.key)
+    assert delivery == w.Delivery(ref, State.ACCEPTED, 1, 50, 0, "", "greylisted")
+    assert await ledger.write(w.Take(ref, 1, "me", 80)) == [True]
+    (delivery,) = await ledger.deliveries(m.key)
+    assert (delivery.attempt, delivery.state, delivery.due) == (2, State.SENT, 80)
+
+
+async def test_a_restart_finds_the_open_deliveries_with_their_messages_in_order(store: Store) -> None:
+    ledger = await store.open()
+    made = [message(n, order=Order("k", n=n)) for n in range(5)]
+    for at, m in zip([3, 1, 2, 5, 4], made, strict=True):
+        await ledger.write(admit(m, at, then=(w.Deliver(w.Ref(m.key, "dev", "x"), 7),)))
+    await ledger.write(w.Finish(w.Ref(made[2].key, "dev", "x"), None, State.DONE))
+    ledger = await store.reopen()
+    assert [o.message for o in await ledger.open_deliveries("dev")] == [made[1], made[0], made[4], made[3]]
+    assert await ledger.open_deliveries("other") == []
+
+
+# ── streams, cursors, marks ──────────────────────────────────────────────────────────────────────
+
+
+async def test_a_stream_numbers_its_entries_without_gaps_under_concurrency(ledger: Ledger) -> None:
+    numbers = await asyncio.gather(*(ledger.write(w.Append("conv", b"%d" % i, i)) for i in range(50)))
+    assert sorted(n for (n,) in numbers) == list(range(1, 51))  # type: ignore[type-var]
+    entries = await ledger.entries("conv", after=45)
+    assert [e.n for e in entries] == [46, 47, 48, 49, 50]
+    assert await ledger.extent("conv") == Extent(1, 50)
+    assert [e.n for e in await ledger.entries("conv", limit=3)] == [1, 2, 3]
+
+
+async def test_trimming_keeps_the_numbers_and_shows_the_gap(ledger: Ledger) -> None:
+    await ledger.write(*(w.Append("conv", b"x", 1) for _ in range(5)))
+    await ledger.trim("conv", 3)
+    assert await ledger.extent("conv") == Extent(4, 5)
+    await ledger.trim("conv", 9)
+    assert await ledger.extent("conv") == Extent(6, 5)
+    assert await ledger.write(w.Append("conv", b"x", 1)) == [6]
+    assert await ledger.extent("nothing") == Extent(1, 0)
+
+
+async def test_a_cursor_moves_forward_only_and_never_past_the_end(ledger: Ledger) -> None:
+    await ledger.write(*(w.Append("conv", b"x", 1) for _ in range(5)))
+    assert await ledger.write(w.MoveCursor("conv", "eve", 3), w.MoveCursor("conv", "eve", 2)) == [3, 3]
+    assert await ledger.write(w.MoveCursor("conv", "eve", 99), w.MoveCursor("conv", "bob", 1)) == [5, 1]
+    assert (await ledger.cursor("conv", "eve"), await ledger.cursor("conv", "nobody")) == (5, 0)
+    assert await ledger.write(w.MoveCursor("nothing", "eve", 4)) == [0]
+
+
+async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None:
+    ledger = await store.open()
+    raised = await ledger.write(*(w.Raise("lane", n, ms) for n, ms in [(5, 100), (5, 100), (3, 90), (7, 80)]))
+    assert raised == [True, False, False, True]
+    ledger = await store.reopen()
+    assert await ledger.marks() == {"lane": (7, 100)}
+    assert await ledger.write(w.Raise("lane", 0, 101)) == [True], "a sender that counts anew, later"
+    assert await ledger.marks() == {"lane": (0, 101)}
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_refusals_are_listed_newest_first_and_bounded(ledger: Ledger) -> None:
+    count = REFUSALS_KEPT + 50
+    for start in range(0, count, 500):
+        stop = min(start + 500, count)
+        await ledger.write(*(w.Refuse("app", f"id{i}", "denied", "no grant", i) for i in range(start, stop)))
+    newest = await ledger.refusals(3)
+    assert [(r.id, r.word, r.reason, r.at) for r in newest[:1]] == [
+        (f"id{count - 1}", "denied", "no grant", count - 1)
+    ]
+    assert [r.at for r in newest] == [count - 1, count - 2, count - 3]
+    assert len(await ledger.refusals(count)) == REFUSALS_KEPT
+
+
+# ── forgetting ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_pruning_forgets_what_ended_and_can_no_longer_be_accepted(ledger: Ledger, store: Store) -> None:
+    ended, running, forever = message(0), message(1), Message("app-1", "opaque", "k", "r")
+    for m in (ended, running, forever):
+        await ledger.admit(m)
+    for m in (ended, forever):
+        await ledger.write(w.Deliver(w.Ref(m.key, "c", "r"), 0), w.Advance(m.key, State.DONE, 1))
+    assert await ledger.prune() == 0
+    store.clock.advance(25 * 3600)
+    assert await ledger.prune() == 1
+    assert await ledger.find(ended.key) is None
+    assert await ledger.deliveries(ended.key) == []
+    assert await ledger.find(running.key) is not None, "what has not ended is never forgotten"
+    assert await ledger.find(forever.key) is not None
+    size = await ledger.size()
+    assert (size.messages, size.deliveries) == (2, 1)
+
+
+async def test_a_forgotten_id_is_stale_even_if_the_clock_is_set_back(store: Store) -> None:
+    ledger = await store.open()
+    m = message()
+    await ledger.admit(m)
+    await ledger.write(w.Advance(m.key, State.DONE, 1))
+    store.clock.advance(25 * 3600)
+    await ledger.prune()
+    assert (await ledger.admit(m)).word is Word.STALE
+    store.clock.advance(-25 * 3600)
+    assert (await ledger.admit(m)).word is Word.STALE
+    ledger = await store.reopen()
+    assert (await ledger.admit(m)).word is Word.STALE
+
+
+async def test_pruning_goes_in_steps(ledger: Ledger, store: Store) -> None:
+    messages = [message(n) for n in range(25)]
+    await ledger.admit_many(messages)
+    await ledger.commit([(w.Advance(m.key, State.DONE, 1),) for m in messages])
+    store.clock.advance(25 * 3600)
+    assert [await ledger.prune(limit=10) for _ in range(4)] == [10, 10, 5, 0]
+
+
+async def test_a_short_horizon_forgets_sooner(ledger: Ledger, store: Store) -> None:
+    short = Horizon(keep=10 * MINUTE, skew=MINUTE)
+    m = message()
+    await ledger.admit(m, horizon=short)
+    await ledger.write(w.Advance(m.key, State.DONE, 1))
+    store.clock.advance(12 * 60)
+    assert await ledger.prune() == 1
+    assert (await ledger.admit(m, horizon=short)).word is Word.STALE
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_waiting_returns_when_the_message_ends(ledger: Ledger) -> None:
+    m = message()
+    await ledger.admit(m)
+    waiting = [asyncio.ensure_future(ledger.wait(m.key)) for _ in range(3)]
+    await ledger.write(w.Advance(m.key, State.SENT, 1))
+    await ledger.write(w.Advance(m.key, State.DONE, 2, Answer(7)))
+    records = await asyncio.gather(*waiting)
+    assert [r.answer for r in records if r] == [Answer(7)] * 3
+
+
+async def test_waiting_for_a_withdrawn_or_unknown_message_returns_none(ledger: Ledger) -> None:
+    m = message()
+    assert await ledger.wait(m.key) is None
+    await ledger.admit(m)
+    waiting = asyncio.ensure_future(ledger.wait(m.key))
+    await asyncio.sleep(0)
+    await ledger.write(w.Withdraw(m.key))
+    assert await waiting is None
+
+
+async def test_waiting_is_bounded(ledger: Ledger) -> None:
+    m = message()
+    await ledger.admit(m)
+    record = await ledger.wait(m.key, 0.01)
+    assert record is not None
+    assert record.state is State.ACCEPTED
