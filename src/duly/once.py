@@ -169,6 +169,10 @@ _in_hand: Final[set[str]] = set()
 """The calls of this process that are under way, by the name they sign their deliveries with. A delivery
 signed by nobody here and nobody alive elsewhere was left behind."""
 
+_begun: Final[set[str]] = set()
+"""Those of this process that have begun and whose end is not stored. What was left behind without having
+begun (the ledger failed just then) may be run."""
+
 
 class _Runner:
     """One decorated function."""
@@ -208,12 +212,12 @@ class _Runner:
             while True:
                 verdict = await self._admit(message, me)
                 if verdict.fresh:
-                    return await self._run(message, 1, args, kwargs)
+                    return await self._run(message, 1, me, args, kwargs)
                 if verdict.word is not Word.DUPLICATE or verdict.state is None or verdict.state.terminal:
                     return _unpack(message, verdict, decoder)
                 attempt = await self._take_over(message, me)
                 if attempt is not None:
-                    return await self._run(message, attempt, args, kwargs)
+                    return await self._run(message, attempt, me, args, kwargs)
         finally:
             _in_hand.discard(me)
 
@@ -258,9 +262,8 @@ class _Runner:
                 await asyncio.wait([news], timeout=lasts / SECOND)
                 return None
         ref, attempt = delivery.ref, delivery.attempt
-        if self._effect == "at_most_once" and delivery.state is State.SENT:
-            end = Advance(message.key, State.UNKNOWN, now, CRASHED)
-            await ledger.write(Finish(ref, attempt, State.UNKNOWN, CRASHED.reason, (end,)))
+        if self._effect == "at_most_once" and _may_have_begun(delivery, ledger):
+            await self._end(delivery.worker, self._finish(message, attempt, State.UNKNOWN, CRASHED))
             return None
         (taken,) = await ledger.write(Take(ref, attempt, me, now + self._lease))
         return attempt + 1 if taken else None
@@ -268,32 +271,33 @@ class _Runner:
     # ── our run ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(
-        self, message: Message, attempt: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, message: Message, attempt: int, me: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         ledger, ref = self._ledger, _ref(message)
         self._leases.add(ref, attempt)
+        _begun.add(me)
         try:
             result = await self._function(*args, **kwargs)
         except Exception as problem:
             if self._store_errors:
-                await self._finish(message, attempt, State.FAILED, _error_answer(problem))
+                await self._end(me, self._finish(message, attempt, State.FAILED, _error_answer(problem)))
             else:
-                withdraw = Finish(ref, attempt, State.FAILED, _said(problem), (Withdraw(message.key),))
-                await ledger.write(withdraw)
+                free = (Withdraw(message.key),)
+                await self._end(me, Finish(ref, attempt, State.FAILED, _said(problem), free))
             raise
         except GeneratorExit:
             raise  # thrown away in the middle: nothing can be awaited any more
         except BaseException:
             # Cancelled in the middle: the same as a crash, only that we can still say so.
             if self._effect == "at_least_once":
-                await ledger.write(Postpone(ref, attempt, ledger.clock.now(), "cancelled"))
+                await self._end(me, Postpone(ref, attempt, ledger.clock.now(), "cancelled"))
             else:
-                await self._finish(message, attempt, State.UNKNOWN, CANCELLED)
+                await self._end(me, self._finish(message, attempt, State.UNKNOWN, CANCELLED))
             raise
         finally:
             self._leases.remove(ref)
         answer = self._result_answer(result)
-        if await self._finish(message, attempt, State.DONE, answer):
+        if await self._end(me, self._finish(message, attempt, State.DONE, answer)):
             if answer.code == UNSTORABLE:
                 raise Unstorable(answer.reason)
             return result
@@ -303,9 +307,13 @@ class _Runner:
             raise Unknown(f"{self._scope}/{message.id}: another attempt took over and came to nothing")
         return _unpack(message, Verdict(Word.DUPLICATE, record.state, record.answer), self._result_decoder())
 
-    async def _finish(self, message: Message, attempt: int, state: State, answer: Answer) -> bool:
+    def _finish(self, message: Message, attempt: int, state: State, answer: Answer) -> Finish:
         end = Advance(message.key, state, self._ledger.clock.now(), answer)
-        results = await self._ledger.write(Finish(_ref(message), attempt, state, answer.reason, (end,)))
+        return Finish(_ref(message), attempt, state, answer.reason, (end,))
+
+    async def _end(self, me: str, end: Finish | Postpone) -> bool:
+        results = await self._ledger.write(end)
+        _begun.discard(me)
         return bool(results[0])
 
     # ── inside the ledger's transaction ──────────────────────────────────────────────────────────
@@ -396,9 +404,18 @@ def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
         return True  # given back
     if delivery.worker in _in_hand:
         return False
-    # Ours and not in hand: its end could not be stored.
-    ours = delivery.worker.startswith(ledger.worker + "/")
-    return ledger.sole or ours or delivery.due <= now
+    # Ours and not in hand: the ledger failed when it was to begin or to end.
+    return ledger.sole or _ours(delivery, ledger) or delivery.due <= now
+
+
+def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:
+    if delivery.state is not State.SENT:
+        return False
+    return delivery.worker in _begun or not _ours(delivery, ledger)
+
+
+def _ours(delivery: Delivery, ledger: Ledger) -> bool:
+    return delivery.worker.startswith(ledger.worker + "/")
 
 
 def _error_answer(problem: Exception) -> Answer:

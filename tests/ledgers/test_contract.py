@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,20 +12,12 @@ import pytest
 from duly.core import writes as w
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
-from duly.core.units import DAY, FOREVER, HOUR, MINUTE, MS, SECOND
+from duly.core.messages import FORGOTTEN, Answer, Message, Mode, Order, Word, key_of
+from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.ledger import REFUSALS_KEPT, Extent, Ledger
+from duly.ledgers.memory import MemoryLedger
 from tests.ledgers.conftest import Store
-
-
-def message(n: int = 0, *, ms: int = 1_700_000_000_000, scope: str = "app-1", **more: Any) -> Message:
-    fields: dict[str, Any] = {"kind": "lock_control", "recipient": "lock-1", "body": b'{"open":true}'} | more
-    return Message(scope=scope, id=f"{ms}_{n}", **fields)
-
-
-def admit(m: Message, at: int = 1, **more: Any) -> w.Admit:
-    return w.Admit(m, until=FOREVER, at=at, **more)
-
+from tests.ledgers.making import admit, message
 
 # ── admission ────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,6 +172,81 @@ async def test_a_raised_mark_decides_between_two_ends(ledger: Ledger) -> None:
         w.Moved(True, State.SUPERSEDED, Answer(0, b"", "too late")),
     ]
     assert await ledger.deliveries(late.key) == []
+
+
+async def test_the_groups_of_one_commit_are_applied_in_order(ledger: Ledger) -> None:
+    m, other = message(0), message(0, body=b"other")
+    results = await ledger.commit(
+        [
+            (w.Advance(m.key, State.DONE, 1),),
+            (admit(m, then=(w.Append("log", b"1", 1),)),),
+            (w.Withdraw(m.key),),
+            (admit(other, then=(w.Append("log", b"2", 1), w.Deliver(w.Ref(m.key, "c", "r"), 1))),),
+            (w.Claim("c", "me", now=1, due=9),),
+            (w.Advance(m.key, State.DONE, 3), w.MoveCursor("log", "eve", 9)),
+            (admit(m),),
+        ]
+    )
+    assert results[0] == [w.Moved(False, None)]
+    assert [r[0].word for r in (results[1], results[3], results[6])] == [
+        Word.FRESH,
+        Word.FRESH,
+        Word.CONFLICT,
+    ]  # type: ignore[union-attr]
+    assert (results[1][1:], results[2], results[3][1:]) == ([1], [True], [2, True])
+    assert [d.attempt for d in results[4][0]] == [1]  # type: ignore[union-attr]
+    assert results[5] == [w.Moved(True, State.DONE), 2]
+    record = await ledger.find(m.key)
+    assert record is not None
+    assert (record.message.body, record.state) == (b"other", State.DONE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_every_ledger_does_what_the_memory_ledger_does(store: Store, seed: int) -> None:
+    ledger, model = await store.open(), MemoryLedger(store.clock)
+    rng = random.Random(seed)
+    for _ in range(15):
+        groups = [
+            tuple(some_write(rng, store.clock.now()) for _ in range(rng.randint(1, 3))) for _ in range(12)
+        ]
+        assert await ledger.commit(groups) == await model.commit(groups)
+        if rng.random() < 0.2:
+            store.clock.advance(rng.random())
+            assert await ledger.prune() == await model.prune()
+    for n in range(4):
+        assert await ledger.find(message(n).key) == await model.find(message(n).key)
+        assert await ledger.deliveries(message(n).key) == await model.deliveries(message(n).key)
+    assert await ledger.entries("s0") == await model.entries("s0")
+    assert await ledger.marks() == await model.marks()
+    assert await ledger.refusals(1000) == await model.refusals(1000)
+
+
+def some_write(rng: random.Random, now: int, depth: int = 0) -> w.Write:
+    """Any write on few rows, so that they meet."""
+    m = message(rng.randrange(4), body=rng.choice([b"a", b"a", b"b"]))
+    ref = w.Ref(m.key, rng.choice("cd"), rng.choice("xy"))
+    attempt, due = rng.randrange(3), rng.randrange(100)
+
+    def more() -> w.Group:
+        return tuple(some_write(rng, now, depth + 1) for _ in range(rng.randrange(3))) if depth < 2 else ()
+
+    make: list[Callable[[], w.Write]] = [
+        lambda: w.Admit(m, now + rng.choice([-1, 500_000, 10**12]), now, rng.choice(list(State)[:3]), more()),
+        lambda: w.Recall(m, FORGOTTEN, now),
+        lambda: w.Withdraw(m.key),
+        lambda: w.Advance(m.key, rng.choice(list(State)), due, rng.choice([None, Answer(due, b"x")])),
+        lambda: w.Deliver(ref, due, attempt=rng.randrange(2), worker="w"),
+        lambda: w.Take(ref, attempt, "t", due),
+        lambda: w.Claim(ref.channel, "c", due, due + 10, 1000),
+        lambda: w.Renew(ref, attempt, due),
+        lambda: w.Postpone(ref, attempt, due, "later"),
+        lambda: w.Finish(ref, rng.choice([None, attempt]), State.FAILED, "over", more()),
+        lambda: w.Append(rng.choice(["s0", "s1"]), b"%d" % due, due, m.key),
+        lambda: w.MoveCursor(rng.choice(["s0", "s1"]), "reader", rng.randrange(20)),
+        lambda: w.Raise(rng.choice("pq"), rng.randrange(20), rng.randrange(20), more(), more()),
+        lambda: w.Refuse("a", "b", "denied", "no", due),
+    ]
+    return rng.choice(make)()
 
 
 # ── lifecycle ────────────────────────────────────────────────────────────────────────────────────

@@ -62,12 +62,14 @@ class OutboxPolicy(Struct, frozen=True):
 
 
 class _Entry:
-    __slots__ = ("after", "attempt", "give_up", "message", "received", "resting", "timer")
+    __slots__ = ("after", "attempt", "begun", "give_up", "message", "received", "resting", "timer")
 
     def __init__(self, message: Message, attempt: int, after: int) -> None:
         self.message = message
         self.attempt = attempt
         self.after = after
+        self.begun = False
+        """this attempt was transmitted by this process"""
         self.received = False
         self.resting = False
         """given back after a `Failed`, waiting for its next try"""
@@ -181,6 +183,7 @@ class Outbox:
             entry = self._entries[message.key] = _Entry(message, attempt, after)
             entry.give_up = min(FOREVER, now + self.policy.patience)
         entry.attempt = attempt
+        entry.begun = True
         entry.resting = False
         self._set_timer(entry, self._next_try(message, attempt, now))
         return Transmit(message, attempt, entry.after)
@@ -188,7 +191,8 @@ class Outbox:
     def _resume(self, item: Open, known: _Entry | None, now: int) -> list[Todo]:
         message, delivery = item.message, item.delivery
         ours = delivery.worker == self.worker
-        if known is not None and ours and known.attempt == delivery.attempt and self.policy.resend is None:
+        begun = known is not None and known.begun and known.attempt == delivery.attempt
+        if known is not None and begun and ours and self.policy.resend is None:
             # Our handler is at work on it; what it has said since is still to be heard.
             known.resting = False
             self._entries[message.key] = known

@@ -51,7 +51,7 @@ def wanted(world: World) -> Iterator[Finding]:
 
 def stored(world: World) -> Iterator[Finding]:
     """[P1] What a node has said it stored is on its disk, whatever happened since."""
-    for name, promised in world.log.promised.items():
+    for name, promised in world.settled_promises.items():
         disk = world.settled_disks[name]
         for key in promised:
             if key not in disk.messages and key in world.log.wanted:
@@ -59,18 +59,16 @@ def stored(world: World) -> Iterator[Finding]:
 
 
 def admitted_once(world: World) -> Iterator[Finding]:
-    """[P2] A ledger admits an id once in its life, also after it was forgotten; and refuses out loud."""
-    alive: dict[tuple[str, bytes], bool] = {}
+    """[P2] A ledger admits an id once in its life, also after it was forgotten."""
+    admitted: set[tuple[str, bytes]] = set()
     for name, write, result in world.log.commits:
         match write, result:
             case w.Admit(message=message), Verdict(word=Word.FRESH):
-                where = (name, message.key)
-                epoch_wiped = name in {k[0] for k in alive} and world.epochs[name] and where in alive
-                if alive.get(where) and not epoch_wiped:
+                if (name, message.key) in admitted:
                     yield f"{name} admitted it a second time", message.key
-                alive[where] = True
+                admitted.add((name, message.key))
             case w.Withdraw(key=key), True:
-                alive[name, key] = False
+                admitted.discard((name, key))
 
 
 def forward(world: World) -> Iterator[Finding]:
@@ -174,15 +172,19 @@ def explained(world: World) -> Iterator[Finding]:
         for refusal in node.disk.refusals
     }
     for name, message, verdict in world.log.replies:
+        want = world.log.wanted.get(message.key)
+        forged = want is not None and want.message.body != message.body
+        if forged and verdict.word in (Word.FRESH, Word.DUPLICATE):
+            yield f"{name} took other content under its id for the same", message.key
         if verdict.word not in (Word.FRESH, Word.DUPLICATE) and not verdict.retry:
             if (name, message.scope, message.id, verdict.word.value) not in recorded:
                 yield f"{name} refused it as {verdict.word.value} and did not record why", message.key
             if not verdict.reason:
                 yield f"{name} refused it without a reason", message.key
     for key, told in world.log.outcomes.items():
-        want = world.log.wanted[key]
+        superseded = world.log.wanted[key]
         if told[-1][0] is State.SUPERSEDED and not any(
-            _may_supersede(other, want) for other in world.log.wanted.values()
+            _may_supersede(other, superseded) for other in world.log.wanted.values()
         ):
             yield "was superseded, though nothing came that could", key
 

@@ -177,16 +177,24 @@ class World:
         self._calm()
         await asyncio.sleep(SETTLED - CALM)
         self.log.note("world", "should have settled")
+        self.settled_promises = {name: dict(promised) for name, promised in self.log.promised.items()}
         self.settled_disks = {name: _snapshot(node.disk) for name, node in self.nodes.items()}
         await asyncio.sleep(BEYOND - SETTLED)
+        if plan.steps:
+            for node in self.nodes.values():
+                self._set_clock(node, -round((BEYOND - CALM) * SECOND))
         self._replay(len(self.network.captured) if plan.replays else 0)
         await asyncio.sleep(END - BEYOND)
 
     async def _use(self, sender: Sender, receivers: list[Receiver]) -> None:
         rng, plan = self.rng, self.plan
-        for _ in range(plan.messages):
-            # In bursts, since reordering needs company.
-            await asyncio.sleep(rng.random() * (0.02 if rng.random() < 0.6 else 2 * BUSY / plan.messages))
+        # All begin at the same moment: with clocks that agree, their first ids are the same.
+        await asyncio.sleep(0.5)
+        for i in range(plan.messages):
+            # In bursts, since reordering needs company; some within the same millisecond.
+            burst = rng.choice([0, 0.02])
+            if i:
+                await asyncio.sleep(burst if rng.random() < 0.6 else rng.random() * 2 * BUSY / plan.messages)
             recipient = rng.choice(receivers).name
             kind = rng.choice([ONCE, AGAIN, LEDGER])
             order = draw_order(rng.random())

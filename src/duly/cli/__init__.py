@@ -1,0 +1,46 @@
+"""The command line: one file per verb group. Verbs import what they need when they run, so that
+`duly --help` answers at once.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from duly.cli import sim
+
+app = typer.Typer(
+    name="duly",
+    help="Messages that take effect once, in the right order, and tell their sender how it ended.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"duly {version('duly')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _duly(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("sim")(sim.sim)
+
+
+def main() -> None:
+    app()

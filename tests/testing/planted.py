@@ -1,0 +1,250 @@
+"""Bugs to plant, each a mistake somebody once made. The checkers must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from duly.core import horizon as horizons
+from duly.core import inbox as inboxes
+from duly.core import order as orders
+from duly.core import writes as w
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import FRESH, Message, Verdict, Word
+from duly.core.order import Lanes
+from duly.core.outbox import Outbox
+from duly.core.steps import Reply, Step, Todo
+from duly.core.units import SECOND
+from duly.errors import LedgerUnavailable
+from duly.ledger import Ledger
+from duly.ledgers import memory
+from duly.ledgers.memory import MemoryLedger
+from duly.testing.sim.disk import SimLedger
+
+Patch = pytest.MonkeyPatch
+
+
+def ack_before_commit(patch: Patch) -> None:
+    """The sender is told before the message is stored."""
+    receive = Inbox.receive
+
+    def hasty(self: Inbox, message: Message, origin: Any, now: int) -> list[Todo]:
+        todo = receive(self, message, origin, now)
+        admits = any(isinstance(t, Step) and isinstance(t.writes[0], w.Admit) for t in todo)
+        return [Reply(origin, message, FRESH), *todo] if admits else todo
+
+    patch.setattr(Inbox, "receive", hasty)
+
+
+def no_unique_key(patch: Patch) -> None:
+    """Every arrival is fresh."""
+    patch.setattr(MemoryLedger, "_known", lambda self, message: None)
+
+
+def forget_too_early(patch: Patch) -> None:
+    """Ids are forgotten while their senders may still repeat them."""
+    patch.setattr(horizons, "remember_until", lambda message, horizon: message.made + SECOND)
+
+
+def no_floor(patch: Patch) -> None:
+    """After forgetting, only the clock says what is too old; then the clock is set back."""
+
+    async def prune(self: MemoryLedger, *, limit: int = 1_000) -> int:
+        now = self.clock.now()
+        old = [k for k, r in self.disk.messages.items() if r.until <= now and r.state.terminal]
+        for key in old:
+            self._forget(key)
+        return len(old)
+
+    patch.setattr(MemoryLedger, "prune", prune)
+
+
+def wrong_scope(patch: Patch) -> None:
+    """An id is looked up without asking whose it is."""
+
+    def known(self: MemoryLedger, message: Message) -> Verdict | None:
+        for record in self.disk.messages.values():
+            if record.message.id == message.id:
+                return Verdict(Word.DUPLICATE, record.state, record.answer)
+        return None
+
+    patch.setattr(MemoryLedger, "_known", known)
+
+
+def clock_decides_order(patch: Patch) -> None:
+    """The sender's clock, not its counter, says what is later."""
+
+    def later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:
+        return mark is None or ms > mark[1]
+
+    patch.setattr(w, "is_later", later)
+    patch.setattr(orders, "is_later", later)
+
+
+def lost_high_water_mark(patch: Patch) -> None:
+    """The mark lives in memory only."""
+    apply = MemoryLedger._apply
+
+    def forgetful(self: MemoryLedger, write: w.Write) -> w.Result:
+        return True if isinstance(write, w.Raise) and write.mark.startswith("[") else apply(self, write)
+
+    patch.setattr(MemoryLedger, "_apply", forgetful)
+
+
+def no_fingerprint(patch: Patch) -> None:
+    """Other content under a known id passes for a repeat."""
+
+    def known(self: MemoryLedger, message: Message) -> Verdict | None:
+        record = self.disk.messages.get(message.key)
+        return None if record is None else Verdict(Word.DUPLICATE, record.state, record.answer)
+
+    patch.setattr(MemoryLedger, "_known", known)
+
+
+def newest_content_wins(patch: Patch) -> None:
+    """Other content under a known id replaces the first."""
+    known = MemoryLedger._known
+
+    def naive(self: MemoryLedger, message: Message) -> Verdict | None:
+        verdict = known(self, message)
+        return None if verdict is not None and verdict.word is Word.CONFLICT else verdict
+
+    patch.setattr(MemoryLedger, "_known", naive)
+    patch.setattr(Inbox, "_attach", lambda self, live, origin: [])
+
+
+def torn_commit(patch: Patch) -> None:
+    """A commit that failed leaves the admission behind, without what belongs to it."""
+    commit = SimLedger.commit
+
+    async def torn(self: SimLedger, groups: Sequence[w.Group]) -> list[w.Results]:
+        try:
+            return await commit(self, groups)
+        except LedgerUnavailable:
+            for group in groups:
+                for write in group:
+                    if isinstance(write, w.Admit):
+                        w.execute((msgspec.structs.replace(write, then=()),), self._apply)
+            raise
+
+    patch.setattr(SimLedger, "commit", torn)
+
+
+def run_again_after_crash(patch: Patch) -> None:
+    """What must run at most once is started again after a crash in the middle."""
+    begin = Outbox.__init__
+
+    def careless(self: Outbox, policy: Any, worker: str, **more: Any) -> None:
+        begin(self, policy, worker, **{**more, "repeatable": lambda message: True})
+
+    patch.setattr(Outbox, "__init__", careless)
+
+
+def ends_may_change(patch: Patch) -> None:
+    """A later answer overwrites an earlier one."""
+    patch.setattr(memory, "SOURCES", {to: frozenset(State) for to in State})
+
+
+def silence_for_duplicates(patch: Patch) -> None:
+    """A repeat is ignored, as seed 000 asks, so a lost answer stays lost."""
+    perform = Inbox._not_fresh
+
+    def mute(self: Inbox, live: Any, verdict: Verdict, now: int) -> list[Todo]:
+        todo = perform(self, live, verdict, now)
+        return [t for t in todo if not isinstance(t, Reply)] if verdict.word is Word.DUPLICATE else todo
+
+    patch.setattr(Inbox, "_not_fresh", mute)
+    patch.setattr(Inbox, "repeated", lambda self, message, verdict, origin, now: [])
+
+
+def nothing_resumed(patch: Patch) -> None:
+    """After a restart, what was under way is not taken up again."""
+    patch.setattr(Outbox, "_resume", lambda self, item, known, now: [])
+
+
+def gaps_do_not_wait(patch: Patch) -> None:
+    """What arrives runs, whatever is still missing before it."""
+
+    def impatient(self: Lanes, chain: Any, given_up: int = -1) -> Any:
+        return follow(self, chain, 1 << 62)
+
+    follow = Lanes._follow
+    patch.setattr(Lanes, "_follow", impatient)
+
+
+def effects_apart_from_the_end(patch: Patch) -> None:
+    """A handler's writes are committed before, not with, the memory that it ran."""
+    answered = Outbox.answered
+
+    def apart(self: Outbox, event: Any, now: int) -> list[Todo]:
+        if not event.effects:
+            return answered(self, event, now)
+        bare = msgspec.structs.replace(event, effects=())
+        return [Step(event.effects, lambda results, now: answered(self, bare, now))]
+
+    patch.setattr(Outbox, "answered", apart)
+
+
+def no_timer(patch: Patch) -> None:
+    """Nothing is ever sent again."""
+    patch.setattr(Outbox, "next_wake", lambda self: None)
+
+
+def memory_is_the_truth(patch: Patch) -> None:
+    """The memory of hot ids is filled once and never corrected."""
+    patch.setattr(Ledger, "_moved", lambda self, key, state, answer: None)
+    patch.setattr(
+        Inbox, "handle",
+        lambda self, event, now, handle=Inbox.handle: handle(self, event, now),
+    )  # fmt: skip
+    from duly.engine import Engine
+
+    def trusting(self: Engine, event: Any, now: int) -> list[Todo]:
+        if hasattr(event, "message"):
+            known = self._ledger.recall(event.message, now)
+            if known is not None:
+                return self._machine.repeated(event.message, known, event.origin, now)
+        return self._machine.handle(event, now)
+
+    patch.setattr(Engine, "_handle", trusting)
+
+
+def handlers_side_by_side(patch: Patch) -> None:
+    """A lane's next handler starts before the last one has finished."""
+    patch.setattr(Lanes, "_start", lambda self, release: [release])
+
+
+def refusals_not_recorded(patch: Patch) -> None:
+    """What was refused is refused in silence."""
+    patch.setattr(MemoryLedger, "_refuse", lambda self, scope, id_, verdict, at: None)
+
+
+def held_is_forgotten(patch: Patch) -> None:
+    """A message that waits for a gap is acknowledged but not stored with its delivery (seed 004)."""
+    admit = inboxes.Inbox._admit
+
+    def buffered(self: Inbox, live: Any, move: Any, horizon: Any, now: int) -> Step:
+        step = admit(self, live, move, horizon, now)
+        if move is None:
+            (write,) = step.writes
+            bare = msgspec.structs.replace(write, then=())
+            return msgspec.structs.replace(step, writes=(bare,))
+        return step
+
+    patch.setattr(Inbox, "_admit", buffered)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        ack_before_commit, no_unique_key, forget_too_early, no_floor, wrong_scope, clock_decides_order,
+        lost_high_water_mark, no_fingerprint, newest_content_wins, torn_commit, run_again_after_crash,
+        ends_may_change, silence_for_duplicates, nothing_resumed, gaps_do_not_wait,
+        effects_apart_from_the_end, no_timer, memory_is_the_truth, handlers_side_by_side,
+        refusals_not_recorded, held_is_forgotten,
+    )
+}  # fmt: skip
