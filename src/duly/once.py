@@ -32,6 +32,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
+import msgspec.inspect
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
@@ -166,8 +167,7 @@ def _digest(counts: object, function: Callable[..., Any]) -> bytes:
 _serial: Final = itertools.count(1)
 
 _in_hand: Final[set[str]] = set()
-"""The calls of this process that are under way, by the name they sign their deliveries with. A delivery
-signed by nobody here and nobody alive elsewhere was left behind."""
+"""The calls of this process that are under way, by the name they sign their deliveries with."""
 
 _begun: Final[set[str]] = set()
 """Those of this process that have begun and whose end is not stored. What was left behind without having
@@ -256,9 +256,8 @@ class _Runner:
             delivery = found[0]
             now = ledger.clock.now()
             if not _abandoned(delivery, ledger, now):
-                # Looking again is for news that was lost; a run of our own needs no lease to be alive.
-                here = delivery.worker in _in_hand
-                lasts = self._lease if here else max(0, delivery.due - now) + MS
+                # A run of our own needs no lease to be alive; looking again is for news that was lost.
+                lasts = self._lease if _ours(delivery, ledger) else delivery.due - now + MS
                 await asyncio.wait([news], timeout=lasts / SECOND)
                 return None
         ref, attempt = delivery.ref, delivery.attempt
@@ -362,7 +361,9 @@ class _Runner:
                 hints = typing.get_type_hints(
                     SimpleNamespace(__annotations__=only), globalns=getattr(inner, "__globals__", {})
                 )
-                self._decoder = msgspec.json.Decoder(hints["return"])
+                decoder = msgspec.json.Decoder(hints["return"])
+                _check_readable(msgspec.inspect.type_info(hints["return"]), set())
+                self._decoder = decoder
             except Exception as problem:
                 raise ProgramError(
                     f"a repeat of {_name_of(self._function)} could not be given its result: {problem}; "
@@ -402,10 +403,9 @@ def _ref(message: Message) -> Ref:
 def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
     if delivery.state is State.ACCEPTED:
         return True  # given back
-    if delivery.worker in _in_hand:
-        return False
-    # Ours and not in hand: the ledger failed when it was to begin or to end.
-    return ledger.sole or _ours(delivery, ledger) or delivery.due <= now
+    if _ours(delivery, ledger):
+        return delivery.worker not in _in_hand  # the ledger failed when it was to begin or to end
+    return ledger.sole or delivery.due <= now
 
 
 def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:
@@ -416,6 +416,21 @@ def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:
 
 def _ours(delivery: Delivery, ledger: Ledger) -> bool:
     return delivery.worker.startswith(ledger.worker + "/")
+
+
+def _check_readable(kind: object, seen: set[int]) -> None:
+    """msgspec takes any class and fails when it is to read one; here that would be after the run."""
+    if isinstance(kind, msgspec.inspect.CustomType):
+        raise TypeError(f"{kind.cls.__qualname__} cannot be read back")
+    if isinstance(kind, tuple):
+        parts = kind
+    elif isinstance(kind, msgspec.inspect.Type | msgspec.inspect.Field) and id(kind) not in seen:
+        seen.add(id(kind))
+        parts = tuple(getattr(kind, name) for name in kind.__struct_fields__)
+    else:
+        return
+    for part in parts:
+        _check_readable(part, seen)
 
 
 def _error_answer(problem: Exception) -> Answer:

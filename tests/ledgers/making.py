@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from duly.core import writes as w
@@ -16,3 +18,10 @@ def message(n: int = 0, *, ms: int = 1_700_000_000_000, scope: str = "app-1", **
 
 def admit(m: Message, at: int = 1, **more: Any) -> w.Admit:
     return w.Admit(m, until=FOREVER, at=at, **more)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Come back when it holds; for what has no event to wait on."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.retry import COMMAND, RetryPolicy
@@ -35,7 +36,20 @@ from duly.core.steps import (
     Transmit,
 )
 from duly.core.units import FOREVER, SECOND
-from duly.core.writes import Admit, Advance, Deliver, Finish, Group, Moved, Open, Postpone, Ref, Results, Take
+from duly.core.writes import (
+    Admit,
+    Advance,
+    Deliver,
+    Finish,
+    Group,
+    Moved,
+    Open,
+    Postpone,
+    Raise,
+    Ref,
+    Results,
+    Take,
+)
 from duly.errors import Malformed
 
 REFUSED: Final = 2
@@ -89,7 +103,8 @@ class Outbox:
     """The sender's machine.
 
     `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is
-    told of every end, after it is committed.
+    told of every end, after it is committed. `minted` names the mark that keeps the last id sent, for a
+    sender that mints `SeqId`s: committed with the message, so no id leaves that a restart could repeat.
     """
 
     def __init__(
@@ -99,7 +114,9 @@ class Outbox:
         *,
         repeatable: Callable[[Message], bool] = _always,
         ended: Callable[[Message, State, Answer, int], list[Todo]] = _report,
+        minted: str = "",
     ) -> None:
+        self._minted = minted
         self.policy = policy
         self.worker = worker
         self._repeatable = repeatable
@@ -141,7 +158,11 @@ class Outbox:
             todo: list[Todo] = [Reply(origin, message, verdict)]
             return [*todo, self.launched(message, 1, -1, now)] if verdict.fresh else todo
 
-        admit = Admit(message, FOREVER, now, State.SENT, then=(self.launch(message, now),))
+        then: Group = (self.launch(message, now),)
+        if self._minted:
+            last = SeqId.parse(message.id)
+            then = (*then, Raise(self._minted, last.n, last.ms))
+        admit = Admit(message, FOREVER, now, State.SENT, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 
     @property

@@ -66,13 +66,15 @@ class PostgresLedger(Ledger):
     @classmethod
     async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
         ledger = cls(url, clock, hot=hot)
-        with _translated():
-            ledger._pool = await asyncpg.create_pool(url, min_size=1, max_size=SESSIONS + 2, **CONNECTING)
         try:
             with _translated():
+                # No connection is held in reserve: the pool would complain whenever the server is away.
+                ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
                 await ledger._migrate()
-        except BaseException:
+        except BaseException as error:
             await ledger.close()
+            if isinstance(error, ValueError):
+                raise Malformed(f"this is not the address of a PostgreSQL database: {error}") from error
             raise
         return ledger
 
@@ -98,7 +100,8 @@ class PostgresLedger(Ledger):
             line, self._line = self._line, None
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await line.close()
-        await self._pool.close()
+        if self._pool is not None:
+            await self._pool.close()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -193,9 +196,19 @@ class PostgresLedger(Ledger):
                     await transaction.commit()
         self._learn(session.groups, session.results)
 
+    @contextmanager
+    def _asking_the_pool(self) -> Iterator[None]:
+        try:
+            with _translated():
+                yield
+        except LedgerUnavailable:
+            if self._closed:
+                raise Stopped("this ledger is closed") from None
+            raise
+
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        with _translated():
+        with self._asking_the_pool():
             connection = await self._pool.acquire()
         try:
             yield connection
@@ -206,9 +219,7 @@ class PostgresLedger(Ledger):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, name: str, *args: Any) -> list[Any]:
-        if self._closed:
-            raise Stopped("this ledger is closed")
-        with _translated():
+        with self._asking_the_pool():
             found: list[Any] = await self._pool.fetch(sql.queries("postgres")[name], *args)
         return found
 
@@ -349,8 +360,6 @@ def _translated(*, committing: bool = False) -> Iterator[None]:
     stored = MAYBE if committing else "nothing was stored. Try again when it is back"
     try:
         yield
-    except asyncpg.ClientConfigurationError as error:
-        raise Malformed(f"this is not the address of a PostgreSQL database: {error}") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise LedgerError(
             f"PostgreSQL does not let us in ({error}); check the user, password and database"

@@ -140,13 +140,13 @@ class SqliteLedger(Ledger):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        statement = sql.queries("sqlite")[name]
+        statement, db = sql.queries("sqlite")[name], self._db
+        if db is None:
+            raise Stopped("this ledger is closed")
 
         def run() -> list[tuple[Any, ...]]:
-            if self._db is None:
-                raise Stopped("this ledger is closed")
             with _translated(self.path):
-                return self._db.execute(statement, args).fetchall()
+                return db.execute(statement, args).fetchall()
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 

@@ -20,9 +20,9 @@ from duly.core.outbox import Outbox, OutboxPolicy, heard
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Event, Failed, Reply, Report, Transmit
 from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
-from duly.core.writes import Append, Raise
+from duly.core.writes import Append
 from duly.engine import Engine, Machine
-from duly.errors import LedgerError, Stopped
+from duly.errors import Stopped
 from duly.ledgers.memory import Disk
 from duly.testing.loops import LoopClock
 from duly.testing.sim.disk import SimLedger
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from duly.testing.sim.world import World
 
 HORIZON: Final = Horizon(keep=5 * MINUTE, skew=MINUTE)
-IDS_AT_ONCE: Final = 8
 
 ONCE, AGAIN, LEDGER = "at_most_once", "at_least_once", "in_the_ledger"
 """The kinds of effects a message may ask for."""
@@ -131,23 +130,13 @@ class Sender(Node):
 
     def machine(self, worker: str) -> Machine:
         resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
-        return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker)
+        return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker, minted="ids")
 
     async def started(self) -> None:
         n, ms = (await self.ledger.marks()).get("ids", (-1, 0))
         self.ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
-        await self._reserve()
-
-    async def _reserve(self) -> None:
-        watermark = self.ids.reserve(IDS_AT_ONCE, self.clock.now())
-        await self.ledger.write(Raise("ids", watermark.n, watermark.ms))
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        try:
-            if self.ids.left == 0:
-                await self._reserve()
-        except LedgerError:
-            return
         now = self.clock.now()
         minted = self.ids.next(now)
         if order is not None:

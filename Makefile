@@ -1,0 +1,53 @@
+# Everything sets itself up: on a fresh machine with Python ≥ 3.11 and make, `make up` and `make test` work.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+SEEDS  ?= 300
+
+.DEFAULT_GOAL := help
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit("duly needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[postgres]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.user
+	$(PIP) install -c constraints.txt -e '.[postgres,dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.user
+	$(PIP) install -c constraints.txt -e '.[postgres,bench]'
+	@touch $@
+
+setup: $(VENV)/.user ## make a working .venv/bin/duly
+
+up: setup ## run duly
+	$(BIN)/duly sim
+
+servers: ## on Debian as root: install the servers the tests need
+	@bash tools/install-servers
+
+test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/duly sim --seeds $(SEEDS)
+	$(BIN)/pytest
+
+bench: $(VENV)/.bench servers ## measure, beside what people use instead
+	$(BIN)/python -m bench $(BENCH)
+
+clean: ## remove what was made
+	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
+
+.PHONY: help setup up servers test bench clean

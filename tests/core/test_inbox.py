@@ -1,0 +1,282 @@
+"""The receiver's machine: as a specification, then against a naive model that remembers everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from duly.core.horizon import Horizon
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Word
+from duly.core.order import LanePolicy
+from duly.core.outbox import OutboxPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Answered, Arrived, Effect, Failed, Reply, Report, Transmit
+from duly.core.units import FOREVER, HOUR, MINUTE, MS, SECOND
+from duly.ledgers.memory import Disk
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+RUN = OutboxPolicy("run", None, RetryPolicy.never(), FOREVER)
+
+
+def message(n: int = 0, order: Order | None = None, *, body: bytes = b"open", **more: Any) -> Message:
+    return Message("app", f"{1_700_000_000_000 + n}_{n}", "lock_control", "lock", body, order=order, **more)
+
+
+def ordered(n: int, mode: Mode = Mode.REPLAY) -> Message:
+    return message(n, Order("power", mode, n))
+
+
+def receiver(
+    *, disk: Disk | None = None, clock: ManualClock | None = None, worker: str = "me", repeatable: bool = False,
+    keep: int = 24 * HOUR,
+) -> Driver:  # fmt: skip
+    machine = Inbox(
+        RUN, worker, lanes=LanePolicy(serial=True), horizon=lambda kind: Horizon(keep, MINUTE),
+        repeatable=lambda message: repeatable,
+    )  # fmt: skip
+    return Driver(machine, clock or ManualClock(), disk)
+
+
+def done(message: Message, attempt: int = 1) -> Answered:
+    return Answered(message.key, State.DONE, Answer(0, message.body), attempt)
+
+
+def words(effects: list[Effect]) -> list[str]:
+    return [reply.verdict.word.value for reply in only(Reply, effects)]
+
+
+def test_a_message_is_stored_then_answered_then_run() -> None:
+    inbox = receiver()
+    effects = inbox.give(Arrived(message(), "c1"))
+    assert [type(effect) for effect in effects] == [Reply, Transmit]
+    assert words(effects) == ["fresh"]
+
+
+def test_its_end_is_told_to_whoever_asked() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(message(), "c1"))
+    (repeat,) = inbox.give(Arrived(message(), "c2"))
+    assert isinstance(repeat, Reply)
+    assert (repeat.origin, repeat.verdict.word, repeat.verdict.state) == ("c2", Word.DUPLICATE, State.SENT)
+    assert inbox.give(done(message())) == [
+        Report(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"))
+    ]
+
+
+def test_a_repeat_after_the_end_gets_the_answer_and_runs_nothing() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(message(), "c1"))
+    inbox.give(done(message()))
+    (reply,) = inbox.give(Arrived(message(), "c3"))
+    assert isinstance(reply, Reply)
+    assert (reply.verdict.state, reply.verdict.answer) == (State.DONE, Answer(0, b"open"))
+
+
+def test_other_content_under_the_same_id_is_a_conflict_while_the_first_runs_and_after() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(message()))
+    assert words(inbox.give(Arrived(message(body=b"close")))) == ["conflict"]
+    inbox.give(done(message()))
+    assert words(inbox.give(Arrived(message(body=b"close")))) == ["conflict"]
+
+
+def test_refusals_are_recorded_and_do_not_burn_the_id() -> None:
+    inbox = receiver()
+    future = message(2 * 60 * 1000)
+    assert words(inbox.give(Arrived(future))) == ["refused"]
+    assert [r.word for r in inbox.ledger.disk.refusals] == ["refused"]
+    inbox.clock.advance(120)
+    assert words(inbox.give(Arrived(future))) == ["fresh"]
+
+
+def test_two_repeats_before_the_first_is_stored_hear_only_when_it_is() -> None:
+    """Three arrive in one turn: nobody is told anything until the commit."""
+    inbox = receiver()
+    now = inbox.clock.now()
+    first = inbox.machine.handle(Arrived(message(), "c1"), now)
+    assert inbox.machine.handle(Arrived(message(), "c2"), now) == []
+    inbox.carry_out(first)
+    assert [(r.origin, r.verdict.word.value) for r in only(Reply, inbox.effects)] == [
+        ("c1", "fresh"),
+        ("c2", "duplicate"),
+    ]
+
+
+def test_ordered_messages_run_one_after_the_other() -> None:
+    inbox = receiver()
+    assert len(only(Transmit, inbox.give(Arrived(ordered(0))))) == 1
+    assert only(Transmit, inbox.give(Arrived(ordered(1)))) == []
+    assert inbox.state(ordered(1).key) == "accepted"
+    assert [t.message for t in only(Transmit, inbox.give(done(ordered(0))))] == [ordered(1)]
+
+
+def test_a_message_that_waits_for_a_gap_is_stored_and_survives_a_crash() -> None:
+    first = receiver()
+    assert words(first.give(Arrived(ordered(2)))) == ["fresh"]
+    second = receiver(disk=first.ledger.disk, clock=first.clock, worker="next")
+    assert only(Transmit, second.effects) == []
+    assert [t.message for t in only(Transmit, second.wait(0.3))] == [ordered(2)]
+
+
+def test_a_late_message_is_superseded_also_after_a_restart() -> None:
+    first = receiver()
+    first.give(Arrived(ordered(3)))
+    first.wait(0.3)
+    first.give(done(ordered(3)))
+    second = receiver(disk=first.ledger.disk, clock=first.clock, worker="next")
+    effects = second.give(Arrived(ordered(1)))
+    assert only(Transmit, effects) == []
+    assert [r.state for r in only(Report, effects)] == [State.SUPERSEDED]
+    assert words(second.give(Arrived(ordered(1)))) == ["duplicate"]
+
+
+def test_of_several_that_wait_only_the_latest_runs_and_the_others_hear_it() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(ordered(0, Mode.LATEST)))
+    inbox.give(Arrived(ordered(1, Mode.LATEST)))
+    effects = inbox.give(Arrived(ordered(2, Mode.LATEST)))
+    assert [(r.key, r.state) for r in only(Report, effects)] == [(ordered(1).key, State.SUPERSEDED)]
+    assert [t.message.id for t in only(Transmit, inbox.give(done(ordered(0, Mode.LATEST))))] == [
+        ordered(2).id
+    ]
+
+
+def test_a_message_whose_turn_comes_after_its_expiry_is_not_run() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(ordered(0)))
+    late = message(1, Order("power", n=1), expires=inbox.clock.now() + SECOND)
+    inbox.give(Arrived(late))
+    inbox.clock.advance(2)
+    effects = inbox.give(done(ordered(0)))
+    assert only(Transmit, effects) == []
+    assert only(Report, effects)[-1].state is State.EXPIRED
+
+
+def test_a_handlers_own_writes_commit_with_the_end_or_not_at_all() -> None:
+    from duly.core.writes import Append
+
+    inbox = receiver()
+    inbox.give(Arrived(message()))
+    written = Append("log", b"opened", 1)
+    late = Answered(message().key, State.DONE, Answer(0), attempt=7, effects=(written,))
+    assert inbox.give(late) == []
+    assert "log" not in inbox.ledger.disk.streams
+    inbox.give(Answered(message().key, State.DONE, Answer(0), attempt=1, effects=(written,)))
+    assert len(inbox.ledger.disk.streams["log"]) == 1
+
+
+def test_a_failure_ends_the_message_and_frees_the_lane() -> None:
+    inbox = receiver()
+    inbox.give(Arrived(ordered(0)))
+    inbox.give(Arrived(ordered(1)))
+    effects = inbox.give(Failed(ordered(0).key, 1, "jammed"))
+    assert [r.state for r in only(Report, effects)] == [State.FAILED]
+    assert [t.message for t in only(Transmit, effects)] == [ordered(1)]
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Send, repeat, reorder, run, crash, forget, set the clock: whatever happens, compared with a model
+    that simply remembers everything for ever."""
+
+    @initialize(mode=st.sampled_from(Mode))
+    def begin(self, mode: Mode) -> None:
+        self.mode = mode
+        self.clock = ManualClock()
+        self.disk = Disk()
+        self.lives = 0
+        self.made: list[Message] = []
+        self.arrived: set[bytes] = set()
+        self.effects: list[int] = []
+        self.answers: dict[bytes, tuple[State, Answer]] = {}
+        self.n = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        self.lives += 1
+        self.running: dict[bytes, Transmit] = {}
+        self.inbox = receiver(disk=self.disk, clock=self.clock, worker=f"w{self.lives}", keep=10 * MINUTE)
+        self._look(self.inbox.effects)
+
+    def _look(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(message=m):
+                    order = m.order
+                    assert order is not None
+                    assert order.n is not None
+                    assert order.n not in self.effects, "a second run"
+                    self.effects.append(order.n)
+                    self.running[m.key] = effect
+                case Report(key=key, state=state, answer=answer):
+                    self._answer(key, state, answer)
+                case Reply(message=m, verdict=v) if v.state is not None and v.state.terminal:
+                    self._answer(m.key, v.state, v.answer or Answer())
+                case Reply(message=m, verdict=v) if v.word is Word.FRESH:
+                    assert m.key not in self.arrived, "accepted twice"
+                    self.arrived.add(m.key)
+
+    def _answer(self, key: bytes, state: State, answer: Answer) -> None:
+        before = self.answers.setdefault(key, (state, answer))
+        assert before == (state, answer), "two answers for one id"
+
+    @rule()
+    def make(self) -> None:
+        ms = self.clock.now() // MS
+        order = Order("power", self.mode, self.n)
+        self.made.append(Message("app", f"{ms}_{self.n}", "k", "lock", b"%d" % self.n, order=order))
+        self.n += 1
+
+    @precondition(lambda self: self.made)
+    @rule(pick=st.randoms(use_true_random=False))
+    def deliver(self, pick: Any) -> None:
+        self._look(self.inbox.give(Arrived(pick.choice(self.made[-8:]), "c")))
+
+    @precondition(lambda self: self.made)
+    @rule(pick=st.randoms(use_true_random=False))
+    def replay_an_old_one(self, pick: Any) -> None:
+        self._look(self.inbox.give(Arrived(pick.choice(self.made), "attacker")))
+
+    @rule()
+    def finish(self) -> None:
+        if self.running:
+            transmit = self.running.pop(next(iter(self.running)))
+            self._look(self.inbox.give(done(transmit.message, transmit.attempt)))
+
+    @rule(seconds=st.sampled_from([0.05, 0.4, 30.0, 700.0]))
+    def pass_time(self, seconds: float) -> None:
+        self._look(self.inbox.wait(seconds))
+
+    @rule()
+    def crash(self) -> None:
+        self._boot()
+
+    @rule()
+    def forget(self) -> None:
+        import asyncio
+
+        asyncio.run(self.inbox.ledger.prune())
+
+    @rule(seconds=st.integers(1, 900))
+    def set_the_clock_back(self, seconds: int) -> None:
+        self.clock.advance(-seconds)
+        self.inbox.machine.shift(-seconds * SECOND)
+
+    @invariant()
+    def effects_are_in_order(self) -> None:
+        assert getattr(self, "effects", []) == sorted(getattr(self, "effects", []))
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        if hasattr(self, "inbox"):
+            open_ = sum(not d.state.terminal for d in self.disk.deliveries.values())
+            assert len(self.inbox.machine.keys) <= open_
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

@@ -1,0 +1,205 @@
+"""The sender's machine, as a specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from duly.core.lifecycle import State
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Answered, Arrived, Failed, Received, Reply, Report, Transmit
+from duly.core.units import FOREVER, SECOND
+from duly.errors import Malformed
+from duly.ledgers.memory import Disk
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+OVER_THE_NETWORK = OutboxPolicy("hub", RetryPolicy.fixed(3 * SECOND, tries=4), patience=30 * SECOND)
+TO_A_HANDLER = OutboxPolicy(
+    "run", None, RetryPolicy.exponential(SECOND, 10 * SECOND, tries=3, jitter=0), FOREVER
+)
+
+
+def message(n: int = 0, **more: Any) -> Message:
+    return Message("app", f"1700000000000_{n}", "lock_control", "lock", b"open", **more)
+
+
+def sender(
+    policy: OutboxPolicy = OVER_THE_NETWORK, *, disk: Disk | None = None, clock: ManualClock | None = None,
+    worker: str = "me", repeatable: bool = True,
+) -> Driver:  # fmt: skip
+    machine = Outbox(policy, worker, repeatable=lambda message: repeatable)
+    return Driver(machine, clock or ManualClock(), disk)
+
+
+def test_a_message_is_stored_and_then_transmitted() -> None:
+    out = sender()
+    effects = out.give(Arrived(message()))
+    assert effects == [Reply(None, message(), FRESH), Transmit(message(), 1)]
+    assert out.state(message().key) == "sent"
+
+
+def test_the_same_message_again_is_not_sent_twice() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    (reply,) = out.give(Arrived(message()))
+    assert isinstance(reply, Reply)
+    assert reply.verdict.word is Word.DUPLICATE
+
+
+def test_it_is_repeated_every_three_seconds_three_times_with_the_same_id() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    sent = [(second, t.attempt) for second in range(1, 30) for t in only(Transmit, out.wait(1))]
+    assert sent == [(3, 2), (6, 3), (9, 4)]
+    assert {t.message.id for t in only(Transmit, out.effects)} == {message().id}
+
+
+def test_without_any_answer_it_ends_as_unknown_and_a_late_answer_settles_it() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    (report,) = only(Report, out.wait(31))
+    assert report.state is State.UNKNOWN
+    assert out.give(Answered(message().key, State.DONE, Answer(0))) == [
+        Report(message().key, State.DONE, Answer(0))
+    ]
+    assert out.state(message().key) == "done"
+
+
+def test_a_receipt_is_remembered_and_starts_patience_anew() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    out.wait(20)
+    out.give(Received(message().key))
+    assert out.state(message().key) == "delivered"
+    assert only(Report, out.wait(29)) == []
+    assert only(Report, out.wait(2))[0].state is State.UNKNOWN
+
+
+def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    answer = Answered(message().key, State.FAILED, Answer(3, b"", "jammed"))
+    assert out.give(answer) == [Report(message().key, State.FAILED, Answer(3, b"", "jammed"))]
+    assert out.give(answer) == []
+    assert out.give(Answered(message().key, State.DONE, Answer(0))) == [], "the first end stands"
+    assert out.wait(100) == []
+    assert out.machine.keys == []
+
+
+def test_an_answer_for_something_never_sent_is_ignored() -> None:
+    assert sender().give(Answered(message().key, State.DONE, Answer(0))) == []
+
+
+def test_its_expiry_ends_what_was_transmitted_as_unknown() -> None:
+    out = sender()
+    out.give(Arrived(message(expires=out.clock.now() + 5 * SECOND)))
+    assert only(Report, out.wait(4)) == []
+    assert only(Report, out.wait(1))[0].state is State.UNKNOWN
+
+
+def test_a_restart_goes_on_with_what_had_not_ended() -> None:
+    first = sender()
+    first.give(Arrived(message(0)))
+    first.give(Arrived(message(1)))
+    first.give(Answered(message(1).key, State.DONE, Answer(0)))
+    second = sender(disk=first.ledger.disk, clock=first.clock, worker="me again")
+    assert [t.message for t in only(Transmit, second.effects)] == [message(0)]
+    assert only(Transmit, second.effects)[0].attempt == 2
+
+
+def test_setting_the_clock_back_does_not_stretch_patience() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    out.clock.advance(-3600)
+    out.machine.shift(-3600 * SECOND)
+    assert len(only(Transmit, out.wait(3.5))) == 1
+
+
+# ── a handler of our own ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_handler_at_work_is_not_disturbed_by_time_or_expiry() -> None:
+    out = sender(TO_A_HANDLER)
+    out.give(Arrived(message(expires=out.clock.now() + SECOND)))
+    assert out.wait(100_000) == []
+
+
+def test_a_failure_without_effect_is_tried_again_with_back_off_and_then_ends() -> None:
+    out = sender(TO_A_HANDLER)
+    out.give(Arrived(message()))
+    out.give(Failed(message().key, 1, "busy"))
+    assert out.state(message().key) == "sent"
+    assert [t.attempt for t in only(Transmit, out.wait(1))] == [2]
+    out.give(Failed(message().key, 2, "busy"))
+    assert only(Transmit, out.wait(1.9)) == []
+    assert [t.attempt for t in only(Transmit, out.wait(0.1))] == [3]
+    (report,) = out.give(Failed(message().key, 3, "busy"))
+    assert report == Report(message().key, State.FAILED, Answer(1, b"", "busy"))
+
+
+def test_a_late_failure_of_an_earlier_attempt_changes_nothing() -> None:
+    out = sender(TO_A_HANDLER)
+    out.give(Arrived(message()))
+    out.give(Failed(message().key, 1, "busy"))
+    out.wait(1)
+    assert out.give(Failed(message().key, 1, "busy")) == []
+    assert out.give(Answered(message().key, State.DONE, Answer(0), attempt=1)) == []
+    assert out.state(message().key) == "sent"
+
+
+def test_one_that_waits_for_its_next_try_may_expire() -> None:
+    out = sender(TO_A_HANDLER)
+    out.give(Arrived(message(expires=out.clock.now() + SECOND // 2)))
+    out.give(Failed(message().key, 1, "busy"))
+    assert only(Report, out.wait(1))[0].state is State.EXPIRED
+
+
+@pytest.mark.parametrize(("repeatable", "comes"), [(False, [State.UNKNOWN]), (True, [])])
+def test_a_crash_in_the_gap_ends_as_unknown_or_is_run_again_as_declared(
+    repeatable: bool, comes: list[State]
+) -> None:
+    first = sender(TO_A_HANDLER)
+    first.give(Arrived(message()))
+    second = sender(
+        TO_A_HANDLER, disk=first.ledger.disk, clock=first.clock, worker="next", repeatable=repeatable
+    )
+    assert [r.state for r in only(Report, second.effects)] == comes
+    assert len(only(Transmit, second.effects)) == (1 if repeatable else 0)
+
+
+def test_one_that_had_not_begun_is_run_after_a_crash_whatever_was_declared() -> None:
+    first = sender(TO_A_HANDLER)
+    first.give(Arrived(message()))
+    first.give(Failed(message().key, 1, "busy"))
+    second = sender(TO_A_HANDLER, disk=first.ledger.disk, clock=first.clock, worker="next", repeatable=False)
+    assert [t.attempt for t in only(Transmit, second.wait(2))] == [2]
+
+
+# ── what a recipient's verdict means ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("verdict", "event"),
+    [
+        (FRESH, Received(b"k")),
+        (Verdict(Word.DUPLICATE, State.SENT), Received(b"k")),
+        (Verdict(Word.DUPLICATE, State.DONE, Answer(0, b"x")), Answered(b"k", State.DONE, Answer(0, b"x"))),
+        (CONFLICT, Answered(b"k", State.FAILED, Answer(2, b"", CONFLICT.reason))),
+        (FORGOTTEN, Answered(b"k", State.UNKNOWN, Answer(2, b"", FORGOTTEN.reason))),
+        (Verdict(Word.EXPIRED, reason="late"), Answered(b"k", State.EXPIRED, Answer(2, b"", "late"))),
+        (Verdict(Word.REFUSED, reason="no"), Answered(b"k", State.FAILED, Answer(2, b"", "no"))),
+        (UNABLE, None),
+    ],
+)
+def test_what_a_recipients_verdict_means_to_the_sender(verdict: Verdict, event: object) -> None:
+    assert heard(b"k", verdict) == event
+
+
+def test_a_nonsensical_policy_cannot_be_made() -> None:
+    for bad in ({"channel": ""}, {"channel": "x", "patience": 0}):
+        with pytest.raises(Malformed):
+            OutboxPolicy(**bad)
