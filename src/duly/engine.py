@@ -85,6 +85,7 @@ class Engine:
         self._stopping = False
         self._ahead: int | None = None
         """wall clock minus monotonic clock"""
+        self._failures = 0
         self.down: LedgerError | None = None
         """why nothing can be committed now; None when all is well"""
 
@@ -118,6 +119,11 @@ class Engine:
         if self._task is not None:
             await self._task
         self._cancel_timer()
+
+    async def wait(self) -> None:
+        """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
 
     def kill(self) -> None:
         """End without finishing anything, as a crash would."""
@@ -175,6 +181,7 @@ class Engine:
             committed = await self._ledger.commit([step.writes for step in steps])
         except LedgerError as problem:
             return await self._recover(steps, taken, problem)
+        self._failures = 0
         now = self._ledger.clock.now()
         return [
             todo for step, results in zip(steps, committed, strict=True) for todo in step.done(results, now)
@@ -198,25 +205,30 @@ class Engine:
                 self._perform(effect)
         # What a recipient or a handler said is not said again: it waits for the ledger.
         self._events.extendleft(event for event in reversed(taken) if not isinstance(event, Arrived))
-        attempt = 1
-        loop = asyncio.get_running_loop()
         while not self._stopping:
-            self._refuse_arrivals()
+            self._failures += 1
+            await self._rest(RECOVERY.delay(self._failures, b"") or 0)
             try:
                 todo = await self._restore()
             except LedgerError as still:
                 self.down = still
-                timer = loop.call_later((RECOVERY.delay(attempt, b"") or 0) / SECOND, self._news.set)
-                attempt += 1
-                await self._news.wait()
-                self._news.clear()
-                timer.cancel()
             else:
                 self.down = None
                 return todo
         self._refuse_arrivals()
         self._events.clear()
         return []
+
+    async def _rest(self, lasts: int) -> None:
+        """Leave the ledger alone for a while; who comes meanwhile is told at once."""
+        loop = asyncio.get_running_loop()
+        over = loop.time() + lasts / SECOND
+        while not self._stopping and loop.time() < over:
+            self._refuse_arrivals()
+            timer = loop.call_at(over, self._news.set)
+            await self._news.wait()
+            self._news.clear()
+            timer.cancel()
 
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
@@ -249,7 +261,7 @@ class Engine:
         self._news.set()
 
     def _check_running(self) -> None:
-        if self._stopping or self._task is None:
+        if self._stopping or self._task is None or self._task.done():
             raise Stopped("this engine is not running; nothing was taken in, try again elsewhere or later")
 
     def _set_timer(self, wake: int | None, now: int) -> None:

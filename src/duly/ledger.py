@@ -130,7 +130,12 @@ class Ledger(ABC):
         A repeat gets the state and the answer of the first; other content under the same id is a
         conflict; what is too old to be remembered is stale.
         """
-        return (await self.admit_many((message,), horizon=horizon))[0]
+        now = self.clock.now()
+        known = self.recall(message, now)
+        if known is not None:
+            return known
+        (results,) = await self.commit(((_admission(message, horizon, now),),))
+        return cast("Verdict", results[0])
 
     async def admit_many(
         self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
@@ -143,11 +148,7 @@ class Ledger(ABC):
             known = self.recall(message, now)
             verdicts.append(known)
             if known is None:
-                refusal = horizons.judge(message, horizon, now)
-                if refusal is None:
-                    asked.append((Admit(message, horizons.remember_until(message, horizon), now),))
-                else:
-                    asked.append((Recall(message, refusal, now),))
+                asked.append((_admission(message, horizon, now),))
         if asked:
             answers = iter(await self.commit(asked))
             verdicts = [known or cast("Verdict", next(answers)[0]) for known in verdicts]
@@ -263,14 +264,10 @@ class Ledger(ABC):
     def _learn(self, groups: Sequence[Group], committed: Sequence[Results]) -> None:
         for group, results in zip(groups, committed, strict=True):
             for write, result in pair(group, results):
+                if type(write) is Admit:  # most of them
+                    self._admitted(write, cast("Verdict", result))
+                    continue
                 match write, result:
-                    case Admit(message=message, until=until), Verdict(word=Word.DUPLICATE, state=state):
-                        if self.sole or _settled(state):
-                            self._hot.put(message.key, _Hot(message.fingerprint, result, until), until)
-                    case Admit(message=message, until=until, state=state), Verdict(word=Word.FRESH):
-                        if self.sole:
-                            repeat = Verdict(Word.DUPLICATE, state)
-                            self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
                     case Advance(key=key), Moved(moved=True, state=state, answer=answer):
                         self._moved(key, cast("State", state), answer)
                     case Withdraw(key=key), True:
@@ -278,6 +275,17 @@ class Ledger(ABC):
                         self._wake(key)
                     case Postpone(ref=ref), True:
                         self._wake(ref.key)
+
+    def _admitted(self, write: Admit, verdict: Verdict) -> None:
+        if verdict.fresh:
+            repeat = _REPEATS[write.state]
+            current = self.sole
+        else:
+            repeat = verdict
+            current = verdict.word is Word.DUPLICATE and (self.sole or _settled(verdict.state))
+        if current:
+            message, until = write.message, write.until
+            self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
 
     def _moved(self, key: bytes, state: State, answer: Answer | None) -> None:
         hot = self._hot.get(key, 0)
@@ -297,6 +305,18 @@ class Ledger(ABC):
         """The ledger is closed: everyone waiting looks again, and hears it."""
         for key in list(self._waiters):
             self._wake(key)
+
+
+_REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
+"""What a repeat is told of a message that was just admitted."""
+
+
+def _admission(message: Message, horizon: Horizon, now: int) -> Write:
+    """What to ask the ledger about a message that memory does not know."""
+    refusal = horizons.judge(message, horizon, now)
+    if refusal is not None:
+        return Recall(message, refusal, now)
+    return Admit(message, horizons.remember_until(message, horizon), now)
 
 
 def _settled(state: State | None) -> bool:

@@ -105,7 +105,7 @@ class Message(Struct, frozen=True, gc=False):
     @property
     def made(self) -> int:
         """When it was made, by its own account: the id's time, else `time`, else 0."""
-        return time_of(self.id) or self.time
+        return int.from_bytes(self.key[:6], "big") * MS or self.time
 
 
 def key_of(scope: str, id: str) -> bytes:

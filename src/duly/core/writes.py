@@ -230,6 +230,8 @@ def execute(group: Group, apply: Callable[[Write], Result]) -> Results:
 
 def pair(group: Group, results: Results) -> list[tuple[Write, Result]]:
     """Each write that was applied, with its result."""
+    if len(results) == 1:
+        return [(group[0], results[0])]
     left = iter(results)
     pairs: list[tuple[Write, Result]] = []
 

@@ -23,7 +23,7 @@ class Verbs:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._sql = sql.queries("sqlite")
-        self._admission = self._sql["admit"]
+        self._run = db.cursor().execute  # one cursor for all: making one costs a tenth of an insert
         self._verbs: dict[type[w.Write], Callable[[Any], w.Result]] = {
             w.Admit: self._admit,
             w.Recall: self._recall,
@@ -50,17 +50,17 @@ class Verbs:
         return self._verbs[type(write)](write)
 
     def _fetch(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        return self._db.execute(self._sql[name], args).fetchall()
+        return self._run(self._sql[name], args).fetchall()
 
     def _changed(self, name: str, *args: Any) -> bool:
-        self._db.execute(self._sql[name], args)
+        self._run(self._sql[name], args)
         return self._db.changes() > 0
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self, write: w.Admit) -> Verdict:
         if write.until > self.floor:
-            self._db.execute(self._admission, rows.admission_row(write))
+            self._run(self._sql["admit"], rows.admission_row(write))
             if self._db.changes():
                 return FRESH
         verdict = self._known(write.message) or FORGOTTEN

@@ -1,0 +1,1 @@
+"""How fast, against what, and how it grows: `python -m bench [--quick]`."""

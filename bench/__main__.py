@@ -1,0 +1,83 @@
+"""Asks every question in one run, prints what holds and what falls short, and draws it.
+
+python -m bench [--quick] [--only admission growth duplicates once postgres]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import admission, duplicates, growth, once, plots, postgres
+from bench.measure import OUT, Figure, Report
+
+QUESTIONS = {
+    "admission": admission.run,
+    "growth": growth.run,
+    "duplicates": duplicates.run,
+    "once": once.run,
+    "postgres": postgres.run,
+}
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+
+
+def row(figure: Figure) -> tuple[str, ...]:
+    ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} × {figure.to}"
+    word = {None: "", True: "[green]holds[/]", False: "[red]falls short[/]"}[figure.holds]
+    return figure.name, number(figure.value), figure.unit, ratio, figure.target, word
+
+
+def show(console: Console, report: Report) -> None:
+    table = Table("", "", "", "ratio", "target", "", title=report.title, title_justify="left")
+    for column in (1, 3):
+        table.columns[column].justify = "right"
+    for figure in report.figures:
+        table.add_row(*row(figure))
+    console.print(table)
+    for note in report.notes:
+        console.print(f"  {note}")
+    console.print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure duly against its floors and rivals."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="less of everything; growth stops at 100,000 ids"
+    )
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS), metavar="QUESTION")
+    options = parser.parse_args()
+    console = Console(width=120)
+    OUT.mkdir(exist_ok=True)
+    reports: dict[str, Report] = {}
+    for name in options.only:
+        with console.status(f"measuring: {name}"):
+            reports[name] = asyncio.run(QUESTIONS[name](options.quick))
+        show(console, reports[name])
+    results = {
+        name: {
+            "title": report.title,
+            "figures": [
+                asdict(figure) | {"target": figure.target, "holds": figure.holds} for figure in report.figures
+            ],
+            "series": report.series,
+            "notes": report.notes,
+        }
+        for name, report in reports.items()
+    }
+    (OUT / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    for path in plots.draw(reports, OUT):
+        console.print(f"drawn: {path.relative_to(OUT.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The simulation itself: it repeats exactly, finds what it should find, and the kernel passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from duly.testing.sim import run_seed
+from duly.testing.sim.plan import plan
+from duly.testing.sim.runner import _run
+from tests.testing.planted import PLANTED
+
+KEPT = [
+    2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301,
+]  # fmt: skip
+"""Seeds that once broke a promise."""
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_a_seed_that_once_failed_passes(seed: int) -> None:
+    assert run_seed(seed).violations == ()
+
+
+@pytest.mark.parametrize("seed", [3, 8, 11])
+def test_the_same_seed_gives_the_same_run_in_another_process(seed: int) -> None:
+    """Byte for byte: the digest covers the whole log. Hash randomisation must not matter."""
+    digests = set()
+    for hash_seed in ("1", "2"):
+        program = f"from duly.testing.sim import run_seed; print(run_seed({seed}).digest)"
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
+        )  # fmt: skip
+        digests.add(done.stdout.strip())
+    assert digests == {run_seed(seed).digest}
+
+
+def test_different_seeds_are_different_worlds() -> None:
+    assert len({run_seed(seed).digest for seed in range(10)}) == 10
+
+
+def test_worlds_are_really_bad() -> None:
+    """A checker that sees no faults proves nothing."""
+    reports = [run_seed(seed) for seed in range(40)]
+    assert sum(report.faults for report in reports) > 1_000
+    assert sum(report.effects for report in reports) > 300
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED[name](monkeypatch)
+    assert any(_run(plan(seed)).violations for seed in range(200))
+
+
+def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED["handlers_side_by_side"](monkeypatch)
+    report = next(r for r in map(run_seed, range(200)) if r.violations)
+    violation = report.violations[0]
+    assert violation.checker == "ordered"
+    assert any("EFFECT" in line for line in violation.trace)
+    ids = {line.rsplit("[", 1)[1] for line in violation.trace if line.endswith("]")}
+    assert len(ids) == 1
+
+
+def test_the_command_line_runs_seeds_and_reports(tmp_path: object) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "duly", "sim", "--seeds", "6", "--first", "40", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    assert (result["seeds"], result["violations"], result["failing"]) == (6, 0, [])
+    assert sorted(map(int, result["digests"])) == list(range(40, 46))
+
+
+def test_the_command_line_says_what_is_wrong_with_its_arguments() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "duly", "sim", "--seeds", "0"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--seeds" in done.stderr
