@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
@@ -31,7 +31,7 @@ Order = dict[str, str]
 
 
 def orders(count: int) -> list[Order]:
-    made = [{"id": str(uuid4()), "customer": "c-1", "note": "x" * 133} for _ in range(count)]
+    made = [{"id": str(uuid4()), "customer": "c-1", "note": "x" * 142} for _ in range(count)]
     assert len(msgspec.json.encode(made[0])) == 214
     return made
 
@@ -51,16 +51,16 @@ def powertools(port: int) -> Callable[..., Any]:
     from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
     from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
 
-    client = redis.Redis(host="127.0.0.1", port=port, decode_responses=True)
+    client: Any = redis.Redis(host="127.0.0.1", port=port, decode_responses=True)
     config = IdempotencyConfig(use_local_cache=False)
 
-    @idempotent_function(
+    @idempotent_function(  # type: ignore[untyped-decorator]
         data_keyword_argument="order", persistence_store=CachePersistenceLayer(client=client), config=config
     )
     def charge(order: Order) -> dict[str, str]:
         return body(order)
 
-    return charge
+    return cast("Callable[..., Any]", charge)
 
 
 def _without_dynamodb() -> None:

@@ -84,7 +84,7 @@ class Postgres:
 
     def _started(self) -> bool:
         if self._process is None or self._process.poll() is not None:
-            where = ["-D", self._data, "-p", str(self.port), "-k", self._folder, "-h", "127.0.0.1"]
+            where = ["-D", str(self._data), "-p", str(self.port), "-k", str(self._folder), "-h", "127.0.0.1"]
             with (self._folder / "log").open("ab") as log:
                 self._process = subprocess.Popen(
                     [self._bin / "postgres", *where],
@@ -94,8 +94,8 @@ class Postgres:
                     cwd=self._folder,
                     start_new_session=True,
                 )
-        asked = [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "duly"]
-        return subprocess.run([*asked, "-d", "postgres"], check=False).returncode == 0
+        asked = ["-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "duly", "-d", "postgres"]
+        return subprocess.run([self._bin / "pg_isready", *asked], check=False).returncode == 0
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """SIGKILL is for the whole server, its children too."""

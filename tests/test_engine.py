@@ -273,10 +273,10 @@ def test_a_hot_repeat_is_answered_without_a_commit() -> None:
 def test_a_bug_in_an_effect_ends_the_engine_loudly() -> None:
     async def program() -> None:
         rig = Rig()
-        rig.engine = Engine(rig.inbox, rig.ledger, lambda effect: [][1])
+        rig.engine = Engine(rig.inbox, rig.ledger, lambda effect: {}[effect])
         await rig.engine.start()
         await rig.engine.put(Arrived(message()))
-        with pytest.raises(IndexError):
+        with pytest.raises(KeyError):
             await rig.engine.wait()
         with pytest.raises(Stopped):
             rig.engine.offer(Arrived(message(1)))

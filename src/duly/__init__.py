@@ -1,7 +1,24 @@
-"""duly: messages that take effect once, in the right order, and tell their sender how it ended."""
+"""duly: messages that take effect once, in the right order, and tell their sender how it ended.
+
+Open a ledger, then let functions run once on it, or admit messages yourself:
+
+>>> import asyncio, duly
+>>> async def main():
+...     async with await duly.open_ledger("memory:") as ledger:
+...         open_door = duly.Message("app-1", "1702234567890_7", "lock_control", "lock-1", b"{}", time=0)
+...         lasting = duly.Horizon(keep=10**18)
+...         first = await ledger.admit(open_door, horizon=lasting)
+...         again = await ledger.admit(open_door, horizon=lasting)
+...         return first.word.value, again.word.value, again.state.word
+>>> asyncio.run(main())
+('fresh', 'duplicate', 'accepted')
+
+What can go wrong is one tree, in `duly.errors`; the branches a caller acts on are here.
+"""
 
 from __future__ import annotations
 
+from duly import errors
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
@@ -9,23 +26,11 @@ from duly.core.retry import RetryPolicy
 from duly.errors import (
     Conflict,
     DulyError,
-    Expired,
     Failed,
-    FromTheFuture,
-    IllegalTransition,
-    LedgerDamaged,
     LedgerError,
-    LedgerInUse,
-    LedgerTooNew,
     LedgerUnavailable,
-    Malformed,
-    OutcomeError,
-    Overloaded,
-    ProgramError,
     SenderError,
     Stale,
-    Stopped,
-    TooLarge,
     Unknown,
     Unstorable,
 )
@@ -37,35 +42,24 @@ __all__ = [
     "Answer",
     "Conflict",
     "DulyError",
-    "Expired",
     "Failed",
-    "FromTheFuture",
     "Horizon",
-    "IllegalTransition",
     "Ledger",
-    "LedgerDamaged",
     "LedgerError",
-    "LedgerInUse",
-    "LedgerTooNew",
     "LedgerUnavailable",
-    "Malformed",
     "Message",
     "Mode",
     "Order",
-    "OutcomeError",
-    "Overloaded",
-    "ProgramError",
     "RetryPolicy",
     "SenderError",
     "Stale",
     "State",
-    "Stopped",
-    "TooLarge",
     "Transaction",
     "Unknown",
     "Unstorable",
     "Verdict",
     "Word",
+    "errors",
     "once",
     "open_ledger",
 ]

@@ -51,35 +51,51 @@ class DulyError(Exception):
 
 
 class SenderError(DulyError):
+    """The message is wrong: change it, do not repeat it."""
+
     fault = Fault.SENDER
     word = "refused"
 
 
 class Malformed(SenderError, ValueError):
+    """A field has the wrong form."""
+
     word = "malformed"
 
 
 class TooLarge(SenderError, ValueError):
+    """A field or body is over its limit."""
+
     word = "too_large"
 
 
 class Conflict(SenderError):
+    """This id was used before for something else; nothing was run."""
+
     word = "id_conflict"
 
 
 class Stale(SenderError):
+    """Older than we remember, so never run; send it again with a new id."""
+
     word = "stale"
 
 
 class FromTheFuture(SenderError):
+    """Its clock is ahead by more than we allow."""
+
     word = "future"
 
 
 class Expired(SenderError):
+    """Its own deadline has passed."""
+
     word = "expired"
 
 
 class OutcomeError(DulyError):
+    """It was accepted, and this is how it ended."""
+
     fault = Fault.NOBODY
     word = "outcome"
 
@@ -96,51 +112,73 @@ class Failed(OutcomeError):
 
 
 class Unknown(OutcomeError):
+    """Nobody can tell whether the effect happened; it is not run again."""
+
     word = "unknown"
 
 
 class Unstorable(OutcomeError):
+    """It ran, but its result cannot be written down."""
+
     fault = Fault.PROGRAM
     word = "unstorable"
 
 
 class LedgerError(DulyError):
+    """The storage: the operator's to settle."""
+
     fault = Fault.OPERATOR
     word = "ledger"
 
 
 class LedgerInUse(LedgerError):
+    """Another process writes this file."""
+
     word = "ledger_in_use"
 
 
 class LedgerDamaged(LedgerError):
+    """The file is not sound; nothing was touched."""
+
     word = "ledger_damaged"
 
 
 class LedgerTooNew(LedgerError):
+    """It was written by a newer duly."""
+
     word = "ledger_too_new"
 
 
 class LedgerUnavailable(LedgerError):
+    """A full disk, a lost connection: try again with the same ids."""
+
     retry = True
     word = "ledger_unavailable"
 
 
 class Overloaded(DulyError):
+    """Queues are full: try again later."""
+
     fault = Fault.OPERATOR
     retry = True
     word = "overloaded"
 
 
 class Stopped(DulyError):
+    """We are shutting down: try again elsewhere or later."""
+
     fault = Fault.NOBODY
     retry = True
     word = "stopped"
 
 
 class ProgramError(DulyError):
+    """A bug in the code that called us."""
+
     word = "program"
 
 
 class IllegalTransition(ProgramError):
+    """A state change that the lifecycle does not allow."""
+
     word = "illegal_transition"

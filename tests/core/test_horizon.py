@@ -68,7 +68,7 @@ def test_what_may_be_forgotten_can_never_come_in_again(at: int, expires: int | N
 
 def test_settings_that_would_forget_too_early_are_refused_with_the_right_number() -> None:
     Horizon(keep=20 * MINUTE, skew=5 * MINUTE).covers(expiry=10 * MINUTE, retry_span=9 * SECOND)
-    with pytest.raises(Malformed, match="at least 15.2 min"):
+    with pytest.raises(Malformed, match=r"at least 15\.2 min"):
         Horizon(keep=10 * MINUTE, skew=5 * MINUTE).covers(expiry=10 * MINUTE, retry_span=9 * SECOND)
 
 

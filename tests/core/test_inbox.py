@@ -33,8 +33,8 @@ def ordered(n: int, mode: Mode = Mode.REPLAY) -> Message:
 
 
 def receiver(
-    *, disk: Disk | None = None, clock: ManualClock | None = None, worker: str = "me", repeatable: bool = False,
-    keep: int = 24 * HOUR,
+    *, disk: Disk | None = None, clock: ManualClock | None = None, worker: str = "me",
+    repeatable: bool = False, keep: int = 24 * HOUR,
 ) -> Driver:  # fmt: skip
     machine = Inbox(
         RUN, worker, lanes=LanePolicy(serial=True), horizon=lambda kind: Horizon(keep, MINUTE),

@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duly import errors
+from duly.core.lifecycle import State
 from duly.core.messages import (
     BODY_LIMIT,
+    CONFLICT,
+    FORGOTTEN,
+    FRESH,
     NAME_LIMIT,
     Answer,
     Message,
     Mode,
     Order,
+    Verdict,
+    Word,
     key_of,
     names_in,
     pack_answer,
@@ -129,6 +136,28 @@ def test_made_is_the_ids_time_before_the_stated_one() -> None:
     assert Message(**GOOD, time=5).made == 1_700_000_000_000_000
     assert Message(**{**GOOD, "id": "x"}, time=5).made == 5
     assert Message(**{**GOOD, "id": "x"}).made == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error"),
+    [
+        (CONFLICT, errors.Conflict),
+        (FORGOTTEN, errors.Stale),
+        (Verdict(Word.EXPIRED, reason="late"), errors.Expired),
+        (Verdict(Word.REFUSED, reason="clock", future=True), errors.FromTheFuture),
+        (Verdict(Word.REFUSED, reason="no"), errors.SenderError),
+        (Verdict(Word.REFUSED, reason="full", retry=True), errors.LedgerUnavailable),
+    ],
+)
+def test_a_verdict_can_be_turned_into_its_error(verdict: Verdict, error: type[errors.DulyError]) -> None:
+    with pytest.raises(error, match=verdict.reason) as caught:
+        verdict.require()
+    assert type(caught.value) is error
+
+
+def test_a_message_that_was_taken_raises_nothing() -> None:
+    assert FRESH.require() is FRESH
+    assert Verdict(Word.DUPLICATE, State.DONE).require().state is State.DONE
 
 
 @given(st.integers(-(2**31), 2**31), st.binary(), st.text(st.characters(exclude_categories=["Cs"])))

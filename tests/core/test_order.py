@@ -215,7 +215,7 @@ def test_a_nonsensical_policy_cannot_be_made(bad: dict[str, int]) -> None:
 
 
 class AnyArrival(RuleBasedStateMachine):
-    """Whatever arrives however late: released numbers rise, each message moves once, nothing waits for ever."""
+    """Whatever comes, however late: released numbers rise, each moves once, nothing waits for ever."""
 
     @initialize(mode=st.sampled_from(Mode), serial=st.booleans())
     def begin(self, mode: Mode, serial: bool) -> None:

@@ -54,6 +54,12 @@ def test_a_flapping_link_is_one_event_even_if_critical() -> None:
     assert rulings(suppressor, 35) == [DEBOUNCED]
 
 
+def test_a_harmless_flutter_does_not_swallow_the_critical_signal_after_it() -> None:
+    suppressor = Suppressor(POLICY)
+    assert rulings(suppressor, 0) == [PASS]
+    assert rulings(suppressor, 5, 6, critical=True) == [PASS, DEBOUNCED]
+
+
 def test_what_is_held_back_is_told_when_the_reason_ends() -> None:
     suppressor = Suppressor(POLICY)
     assert suppressor.signal("door", T) == Decision(PASS, None)
@@ -259,7 +265,8 @@ class SuppressorMachine(RuleBasedStateMachine):
             self.due.setdefault(device, expected.until)
 
     def expected(self, device: str, critical: bool) -> Decision:
-        last = max((time for name, time, _ in self.passed if name == device), default=-1_000)
+        same = [time for name, time, was in self.passed if name == device and (was or not critical)]
+        last = max(same, default=-1_000)
         if self.now < last + tiny.debounce:
             return Decision(DEBOUNCED, last + tiny.debounce)
         if critical:

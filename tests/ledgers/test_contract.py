@@ -12,7 +12,7 @@ import pytest
 from duly.core import writes as w
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
-from duly.core.messages import FORGOTTEN, Answer, Message, Mode, Order, Word, key_of
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.ledger import REFUSALS_KEPT, Extent, Ledger
 from duly.ledgers.memory import MemoryLedger
@@ -188,11 +188,7 @@ async def test_the_groups_of_one_commit_are_applied_in_order(ledger: Ledger) -> 
         ]
     )
     assert results[0] == [w.Moved(False, None)]
-    assert [r[0].word for r in (results[1], results[3], results[6])] == [
-        Word.FRESH,
-        Word.FRESH,
-        Word.CONFLICT,
-    ]  # type: ignore[union-attr]
+    assert [results[i][0] for i in (1, 3, 6)] == [FRESH, FRESH, CONFLICT]
     assert (results[1][1:], results[2], results[3][1:]) == ([1], [True], [2, True])
     assert [d.attempt for d in results[4][0]] == [1]  # type: ignore[union-attr]
     assert results[5] == [w.Moved(True, State.DONE), 2]

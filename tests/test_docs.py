@@ -1,0 +1,83 @@
+"""The texts say what is true: examples run as printed, links lead somewhere, names exist."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import duly
+
+ROOT = Path(__file__).parent.parent
+TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(duly.__path__, "duly.") if not m.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readmes_example_runs_as_printed(readme: str, tmp_path: Path) -> None:
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert code
+    assert shown
+    for _ in range(2):  # and again: the stored answer comes back
+        done = subprocess.run(
+            [sys.executable, "-c", code[1]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        assert done.stdout == shown[1]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_hold(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_opens_with_its_law(name: str) -> None:
+    assert (importlib.import_module(name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", duly.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    assert getattr(duly, name).__doc__
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_the_texts_lead_somewhere(text: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", text.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (text.parent / target).exists(), f"{text.name} points to {target}"
+
+
+def test_the_promises_are_the_designs_own_words() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for promise in (
+        "P1 Accepted means stored.",
+        "P2 One id, one outcome.",
+        "P3 Effects.",
+        "P4 Order.",
+        "P5 No silent end.",
+    ):
+        assert f"**{promise}**" in readme
+
+
+def test_files_of_the_map_exist() -> None:
+    listed = re.findall(
+        r"^  +(\w+\.py)", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    here = {path.name for path in (ROOT / "src/duly").rglob("*.py")}
+    assert set(listed) <= here
