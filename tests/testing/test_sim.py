@@ -14,7 +14,7 @@ from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED
 
 KEPT = [
-    2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301,
+    2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301, 25437, 26026, 28813,
 ]  # fmt: skip
 """Seeds that once broke a promise."""
 

@@ -20,8 +20,8 @@ def sim(
 ) -> None:
     """Run whole worlds in virtual time, and check that the promises hold.
 
-    Senders, a hub and receivers; crashes, cuts, wrong clocks, failing disks. The same seed gives the same run. Prints `0 violations`, or a failing seed with its shortest trace, and
-    then exits with 1.
+    Senders, a hub and receivers; crashes, cuts, wrong clocks, failing disks. The same seed gives the same
+    run. Prints `0 violations`, or a failing seed with its shortest trace, and then exits with 1.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,7 +63,8 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
     total = sum(len(report.violations) for report in reports)
     typer.echo(
         f"{len(reports)} seeds, {sum(r.messages for r in reports)} messages, "
-        f"{sum(r.faults for r in reports)} faults, {sum(r.effects for r in reports)} effects in {elapsed:.1f} s: {total} violations"
+        f"{sum(r.faults for r in reports)} faults, {sum(r.effects for r in reports)} effects "
+        f"in {elapsed:.1f} s: {total} violations"
     )
     if broken:
         typer.echo("failing seeds: " + ", ".join(str(report.seed) for report in broken))

@@ -89,11 +89,12 @@ def ordered(world: World) -> Iterator[Finding]:
     """[P4] Per lane and sender, effects happen in the sender's order."""
     marks: dict[tuple[str, str, str, int], int] = {}
     counted: set[bytes] = set()
-    for receiver, message in _effects_in_order(world):
-        want = world.log.wanted.get(message.key)
+    for at, receiver, message in _effects_in_order(world):
+        want = world.log.wanted[message.key]
         order = message.order
-        if want is None or order is None or message.key in counted:
-            continue
+        straggler = want.epoch == 0 and at >= world.log.reinstalled.get(message.scope, at + 1)
+        if order is None or message.key in counted or straggler:
+            continue  # across a reinstall the counter says nothing: see ADR 4
         counted.add(message.key)
         lane = (receiver, order.key, message.scope, want.epoch)
         if want.n < marks.get(lane, -1):
@@ -210,14 +211,14 @@ def _ledger_effects(world: World) -> list[bytes]:
     return [entry.key for node in world.nodes.values() for entry in node.disk.streams.get("effects", ())]
 
 
-def _effects_in_order(world: World) -> Iterator[tuple[str, Message]]:
+def _effects_in_order(world: World) -> Iterator[tuple[float, str, Message]]:
     """All effects, outside and committed, in the order they happened."""
     outside = [(effect.at, effect.receiver, effect.message.key) for effect in world.log.effects]
     inside = [(at, who, key) for at, who, what, key in world.log.lines if what == "EFFECT committed"]
-    for _, who, key in sorted(outside + inside, key=lambda item: item[0]):
+    for at, who, key in sorted(outside + inside, key=lambda item: item[0]):
         want = world.log.wanted.get(key)
         if want is not None:
-            yield who, want.message
+            yield at, who, want.message
 
 
 def _died_after(world: World, name: str, key: bytes) -> bool:
@@ -238,5 +239,6 @@ def _may_supersede(other: Wanted, want: Wanted) -> bool:
     if (other.message.recipient, other.message.order.key) != (want.message.recipient, want.message.order.key):
         return False
     if other.message.scope == want.message.scope:
-        return (other.epoch, other.n) > (want.epoch, want.n)
+        # A straggler from before a reinstall may overtake the first of the new count: see ADR 4.
+        return other.epoch != want.epoch or other.n > want.n
     return want.message.order.mode is Mode.LATEST

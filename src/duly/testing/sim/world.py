@@ -59,6 +59,7 @@ class Log:
         self.replies: list[tuple[str, Message, Verdict]] = []
         self.promised: dict[str, dict[bytes, Message]] = {}
         """what a node has said it has stored"""
+        self.reinstalled: dict[str, float] = {}
         self.abandoned: set[bytes] = set()
         """what a reinstalled sender no longer asks after"""
         self.commits: list[tuple[str, w.Write, w.Result]] = []
@@ -256,6 +257,7 @@ class World:
         self.log.note(sender.name, "is reinstalled and counts anew")
         sender.crash()
         self.log.abandoned |= self.log.wanted.keys() & sender.disk.messages.keys()
+        self.log.reinstalled[sender.name] = asyncio.get_running_loop().time()
         sender.disk = Disk()
         self.epochs[sender.name] += 1
 
