@@ -46,7 +46,6 @@ from duly.core.writes import (
     Postpone,
     Ref,
     Renew,
-    Results,
     Take,
     Withdraw,
 )
@@ -228,21 +227,20 @@ class _Runner:
         now = self._ledger.clock.now()
         deliver = Deliver(_ref(message), now + self._lease, 0, 1, me)
         admit = Admit(message, self._until(now), now, State.SENT, (deliver,))
-        admission = asyncio.ensure_future(self._ledger.write(admit))
         try:
-            return cast("Verdict", (await asyncio.shield(admission))[0])
+            return cast("Verdict", (await self._ledger.write(admit))[0])
         except asyncio.CancelledError:
             # Admitted or not, it has not begun: it must not look like a run that was cut short.
-            await asyncio.shield(asyncio.ensure_future(self._give_back(message, admission)))
+            await asyncio.shield(asyncio.ensure_future(self._give_back(admit, me)))
             raise
 
-    async def _give_back(self, message: Message, admission: asyncio.Future[Results]) -> None:
+    async def _give_back(self, admit: Admit, me: str) -> None:
+        ledger, key = self._ledger, admit.message.key
         with suppress(DulyError):
-            if cast("Verdict", (await admission)[0]).fresh:
+            await ledger.write(admit)  # behind the first one: whose it is, is settled then
+            if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
                 reason = "cancelled before it began"
-                await self._ledger.write(
-                    Finish(_ref(message), 1, State.CANCELLED, reason, (Withdraw(message.key),))
-                )
+                await ledger.write(Finish(_ref(admit.message), 1, State.CANCELLED, reason, (Withdraw(key),)))
 
     # ── somebody else has begun ──────────────────────────────────────────────────────────────────
 

@@ -9,14 +9,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from duly.core.horizon import Horizon
+from duly.core.ids import SeqIds
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Word
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.order import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Failed, Reply, Report, Transmit
-from duly.core.units import FOREVER, HOUR, MINUTE, MS, SECOND
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    Effect,
+    Failed,
+    Reachable,
+    Reply,
+    Report,
+    Transmit,
+    Unreachable,
+)
+from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
 from duly.ledgers.memory import Disk
 from duly.testing import ManualClock
 from tests.core.driving import Driver, only
@@ -180,6 +191,69 @@ def test_a_failure_ends_the_message_and_frees_the_lane() -> None:
     assert [t.message for t in only(Transmit, effects)] == [ordered(1)]
 
 
+# ── recipients that come and go ──────────────────────────────────────────────────────────────────
+
+HUB = OutboxPolicy("device", RetryPolicy.fixed(3 * SECOND, tries=4), patience=10 * SECOND)
+
+
+def hub(*, disk: Disk | None = None, clock: ManualClock | None = None, **more: Any) -> Driver:
+    return Driver(Inbox(HUB, "hub", lanes=LanePolicy(gated=True), **more), clock or ManualClock(), disk)
+
+
+def test_what_comes_for_an_unreachable_recipient_is_stored_and_waits() -> None:
+    gateway = hub()
+    assert words(gateway.give(Arrived(message(0)))) == ["fresh"]
+    assert words(gateway.give(Arrived(ordered(1)))) == ["fresh"]
+    assert only(Transmit, gateway.wait(100)) == []
+    started = only(Transmit, gateway.give(Reachable("lock")))
+    assert [t.message.id for t in started] == [message(0).id, ordered(1).id]
+    assert only(Transmit, gateway.give(Arrived(message(2))))
+
+
+def test_of_what_waits_for_a_recipient_only_the_latest_is_kept_where_only_that_counts() -> None:
+    gateway = hub()
+    gateway.give(Arrived(ordered(0, Mode.LATEST)))
+    effects = gateway.give(Arrived(ordered(1, Mode.LATEST)))
+    assert [(r.key, r.state) for r in only(Report, effects)] == [(ordered(0).key, State.SUPERSEDED)]
+    assert [t.message.id for t in only(Transmit, gateway.give(Reachable("lock")))] == [ordered(1).id]
+
+
+def test_what_waits_for_a_recipient_expires_and_that_is_the_truth() -> None:
+    gateway = hub()
+    gateway.give(Arrived(message(0, expires=gateway.clock.now() + 30 * SECOND)))
+    assert [r.state for r in only(Report, gateway.wait(31))] == [State.EXPIRED]
+    assert gateway.give(Reachable("lock")) == []
+
+
+def test_what_waits_for_a_recipient_survives_a_restart() -> None:
+    first = hub()
+    first.give(Arrived(message(0)))
+    second = hub(disk=first.ledger.disk, clock=first.clock)
+    assert only(Transmit, second.effects) == []
+    assert len(only(Transmit, second.give(Reachable("lock")))) == 1
+
+
+def test_a_recipient_that_comes_back_gets_what_it_has_not_answered_at_once() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message(0)))
+    gateway.give(Unreachable("lock"))
+    (again,) = gateway.give(Reachable("lock"))
+    assert again == Transmit(message(0), 1)
+
+
+def test_the_application_may_refuse_what_is_new_but_not_a_repeat() -> None:
+    offline = Verdict(Word.REFUSED, reason="the lock is offline; try later", cause="offline")
+    away = False
+    gateway = hub(refuse=lambda message, now: offline if away else None)
+    gateway.give(Arrived(message(0)))
+    away = True
+    assert words(gateway.give(Arrived(message(1)))) == ["refused"]
+    assert words(gateway.give(Arrived(message(0)))) == ["duplicate"]
+    away = False
+    assert words(gateway.give(Arrived(message(1)))) == ["fresh"], "the id was not burned"
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Send, repeat, reorder, run, crash, forget, set the clock: whatever happens, compared with a model
     that simply remembers everything for ever."""
@@ -194,7 +268,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.arrived: set[bytes] = set()
         self.effects: list[int] = []
         self.answers: dict[bytes, tuple[State, Answer]] = {}
-        self.n = 0
+        self.ids = SeqIds()
         self._boot()
 
     def _boot(self) -> None:
@@ -227,10 +301,9 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def make(self) -> None:
-        ms = self.clock.now() // MS
-        order = Order("power", self.mode, self.n)
-        self.made.append(Message("app", f"{ms}_{self.n}", "k", "lock", b"%d" % self.n, order=order))
-        self.n += 1
+        minted = self.ids.next(self.clock.now())
+        order = Order("power", self.mode, minted.n)
+        self.made.append(Message("app", str(minted), "k", "lock", b"%d" % minted.n, order=order))
 
     @precondition(lambda self: self.made)
     @rule(pick=st.randoms(use_true_random=False))

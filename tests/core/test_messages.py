@@ -144,7 +144,7 @@ def test_made_is_the_ids_time_before_the_stated_one() -> None:
         (CONFLICT, errors.Conflict),
         (FORGOTTEN, errors.Stale),
         (Verdict(Word.EXPIRED, reason="late"), errors.Expired),
-        (Verdict(Word.REFUSED, reason="clock", future=True), errors.FromTheFuture),
+        (Verdict(Word.REFUSED, reason="clock", cause="future"), errors.FromTheFuture),
         (Verdict(Word.REFUSED, reason="no"), errors.SenderError),
         (Verdict(Word.REFUSED, reason="full", retry=True), errors.LedgerUnavailable),
     ],

@@ -68,7 +68,7 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
             Word.REFUSED,
             reason=f"its time is {show(made - now)} in the future, {show(horizon.skew)} are allowed; "
             "set the sender's clock",
-            future=True,
+            cause="future",
         )
     if message.expires:
         if message.expires + horizon.grace <= now:

@@ -10,6 +10,7 @@ receiver). Either way the inbox ends the message once, and tells everyone who as
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from duly.core import horizon as horizons
@@ -26,11 +27,13 @@ from duly.core.steps import (
     Event,
     Failed,
     Origin,
+    Reachable,
     Received,
     Reply,
     Report,
     Step,
     Todo,
+    Unreachable,
 )
 from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
 
@@ -54,8 +57,16 @@ def _always(_: Message) -> bool:
     return True
 
 
+def _welcome(_: Message, __: int) -> Verdict | None:
+    return None
+
+
 class Inbox:
-    """The receiver's machine. `horizon(kind)` and `repeatable(message)` are the application's policies."""
+    """The receiver's machine.
+
+    `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(message, now)` is its
+    say over a message that is new: a repeat of what was accepted is answered whatever it says.
+    """
 
     def __init__(
         self,
@@ -65,12 +76,15 @@ class Inbox:
         lanes: LanePolicy | None = None,
         horizon: Callable[[str], Horizon] = _same_horizon,
         repeatable: Callable[[Message], bool] = _always,
+        refuse: Callable[[Message, int], Verdict | None] = _welcome,
     ) -> None:
+        self._refuse = refuse
         self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended)
         self._lane_policy = lanes or LanePolicy()
         self.lanes = Lanes(self._lane_policy)
         self._horizon = horizon
         self._live: dict[bytes, _Live] = {}
+        self._expiries: list[tuple[int, bytes]] = []
 
     @property
     def channel(self) -> str:
@@ -87,6 +101,12 @@ class Inbox:
         match event:
             case Arrived(message=message, origin=origin):
                 return self.receive(message, origin, now)
+            case Reachable(recipient=recipient):
+                again = self.outbox.reached(recipient, now)
+                return again + self._move_all(self.lanes.reach(recipient), now)
+            case Unreachable(recipient=recipient):
+                self.lanes.lose(recipient)
+                return []
             case Received() | Answered() | Failed():
                 return self.outbox.handle(event, now)
 
@@ -95,7 +115,7 @@ class Inbox:
         if live is not None and live.message.fingerprint == message.fingerprint:
             return self._attach(live, origin)
         horizon = self._horizon(message.kind)
-        refusal = horizons.judge(message, horizon, now)
+        refusal = horizons.judge(message, horizon, now) or self._refuse(message, now)
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         live = self._live[message.key] = _Live(message, [origin], committed=False)
@@ -111,6 +131,7 @@ class Inbox:
                 todo += self._move(move, now)
         if own is None:
             todo.append(self._admit(live, None, horizon, now))
+            self._watch_expiry(message)
         return todo
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
@@ -122,13 +143,18 @@ class Inbox:
 
     def wake(self, now: int) -> list[Todo]:
         todo = self.outbox.wake(now)
-        for move in self.lanes.wake(now):
-            todo += self._move(move, now)
+        todo += self._move_all(self.lanes.wake(now), now)
+        while self._expiries and self._expiries[0][0] <= now:
+            _, key = heapq.heappop(self._expiries)
+            live = self._live.get(key)
+            if live is not None and self.outbox.state(key) is None:
+                todo.append(self._finish(live.message, State.EXPIRED, EXPIRED, now))
         return todo
 
     def next_wake(self) -> int | None:
-        wakes = [when for when in (self.outbox.next_wake(), self.lanes.next_wake()) if when is not None]
-        return min(wakes, default=None)
+        expiry = self._expiries[0][0] if self._expiries else None
+        wakes = (self.outbox.next_wake(), self.lanes.next_wake(), expiry)
+        return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
         self.outbox.shift(by)
@@ -144,7 +170,10 @@ class Inbox:
         """Begin from what the ledger holds: go on with what was started, put what was waiting back into
         its lane, and tell who still listens how the rest ended."""
         before, self._live = self._live, {}
+        reachable = self.lanes.reachable
         self.lanes = Lanes(self._lane_policy, marks)
+        self.lanes.reachable = reachable
+        self._expiries.clear()
         todo: list[Todo] = []
         waiting: list[Message] = []
         started: list[Open] = []
@@ -162,9 +191,14 @@ class Inbox:
             origins = tuple(before[end.key].origins)
             todo.append(Report(end.key, end.state, end.answer, origins))
         for message in waiting:
-            for move in self.lanes.offer(message, now):
-                todo += self._move(move, now)
+            self._watch_expiry(message)
+            todo += self._move_all(self.lanes.offer(message, now), now)
         return todo
+
+    def _watch_expiry(self, message: Message) -> None:
+        """While it waits for its turn nobody else watches its clock."""
+        if message.expires:
+            heapq.heappush(self._expiries, (message.expires, message.key))
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -182,8 +216,7 @@ class Inbox:
         """A refused number has arrived all the same: nobody need wait for it."""
         if message.order is None or message.order.n is None or message.order.after is not None:
             return []
-        moves = self.lanes.arrived(message.scope, message.order.n, message.made)
-        return [todo for move in moves for todo in self._move(move, now)]
+        return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made), now)
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
         def done(results: Results, now: int) -> list[Todo]:
@@ -239,6 +272,9 @@ class Inbox:
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
+    def _move_all(self, moves: list[Move], now: int) -> list[Todo]:
+        return [todo for move in moves for todo in self._move(move, now)]
+
     def _move(self, move: Move, now: int) -> list[Todo]:
         """A message that was booked has got its turn, or lost it."""
         message = move.message
@@ -278,12 +314,14 @@ class Inbox:
         return self._ended(message, State.SUPERSEDED, Answer(0, b"", reason), now)
 
     def _lost(self, message: Message, now: int) -> list[Todo]:
-        """Another worker has it."""
+        """Another worker has it; or it has just started, and nothing is lost."""
+        if self.outbox.state(message.key) is not None:
+            return []
         self._live.pop(message.key, None)
         return self._next(message, now)
 
     def _next(self, message: Message, now: int) -> list[Todo]:
-        return [todo for move in self.lanes.finished(message) for todo in self._move(move, now)]
+        return self._move_all(self.lanes.finished(message), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)

@@ -200,8 +200,8 @@ class Verdict(Struct, frozen=True, gc=False):
     reason: str = ""
     retry: bool = False
     """refused for now only: the same message may be accepted later"""
-    future: bool = False
-    """refused because its time lies ahead of ours"""
+    cause: str = ""
+    """why it was refused, in one word: future, ageless, offline, denied, …"""
 
     def require(self) -> Verdict:
         """This verdict if the message was taken (now or before), else the error that says whose fault
@@ -223,11 +223,16 @@ class Verdict(Struct, frozen=True, gc=False):
             case Word.REFUSED if self.retry:
                 raise LedgerUnavailable(self.reason)
             case Word.REFUSED:
-                raise (FromTheFuture if self.future else SenderError)(self.reason)
+                raise (FromTheFuture if self.cause == "future" else SenderError)(self.reason)
 
     @property
     def fresh(self) -> bool:
         return self.word is Word.FRESH
+
+    @property
+    def named(self) -> str:
+        """The word under which a refusal is counted and recorded."""
+        return self.cause or self.word.value
 
 
 FRESH: Final = Verdict(Word.FRESH)

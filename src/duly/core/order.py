@@ -12,6 +12,9 @@ What follows on? Usually "the number before mine has arrived", over all that thi
 that passes a message on says `after` which number it comes, because the receiver does not see the rest.
 A message without a counter follows on from nothing: `replay` must wait the window out to sort it.
 
+A lane whose recipient cannot be reached, or that is serial and busy, queues; where only the latest counts,
+what it queues is superseded by what comes after.
+
 Nothing here is the truth: the durable high-water mark is, and the ledger asks it when a message starts.
 """
 
@@ -46,6 +49,8 @@ class LanePolicy(Struct, frozen=True):
     serial: bool = False
     """start a lane's next message only when the one before has finished (a handler), not when it has
     been handed over (a transport)"""
+    gated: bool = False
+    """recipients come and go: a lane moves only while its recipient is reachable"""
 
     def __post_init__(self) -> None:
         if self.window < 0 or self.drift < 0:
@@ -101,12 +106,12 @@ class _Chain:
 
 
 class _Lane:
-    """A serial lane that has something under way."""
+    """A lane that has something under way, or queues."""
 
     __slots__ = ("holder", "queue")
 
-    def __init__(self, holder: bytes) -> None:
-        self.holder = holder
+    def __init__(self) -> None:
+        self.holder: bytes | None = None
         self.queue: deque[Release] = deque()
 
 
@@ -119,7 +124,10 @@ class Lanes:
         self._policy = policy or LanePolicy()
         self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._last: dict[str, int] = {}
+        """the number last released under a mark: what a receiver is told came before"""
+        self._lanes: dict[str, dict[str | None, _Lane]] = {}
+        self.reachable: set[str] = set()
         self._deadlines: list[tuple[int, str]] = []
         self._turn = 0
         for mark, (n, ms) in (marks or {}).items():
@@ -128,6 +136,7 @@ class Lanes:
 
     def _restore(self, mark: str, n: int, ms: int) -> None:
         self._marks[mark] = (n, ms)
+        self._last[mark] = n
         _, _, scope = msgspec.json.decode(mark, type=tuple[str, str, str])
         for name in (scope, mark):
             chain = self._chain(name)
@@ -140,7 +149,7 @@ class Lanes:
         """A message has come. What may move now, in order; nothing if it has to wait."""
         order = message.order
         if order is None:
-            return [Release(message, "", 0, 0, -1)]
+            return self._start(Release(message, "", 0, 0, -1))
         mark = mark_name(message)
         if order.n is None:
             ms = min(message.made or now, now + self._policy.drift) // MS
@@ -182,23 +191,25 @@ class Lanes:
     def occupy(self, message: Message) -> None:
         """A message that was released before a restart is still under way."""
         if self._policy.serial and message.order is not None:
-            self._lanes[message.recipient, message.order.key] = _Lane(message.key)
+            self._lane(message).holder = message.key
 
     def finished(self, message: Message) -> list[Move]:
         """A released message is through; in a serial lane the next one starts. Harmless for a message
         that was never released."""
-        if message.order is None:
-            return []
-        where = (message.recipient, message.order.key)
-        lane = self._lanes.get(where)
+        lane = self._lanes.get(message.recipient, {}).get(_lane_key(message))
         if lane is None or lane.holder != message.key:
             return []
-        if not lane.queue:
-            del self._lanes[where]
-            return []
-        release = lane.queue.popleft()
-        lane.holder = release.message.key
-        return [release]
+        lane.holder = None
+        return self._advance(message.recipient)
+
+    def reach(self, recipient: str) -> list[Move]:
+        """A recipient can be reached: what was queued for it starts, in order."""
+        self.reachable.add(recipient)
+        return self._advance(recipient)
+
+    def lose(self, recipient: str) -> None:
+        """A recipient can no longer be reached: what comes now is queued."""
+        self.reachable.discard(recipient)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,7 +247,7 @@ class Lanes:
     def waiting(self) -> int:
         """How many messages wait for a gap or for their lane."""
         held = sum(len(chain.held) for chain in self._chains.values())
-        return held + sum(len(lane.queue) for lane in self._lanes.values())
+        return held + sum(len(lane.queue) for lanes in self._lanes.values() for lane in lanes.values())
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -286,12 +297,12 @@ class Lanes:
 
     def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
         moves: list[Move] = []
-        newest: dict[tuple[str, str], Release] = {}
+        going: dict[int, Release] = {}
+        newest: dict[tuple[str, str], int] = {}
         for waiting in free:
-            message = waiting.message
+            message, mark = waiting.message, waiting.mark
             order = message.order
             assert order is not None
-            mark = waiting.mark
             before = self._marks.get(mark)
             if not is_later(waiting.n, waiting.ms, before):
                 moves.append(Supersede(message, "a later one took effect before it arrived"))
@@ -299,40 +310,72 @@ class Lanes:
             self._marks[mark] = (waiting.n, max(waiting.ms, before[1] if before else 0))
             self._marks.move_to_end(mark)
             if len(self._marks) > MARKS_KEPT:
-                self._marks.popitem(last=False)
-            release = Release(message, mark, waiting.n, waiting.ms, before[0] if before else -1)
-            where = (message.recipient, order.key)
+                forgotten, _ = self._marks.popitem(last=False)
+                self._last.pop(forgotten, None)
             if order.mode is Mode.LATEST:
-                if older := newest.pop(where, None):
+                older = going.pop(newest.get((message.recipient, order.key), -1), None)
+                if older is not None:
                     moves.append(Supersede(older.message, "a newer one came with it"))
-                newest[where] = release
-            else:
-                moves += self._start(release)
-        for release in newest.values():
+                newest[message.recipient, order.key] = waiting.turn
+            going[waiting.turn] = Release(message, mark, waiting.n, waiting.ms, -1)
+        for release in going.values():
             moves += self._start(release)
         return moves
 
     def _start(self, release: Release) -> list[Move]:
-        if not self._policy.serial:
-            return [release]
         message = release.message
-        assert message.order is not None
-        where = (message.recipient, message.order.key)
-        lane = self._lanes.get(where)
-        if lane is None:
-            self._lanes[where] = _Lane(message.key)
-            return [release]
+        lane = self._lanes.get(message.recipient, {}).get(_lane_key(message))
+        if (lane is None or (lane.holder is None and not lane.queue)) and self._open(message.recipient):
+            return [self._release(release)]
+        lane = self._lane(message)
         moves: list[Move] = []
-        if message.order.mode is Mode.LATEST:
-            kept: deque[Release] = deque()
-            for queued in lane.queue:
-                if queued.message.order is not None and queued.message.order.mode is Mode.LATEST:
-                    moves.append(Supersede(queued.message, "a newer one came before its turn"))
-                else:
-                    kept.append(queued)
-            lane.queue = kept
+        if _is_latest(release):
+            moves += [
+                Supersede(q.message, "a newer one came before its turn") for q in lane.queue if _is_latest(q)
+            ]
+            lane.queue = deque(queued for queued in lane.queue if not _is_latest(queued))
         lane.queue.append(release)
         return moves
+
+    def _advance(self, recipient: str) -> list[Move]:
+        """Start what is queued for a recipient, as far as it may."""
+        lanes = self._lanes.get(recipient, {})
+        moves: list[Move] = []
+        if self._open(recipient):
+            for lane in list(lanes.values()):
+                while lane.queue and lane.holder is None:
+                    moves.append(self._release(lane.queue.popleft()))
+        for key in [key for key, lane in lanes.items() if not lane.queue and lane.holder is None]:
+            del lanes[key]
+        if not lanes:
+            self._lanes.pop(recipient, None)
+        return moves
+
+    def _release(self, release: Release) -> Release:
+        message = release.message
+        if self._policy.serial and message.order is not None:
+            self._lane(message).holder = message.key
+        if not release.mark:
+            return release
+        after = self._last.get(release.mark, -1)
+        self._last[release.mark] = release.n
+        return msgspec.structs.replace(release, after=after)
+
+    def _open(self, recipient: str) -> bool:
+        return not self._policy.gated or recipient in self.reachable
+
+    def _lane(self, message: Message) -> _Lane:
+        return self._lanes.setdefault(message.recipient, {}).setdefault(_lane_key(message), _Lane())
+
+
+def _lane_key(message: Message) -> str | None:
+    """Messages without order share a queue that no order key can name."""
+    return None if message.order is None else message.order.key
+
+
+def _is_latest(release: Release) -> bool:
+    order = release.message.order
+    return order is not None and order.mode is Mode.LATEST
 
 
 def mark_name(message: Message) -> str:

@@ -28,12 +28,14 @@ from duly.core.steps import (
     Event,
     Failed,
     Origin,
+    Reachable,
     Received,
     Reply,
     Report,
     Step,
     Todo,
     Transmit,
+    Unreachable,
 )
 from duly.core.units import FOREVER, SECOND
 from duly.core.writes import (
@@ -143,6 +145,10 @@ class Outbox:
                 return self.answered(event, now)
             case Failed(key=key, attempt=attempt, reason=reason):
                 return self.failed(key, attempt, reason, now)
+            case Reachable(recipient=recipient):
+                return self.reached(recipient, now)
+            case Unreachable():
+                return []
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
         """The sender asks again for something that has ended, which memory could answer."""
@@ -236,6 +242,16 @@ class Outbox:
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
+
+    def reached(self, recipient: str, now: int) -> list[Todo]:
+        """A recipient is back: what it has not answered is repeated at once, in order."""
+        if self.policy.resend is None:
+            return []
+        return [
+            Transmit(entry.message, entry.attempt, entry.after)
+            for entry in self._entries.values()
+            if entry.message.recipient == recipient and entry.begun
+        ]
 
     def received(self, key: bytes, now: int) -> list[Todo]:
         entry = self._entries.get(key)

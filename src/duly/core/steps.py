@@ -55,7 +55,19 @@ class Failed(Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed
+class Reachable(Struct, frozen=True):
+    """A recipient can be reached: it has connected."""
+
+    recipient: str
+
+
+class Unreachable(Struct, frozen=True):
+    """A recipient can no longer be reached."""
+
+    recipient: str
+
+
+Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -56,7 +56,7 @@ class _Flush:
         return len(await self._run(name, *columns)) if columns else 0
 
     async def _insert(self, name: str, values: list[tuple[Any, ...]]) -> None:
-        if await self._run_many(name, values) == -1:
+        if await self._run_many(name, values) != len(values):
             raise Again
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
