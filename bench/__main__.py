@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
 from bench import admission, duplicates, growth, once, plots, postgres
-from bench.measure import OUT, Figure, Report
+from bench.measure import OUT, Figure, Median, Report
 
 QUESTIONS = {
     "admission": admission.run,
@@ -29,15 +28,20 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
+def rounds_of(figure: Figure) -> list[float]:
+    return figure.value.rounds if isinstance(figure.value, Median) else []
+
+
 def row(figure: Figure) -> tuple[str, ...]:
     ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} × {figure.to}"
     word = {None: "", True: "[green]holds[/]", False: "[red]falls short[/]"}[figure.holds]
-    return figure.name, number(figure.value), figure.unit, ratio, figure.target, word
+    span = f"{number(min(found))} – {number(max(found))}" if (found := rounds_of(figure)) else ""
+    return figure.name, number(figure.value), span, figure.unit, ratio, figure.target, word
 
 
 def show(console: Console, report: Report) -> None:
-    table = Table("", "", "", "ratio", "target", "", title=report.title, title_justify="left")
-    for column in (1, 3):
+    table = Table("", "median", "rounds", "", "ratio", "target", "", title=report.title, title_justify="left")
+    for column in (1, 2, 4):
         table.columns[column].justify = "right"
     for figure in report.figures:
         table.add_row(*row(figure))
@@ -56,7 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS), metavar="QUESTION")
     options = parser.parse_args()
-    console = Console(width=120)
+    console = Console(width=140)
     OUT.mkdir(exist_ok=True)
     reports: dict[str, Report] = {}
     for name in options.only:
@@ -67,7 +71,8 @@ def main() -> None:
         name: {
             "title": report.title,
             "figures": [
-                asdict(figure) | {"target": figure.target, "holds": figure.holds} for figure in report.figures
+                vars(figure) | {"target": figure.target, "holds": figure.holds, "rounds": rounds_of(figure)}
+                for figure in report.figures
             ],
             "series": report.series,
             "notes": report.notes,

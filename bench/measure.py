@@ -64,17 +64,28 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
+class Median(float):
+    """The median of the rounds, which it keeps: how far they lie apart says how much to trust it."""
+
+    rounds: list[float]
+
+    def __new__(cls, values: list[float]) -> Median:
+        self = super().__new__(cls, statistics.median(values))
+        self.rounds = values
+        return self
+
+
 Contender = Callable[[], Awaitable[float]]
 
 
-async def rounds(contenders: Mapping[str, Contender], count: int) -> dict[str, float]:
-    """The median of what each contender returns, taking turns."""
+async def rounds(contenders: Mapping[str, Contender], count: int) -> dict[str, Median]:
+    """What each contender returns, taking turns."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(count):
         for name, contender in contenders.items():
             gc.collect()
             found[name].append(await contender())
-    return {name: statistics.median(values) for name, values in found.items()}
+    return {name: Median(values) for name, values in found.items()}
 
 
 @contextmanager

@@ -30,6 +30,13 @@ def test_older_than_the_horizon_is_stale() -> None:
     assert word(made(NOW - DAY)) is Word.STALE
 
 
+def test_what_comes_first_may_have_to_be_younger_than_what_is_remembered() -> None:
+    strict = Horizon(fresh=10 * MINUTE)
+    assert word(made(NOW - 10 * MINUTE + SECOND), strict) is None
+    assert word(made(NOW - 10 * MINUTE), strict) is Word.STALE
+    assert remember_until(made(NOW), strict) > NOW + DAY
+
+
 def test_further_ahead_than_the_skew_is_refused() -> None:
     assert word(made(NOW + 5 * MINUTE)) is None
     assert word(made(NOW + 5 * MINUTE + SECOND)) is Word.REFUSED
@@ -72,7 +79,7 @@ def test_settings_that_would_forget_too_early_are_refused_with_the_right_number(
         Horizon(keep=10 * MINUTE, skew=5 * MINUTE).covers(expiry=10 * MINUTE, retry_span=9 * SECOND)
 
 
-@pytest.mark.parametrize("bad", [{"keep": 0}, {"keep": -1}, {"skew": -1}, {"grace": -1}])
+@pytest.mark.parametrize("bad", [{"keep": 0}, {"keep": -1}, {"skew": -1}, {"grace": -1}, {"fresh": 2 * DAY}])
 def test_a_nonsensical_horizon_cannot_be_made(bad: dict[str, int]) -> None:
     with pytest.raises(Malformed):
         Horizon(**bad)

@@ -76,7 +76,7 @@ def test_its_end_is_told_to_whoever_asked() -> None:
     assert isinstance(repeat, Reply)
     assert (repeat.origin, repeat.verdict.word, repeat.verdict.state) == ("c2", Word.DUPLICATE, State.SENT)
     assert inbox.give(done(message())) == [
-        Report(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"))
+        Report(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"), "lock")
     ]
 
 
@@ -245,7 +245,7 @@ def test_a_recipient_that_comes_back_gets_what_it_has_not_answered_at_once() -> 
 def test_the_application_may_refuse_what_is_new_but_not_a_repeat() -> None:
     offline = Verdict(Word.REFUSED, reason="the lock is offline; try later", cause="offline")
     away = False
-    gateway = hub(refuse=lambda message, now: offline if away else None)
+    gateway = hub(refuse=lambda event, now: offline if away else None)
     gateway.give(Arrived(message(0)))
     away = True
     assert words(gateway.give(Arrived(message(1)))) == ["refused"]
@@ -258,7 +258,7 @@ class AnyHistory(RuleBasedStateMachine):
     """Send, repeat, reorder, run, crash, forget, set the clock: whatever happens, compared with a model
     that simply remembers everything for ever."""
 
-    @initialize(mode=st.sampled_from(Mode))
+    @initialize(mode=st.sampled_from([Mode.REPLAY, Mode.LATEST]))
     def begin(self, mode: Mode) -> None:
         self.mode = mode
         self.clock = ManualClock()

@@ -83,7 +83,9 @@ def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
     out = sender()
     out.give(Arrived(message()))
     answer = Answered(message().key, State.FAILED, Answer(3, b"", "jammed"))
-    assert out.give(answer) == [Report(message().key, State.FAILED, Answer(3, b"", "jammed"))]
+    assert out.give(answer) == [
+        Report(message().key, State.FAILED, Answer(3, b"", "jammed"), recipient="lock")
+    ]
     assert out.give(answer) == []
     assert out.give(Answered(message().key, State.DONE, Answer(0))) == [], "the first end stands"
     assert out.wait(100) == []
@@ -92,6 +94,22 @@ def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
 
 def test_an_answer_for_something_never_sent_is_ignored() -> None:
     assert sender().give(Answered(message().key, State.DONE, Answer(0))) == []
+
+
+def test_the_word_of_somebody_else_than_the_recipient_does_not_count() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    assert out.give(Answered(message().key, State.DONE, Answer(0), by="other lock")) == []
+    assert len(out.give(Answered(message().key, State.DONE, Answer(0), by="lock"))) == 1
+
+
+def test_an_answer_may_be_passed_on_without_being_stored() -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    (report,) = out.give(Answered(message().key, State.DONE, Answer(0, b"chunk"), keep=False))
+    assert isinstance(report, Report)
+    assert report.answer == Answer(0, b"chunk")
+    assert out.ledger.disk.messages[message().key].answer == Answer(0)
 
 
 def test_its_expiry_ends_what_was_transmitted_as_unknown() -> None:
@@ -138,7 +156,7 @@ def test_a_failure_without_effect_is_tried_again_with_back_off_and_then_ends() -
     assert only(Transmit, out.wait(1.9)) == []
     assert [t.attempt for t in only(Transmit, out.wait(0.1))] == [3]
     (report,) = out.give(Failed(message().key, 3, "busy"))
-    assert report == Report(message().key, State.FAILED, Answer(1, b"", "busy"))
+    assert report == Report(message().key, State.FAILED, Answer(1, b"", "busy"), recipient="lock")
 
 
 def test_a_late_failure_of_an_earlier_attempt_changes_nothing() -> None:

@@ -17,7 +17,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
 from duly.core.order import Lanes
 from duly.core.outbox import Outbox
-from duly.core.steps import Reply, Step, Todo
+from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
 from duly.ledger import Ledger
@@ -32,10 +32,10 @@ def ack_before_commit(patch: Patch) -> None:
     """The sender is told before the message is stored."""
     receive = Inbox.receive
 
-    def hasty(self: Inbox, message: Message, origin: Any, now: int) -> list[Todo]:
-        todo = receive(self, message, origin, now)
+    def hasty(self: Inbox, event: Arrived, now: int) -> list[Todo]:
+        todo = receive(self, event, now)
         admits = any(isinstance(t, Step) and isinstance(t.writes[0], w.Admit) for t in todo)
-        return [Reply(origin, message, FRESH), *todo] if admits else todo
+        return [Reply(event.origin, event.message, FRESH), *todo] if admits else todo
 
     patch.setattr(Inbox, "receive", hasty)
 

@@ -25,14 +25,16 @@ class Horizon(Struct, frozen=True):
     """how far back ids are remembered"""
     skew: int = 5 * MINUTE
     """how far ahead a sender's clock may be"""
+    fresh: int = 0
+    """how old a message may be when it first comes, if less than `keep`; 0 is `keep`"""
     grace: int = 0
     """how long after its expiry a message is still taken, for senders whose clock is behind"""
     ageless: bool = True
     """accept a message that says neither its age nor its expiry; its id is then kept for ever"""
 
     def __post_init__(self) -> None:
-        if self.keep <= 0 or self.skew < 0 or self.grace < 0:
-            raise Malformed("a horizon needs keep > 0, skew >= 0 and grace >= 0")
+        if self.keep <= 0 or self.skew < 0 or self.grace < 0 or not 0 <= self.fresh <= self.keep:
+            raise Malformed("a horizon needs keep > 0, skew >= 0, grace >= 0 and fresh no longer than keep")
 
     def covers(self, expiry: int, retry_span: int) -> None:
         """Refuse settings under which a legitimate resend could arrive after its id is forgotten."""
@@ -78,10 +80,11 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
             )
         return None
     if made:
-        if made + horizon.keep <= now:
+        oldest = horizon.fresh or horizon.keep
+        if made + oldest <= now:
             return Verdict(
                 Word.STALE,
-                reason=f"it is {show(now - made)} old, ids are remembered for {show(horizon.keep)}; "
+                reason=f"it is {show(now - made)} old, {show(oldest)} are allowed; "
                 "send it again with a new id",
             )
         return None

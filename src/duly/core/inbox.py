@@ -57,14 +57,14 @@ def _always(_: Message) -> bool:
     return True
 
 
-def _welcome(_: Message, __: int) -> Verdict | None:
+def _welcome(_: Arrived, __: int) -> Verdict | None:
     return None
 
 
 class Inbox:
     """The receiver's machine.
 
-    `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(message, now)` is its
+    `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` is its
     say over a message that is new: a repeat of what was accepted is answered whatever it says.
     """
 
@@ -76,7 +76,7 @@ class Inbox:
         lanes: LanePolicy | None = None,
         horizon: Callable[[str], Horizon] = _same_horizon,
         repeatable: Callable[[Message], bool] = _always,
-        refuse: Callable[[Message, int], Verdict | None] = _welcome,
+        refuse: Callable[[Arrived, int], Verdict | None] = _welcome,
     ) -> None:
         self._refuse = refuse
         self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended)
@@ -99,8 +99,8 @@ class Inbox:
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         match event:
-            case Arrived(message=message, origin=origin):
-                return self.receive(message, origin, now)
+            case Arrived():
+                return self.receive(event, now)
             case Reachable(recipient=recipient):
                 again = self.outbox.reached(recipient, now)
                 return again + self._move_all(self.lanes.reach(recipient), now)
@@ -110,12 +110,13 @@ class Inbox:
             case Received() | Answered() | Failed():
                 return self.outbox.handle(event, now)
 
-    def receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
+    def receive(self, event: Arrived, now: int) -> list[Todo]:
+        message, origin = event.message, event.origin
         live = self._live.get(message.key)
         if live is not None and live.message.fingerprint == message.fingerprint:
             return self._attach(live, origin)
         horizon = self._horizon(message.kind)
-        refusal = horizons.judge(message, horizon, now) or self._refuse(message, now)
+        refusal = horizons.judge(message, horizon, now) or self._refuse(event, now)
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         live = self._live[message.key] = _Live(message, [origin], committed=False)
@@ -326,7 +327,7 @@ class Inbox:
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
         origins = tuple(live.origins) if live is not None else ()
-        report: Todo = Report(message.key, state, answer, origins)
+        report: Todo = Report(message.key, state, answer, origins, message.recipient)
         return [report, *self._next(message, now)]
 
 

@@ -50,6 +50,8 @@ class Mode(Enum):
     """run every message, in order"""
     LATEST = "latest"
     """run the newest, mark the others superseded"""
+    ANY = "any"
+    """run at once; only its number counts, so that it leaves no gap"""
 
 
 class Order(Struct, frozen=True, gc=False):

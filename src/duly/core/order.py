@@ -150,6 +150,10 @@ class Lanes:
         order = message.order
         if order is None:
             return self._start(Release(message, "", 0, 0, -1))
+        if order.mode is Mode.ANY:
+            counted = order.n is not None and order.after is None
+            moves = self.arrived(message.scope, order.n or 0, message.made) if counted else []
+            return [*self._start(Release(message, "", 0, 0, -1)), *moves]
         mark = mark_name(message)
         if order.n is None:
             ms = min(message.made or now, now + self._policy.drift) // MS
@@ -190,7 +194,7 @@ class Lanes:
 
     def occupy(self, message: Message) -> None:
         """A message that was released before a restart is still under way."""
-        if self._policy.serial and message.order is not None:
+        if self._policy.serial and _lane_key(message) is not None:
             self._lane(message).holder = message.key
 
     def finished(self, message: Message) -> list[Move]:
@@ -353,7 +357,7 @@ class Lanes:
 
     def _release(self, release: Release) -> Release:
         message = release.message
-        if self._policy.serial and message.order is not None:
+        if self._policy.serial and _lane_key(message) is not None:
             self._lane(message).holder = message.key
         if not release.mark:
             return release
@@ -370,7 +374,7 @@ class Lanes:
 
 def _lane_key(message: Message) -> str | None:
     """Messages without order share a queue that no order key can name."""
-    return None if message.order is None else message.order.key
+    return message.order.key if message.order is not None and message.order.mode is not Mode.ANY else None
 
 
 def _is_latest(release: Release) -> bool:

@@ -98,7 +98,7 @@ def _always(_: Message) -> bool:
 
 
 def _report(message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
-    return [Report(message.key, state, answer)]
+    return [Report(message.key, state, answer, recipient=message.recipient)]
 
 
 class Outbox:
@@ -265,12 +265,14 @@ class Outbox:
         key, state, answer = event.key, event.state, event.answer
         entry = self._entries.get(key)
         if entry is not None:
-            return self._end(entry, state, answer, event.attempt, now, event.effects)
+            if event.by and event.by != entry.message.recipient:
+                return []
+            return self._end(entry, state, answer, event.attempt, now, event.effects, keep=event.keep)
 
         def done(results: Results, now: int) -> list[Todo]:
             (moved,) = results
             settled = isinstance(moved, Moved) and moved.moved
-            return [Report(key, state, answer)] if settled else []
+            return [Report(key, state, answer, recipient=event.by)] if settled else []
 
         # Nobody here waits for it any more: it may settle an `unknown`, otherwise the first end stands.
         return [Step((Advance(key, state, now, answer),), done)]
@@ -361,10 +363,19 @@ class Outbox:
         return resend is not None and entry.attempt > 0 and resend.delay(entry.attempt, b"") is None
 
     def _end(
-        self, entry: _Entry, state: State, answer: Answer, attempt: int | None, now: int, effects: Group = ()
+        self,
+        entry: _Entry,
+        state: State,
+        answer: Answer,
+        attempt: int | None,
+        now: int,
+        effects: Group = (),
+        *,
+        keep: bool = True,
     ) -> list[Todo]:
         message = entry.message
-        then: Group = (Advance(message.key, state, now, answer), *effects)
+        stored = answer if keep else Answer(answer.code, b"", answer.reason)
+        then: Group = (Advance(message.key, state, now, stored), *effects)
         writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
 
         def done(results: Results, now: int) -> list[Todo]:

@@ -23,10 +23,11 @@ Origin: TypeAlias = Hashable
 
 
 class Arrived(Struct, frozen=True):
-    """A message has come in."""
+    """A message has come in. `patient`: it may wait for a recipient that is away."""
 
     message: Message
     origin: Origin = None
+    patient: bool = False
 
 
 class Received(Struct, frozen=True):
@@ -38,13 +39,16 @@ class Received(Struct, frozen=True):
 class Answered(Struct, frozen=True):
     """How it ended, by the recipient's word. `attempt` fences the end of a local run; None for an answer
     from the network, which is true whichever transmission it answers. `effects` are a handler's own
-    writes: they commit with the end, or not at all."""
+    writes: they commit with the end, or not at all. `by` is who says so; a word of somebody else than the
+    recipient is ignored. With `keep` off the answer's data is passed on but not stored."""
 
     key: bytes
     state: State
     answer: Answer
     attempt: int | None = None
     effects: Group = ()
+    by: str = ""
+    keep: bool = True
 
 
 class Failed(Struct, frozen=True):
@@ -95,6 +99,7 @@ class Report(Struct, frozen=True):
     state: State
     answer: Answer
     origins: tuple[Origin, ...] = ()
+    recipient: str = ""
 
 
 class Ended(Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""Wire forms of the same kernel: bytes ↔ core messages, nothing else."""

@@ -1,0 +1,292 @@
+"""The frames dialect: JSON text over WebSocket and HTTP, seed 000's wire (see DESIGN section 6).
+
+The law: whatever comes in is either a `Frame` that fits, or a `SenderError` that says what is wrong with
+it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
+too large and not nested too deeply. The two tables of codes are two enums: their numbers overlap, their
+types do not.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.ids import SeqId
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
+from duly.core.units import MS
+from duly.errors import Malformed, TooLarge
+
+FRAME_LIMIT: Final = 256 * 1024
+DEPTH_LIMIT: Final = 32
+
+COMMANDS: Final = frozenset(
+    {
+        "lock_control", "dev_control", "user_mgmt", "system", "face_management", "query",
+        "media_download", "media_download_chunk",
+    }
+)  # fmt: skip
+PUSHES: Final = frozenset({"status_report", "event_report", "log_report", "visit_notification"})
+"""What a device may push; `device_status` is made by the hub alone."""
+DEVICE_STATUS: Final = "device_status"
+
+
+class ServerCode(IntEnum):
+    """`server_ack`: what the hub says of a command."""
+
+    ACCEPTED = 0
+    OFFLINE = 1
+    BAD_PARAMETERS = 2
+    NOT_ALLOWED = 3
+    INTERNAL = 4
+    DUPLICATE = 5
+
+
+class DeviceCode(IntEnum):
+    """`ack`: what the device says of a command."""
+
+    DONE = 0
+    BUSY = 1
+    BAD_PARAMETERS = 2
+    HARDWARE_FAULT = 3
+    TIMEOUT = 4
+    NOT_AUTHORISED = 5
+    OUT_OF_RESOURCES = 6
+    NOT_SUPPORTED = 7
+
+
+class FrameOrder(Struct, frozen=True, omit_defaults=True):
+    key: str = ""
+    mode: Mode = Mode.REPLAY
+    after: int | None = None
+
+
+class Frame(Struct, frozen=True, omit_defaults=True):
+    """One frame, either way. Which fields belong to which type, the users of frames know."""
+
+    type: str
+    seq_id: str | None = None
+    to: str | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
+    data: Raw | None = None
+    exp: int | None = None
+    queue: bool = False
+    order: FrameOrder | bool | None = None
+    code: int | None = None
+    state: str | None = None
+    error: str | None = None
+    detail: str | None = None
+    cursor: int | None = None
+    token: str | None = None
+    cursors: dict[str, int] | None = None
+    you: str | None = None
+    time: int | None = None
+
+
+_decode: Final = msgspec.json.Decoder(Frame).decode
+_decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def decode(raw: bytes | str) -> Frame:
+    """The frame in these bytes.
+
+    >>> decode('{"type": "query", "seq_id": "1702234567890_0", "to": "lock-1", "data": {"what": "log"}}').to
+    'lock-1'
+    """
+    if isinstance(raw, str):
+        try:
+            raw = raw.encode()
+        except UnicodeEncodeError:
+            raise Malformed("a frame must be UTF-8") from None
+    check(raw)
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not a frame: {_mild(problem)}") from None
+
+
+def decode_batch(raw: bytes) -> list[bytes] | None:
+    """The frames of a JSON array, still undecoded; None if it is not an array."""
+    if raw.lstrip()[:1] != b"[":
+        return None
+    try:
+        return [bytes(part) for part in _decode_many(raw)]
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not an array of frames: {_mild(problem)}") from None
+
+
+def check(raw: bytes, limit: int = FRAME_LIMIT) -> None:
+    """Refuse what is too large, too deep or not UTF-8, before anything is read out of it."""
+    if len(raw) > limit:
+        raise TooLarge(f"a frame of {len(raw)} bytes; the limit is {limit}, send it in parts")
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError as problem:
+            raise Malformed(f"a frame must be UTF-8; byte {problem.start} is not") from None
+    # Most frames have fewer brackets than the limit, and then cannot be deeper than it.
+    if raw.count(b"{") + raw.count(b"[") > DEPTH_LIMIT and _depth(raw) > DEPTH_LIMIT:
+        raise Malformed(f"a frame nested deeper than {DEPTH_LIMIT} levels")
+
+
+def _depth(raw: bytes) -> int:
+    depth = deepest = 0
+    for token in _BRACKETS.finditer(raw):
+        match token[0][:1]:
+            case b"{" | b"[":
+                depth += 1
+                deepest = max(deepest, depth)
+            case b"}" | b"]":
+                depth -= 1
+    return deepest
+
+
+def _mild(problem: Exception) -> str:
+    return str(problem).replace("JSON is malformed: ", "") or type(problem).__name__
+
+
+def encode(frame: Frame) -> bytes:
+    return _encode(frame)
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def message_of(frame: Frame, sender: str) -> Message:
+    """The message a command frame means. The sender is who has authenticated, whatever the frame claims."""
+    if frame.seq_id is None:
+        raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
+    if frame.to is None:
+        raise Malformed(f"a {frame.type} needs 'to': the device it is for")
+    n = _number(frame.seq_id)
+    if frame.exp is not None and frame.exp < 10**11:
+        raise Malformed(
+            f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
+        )
+    return Message(
+        sender,
+        frame.seq_id,
+        frame.type,
+        frame.to,
+        b"" if frame.data is None else bytes(frame.data),
+        expires=0 if frame.exp is None else frame.exp * MS,
+        order=_order(frame, n),
+    )
+
+
+def _number(seq_id: str) -> int | None:
+    """The counter in a seq_id; None for ids of other forms (a UUID, an Idempotency-Key)."""
+    head, _, tail = seq_id.partition("_")
+    return SeqId.parse(seq_id).n if head.isdecimal() and tail.isdecimal() else None
+
+
+def _order(frame: Frame, n: int | None) -> Order | None:
+    wanted = frame.order
+    if wanted is False:
+        return None if n is None else Order("", Mode.ANY, n)
+    if isinstance(wanted, FrameOrder):
+        return Order(wanted.key, wanted.mode, n, wanted.after)
+    # By default a sender's commands to a device take effect in its order.
+    return None if n is None else Order("", Mode.REPLAY, n)
+
+
+def command(message: Message, after: int) -> bytes:
+    """A command, passed on to its device: as sent, with `from` added."""
+    order = message.order
+    return _encode(
+        Frame(
+            message.kind,
+            message.id,
+            from_=message.scope,
+            data=Raw(message.body) if message.body else None,
+            exp=message.expires // MS if message.expires else None,
+            order=None if order is None else FrameOrder(order.key, order.mode, after),
+        )
+    )
+
+
+def received_command(frame: Frame, device: str) -> Message:
+    """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
+    if frame.from_ is None:
+        raise Malformed(f"a {frame.type} from a hub says whom it is from")
+    return message_of(msgspec.structs.replace(frame, to=device), frame.from_)
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+_WORDS: Final = {
+    Word.CONFLICT: "id_conflict",
+    Word.STALE: "stale",
+    Word.EXPIRED: "expired",
+}
+_CAUSES: Final = {
+    "offline": ServerCode.OFFLINE,
+    "denied": ServerCode.NOT_ALLOWED,
+    "not_allowed": ServerCode.NOT_ALLOWED,
+    "not_authenticated": ServerCode.NOT_ALLOWED,
+    "internal": ServerCode.INTERNAL,
+}
+
+
+def server_ack(seq_id: str | None, verdict: Verdict) -> Frame:
+    """What the hub says of a command."""
+    match verdict.word:
+        case Word.FRESH:
+            return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)
+        case Word.DUPLICATE:
+            state = verdict.state.word if verdict.state is not None else None
+            return Frame("server_ack", seq_id, code=ServerCode.DUPLICATE, state=state)
+        case Word.REFUSED if verdict.retry:
+            return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
+        case _:
+            code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
+            error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
+            return trouble(seq_id, code, error, verdict.reason)
+
+
+def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> Frame:
+    return Frame("server_ack", seq_id, code=code, error=error, detail=detail)
+
+
+def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
+    """How a command ended, passed on to its app."""
+    return Frame(
+        "ack",
+        seq_id,
+        from_=device,
+        code=answer.code,
+        data=Raw(answer.data) if answer.data else None,
+        state=state.word,
+        detail=answer.reason or None,
+    )
+
+
+def device_ack(message: Message, answer: Answer) -> Frame:
+    """How a command ended, from the device to the hub."""
+    data = Raw(answer.data) if answer.data else None
+    return Frame(
+        "ack", message.id, to=message.scope, code=answer.code, data=data, detail=answer.reason or None
+    )
+
+
+def answer_of(frame: Frame) -> tuple[State, Answer]:
+    """How a command ended, by the device's word."""
+    if frame.code is None or not 0 <= frame.code <= 0xFFFF:
+        raise Malformed("an ack needs a code: 0 done, or what went wrong")
+    state = State.DONE if frame.code == DeviceCode.DONE else State.FAILED
+    return state, Answer(frame.code, bytes(frame.data) if frame.data is not None else b"", frame.detail or "")
+
+
+def load(data: Raw | None) -> Any:
+    """What is in a frame's `data`, for those who want to look."""
+    return None if data is None else msgspec.json.decode(data)
+
+
+def dump(value: object) -> Raw | None:
+    return None if value is None else Raw(msgspec.json.encode(value))
