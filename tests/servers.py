@@ -5,6 +5,7 @@ A missing server is a skip on a laptop and a failure in CI.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pwd
@@ -13,11 +14,15 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
+
+from duly.broker import Broker, BrokerUser
 
 
 def free_port() -> int:
@@ -127,3 +132,173 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         server.remove()
+
+
+class MqttServer(Protocol):
+    """An MQTT broker of our own."""
+
+    port: int
+
+    def url(self, name: str) -> str:
+        """Where it is, for a client of this name."""
+        ...
+
+    def start(self) -> None: ...
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None: ...
+    def remove(self) -> None: ...
+
+
+class Mosquitto:
+    """A Mosquitto of our own: the settings that docs/ recommends."""
+
+    def __init__(self, *extra: str) -> None:
+        found = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
+        if not Path(found).exists():
+            missing("mosquitto")
+        self._binary = found
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="duly-mosquitto-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        lines = [
+            f"listener {self.port} 127.0.0.1",
+            "allow_anonymous true",
+            "set_tcp_nodelay true",
+            "max_queued_messages 0",
+            "max_inflight_messages 1000",
+            "persistence true",
+            f"persistence_location {self.folder}/",
+            "autosave_interval 1",
+            *(["user root"] if os.geteuid() == 0 else []),
+            *(line.format(folder=self.folder) for line in extra),
+        ]
+        (self.folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
+
+    def url(self, name: str) -> str:
+        return f"mqtt://{name}@127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, "-c", self.folder / "mosquitto.conf"], stdout=log, stderr=log
+            )
+        wait_for_port(self.port, self._process, "mosquitto")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RabbitMq:
+    """A RabbitMQ with its MQTT plugin, of our own: node, epmd, cookie and folders too."""
+
+    def __init__(self) -> None:
+        self._binary = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+        epmd = shutil.which("epmd")
+        if not self._binary.exists() or epmd is None:
+            missing("rabbitmq-server")
+        self._epmd_binary = str(epmd)
+        self.port = free_port()
+        self._folder = Path(tempfile.mkdtemp(prefix="duly-rabbitmq-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._epmd: subprocess.Popen[bytes] | None = None
+        self._epmd_port, self._node_port, dist_port = free_port(), free_port(), free_port()
+        (self._folder / "plugins").write_text("[rabbitmq_mqtt].\n")
+        (self._folder / "env.conf").write_text("")
+        (self._folder / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self._node_port}\n"
+            f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            "mqtt.prefetch = 1000\n"  # 10 by default: how many it sends before it wants a PUBACK
+        )
+        self._env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self._folder),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"duly-{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self._node_port),
+            "RABBITMQ_DIST_PORT": str(dist_port),
+            "RABBITMQ_CONFIG_FILE": str(self._folder / "rabbitmq"),
+            "RABBITMQ_CONF_ENV_FILE": str(self._folder / "env.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._folder / "plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self._folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self._folder / "log"),
+            "RABBITMQ_PID_FILE": str(self._folder / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
+        }
+
+    def url(self, name: str) -> str:
+        # It knows one user only, whom we use for everybody: the session's name is what tests need.
+        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={name}"
+
+    def start(self) -> None:
+        self._epmd = subprocess.Popen(
+            [self._epmd_binary, "-port", str(self._epmd_port), "-address", "127.0.0.1"]
+        )
+        wait_for_port(self._epmd_port, self._epmd, "epmd")
+        with (self._folder / "out").open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._binary], env=self._env, stdout=out, stderr=out, start_new_session=True
+            )
+        wait_for_port(self.port, self._process, "rabbitmq", 50)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """The server is a script and its Erlang machine: a group of their own."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, how)
+            self._process.wait(30)
+            self._process = None
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait(10)
+            self._epmd = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Embedded:
+    """duly's own broker, on an event loop in a thread, so that it outlives a test's loop."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="duly-nats-"))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="embedded broker", daemon=True)
+        self._thread.start()
+        self.port = free_port()
+        self.broker: Broker | None = None
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def url(self, name: str) -> str:
+        return f"mqtt://anybody:secret@127.0.0.1:{self.port}?client_id={name}"
+
+    def start(self) -> None:
+        async def begin() -> None:
+            self.broker = Broker(self._folder, self.port)
+            await self.broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
+            await self.broker.start()
+
+        self._do(begin())
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self.broker is not None:
+            if how is signal.SIGKILL and self.broker.pid is not None:
+                os.kill(self.broker.pid, how)
+            self._do(self.broker.stop())
+            self.broker = None
+
+    def remove(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

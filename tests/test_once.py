@@ -22,7 +22,7 @@ import duly
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, key_of
 from duly.core.units import SECOND
-from duly.core.writes import Finish, Group, Results
+from duly.core.writes import Delivery, Finish, Group, Results
 from duly.errors import LedgerUnavailable, Malformed, ProgramError, TooLarge
 from duly.ledger import Ledger, Transaction
 from tests.ledgers import conftest as ledgers
@@ -453,6 +453,23 @@ async def test_at_least_once_that_lost_its_lease_gets_the_outcome_of_the_run_tha
 
 
 @shared
+async def test_a_late_result_does_not_end_the_run_that_took_over(store: Store) -> None:
+    here = Shop(ledger := await store.open(), effect="at_least_once")
+    there = Shop(await store.open(), effect="at_least_once")
+    late = await here.hold()
+    store.clock.advance(31)
+    second = await there.hold()
+    here.gate.set()
+    await are_waiting(ledger, late)
+    there.error = OSError("no")
+    there.gate.set()
+    with pytest.raises(OSError, match="no"):
+        await second
+    with pytest.raises(duly.Unknown, match="came to nothing"):
+        await late
+
+
+@shared
 async def test_a_late_failure_does_not_free_a_key_that_was_taken_over(store: Store) -> None:
     here = Shop(await store.open(), effect="at_least_once")
     there = Shop(await store.open(), effect="at_least_once")
@@ -579,6 +596,45 @@ async def test_after_an_exception_one_of_the_waiting_repeats_runs(ledger: Ledger
     with pytest.raises(OSError, match="once only"):
         await first
     assert await asyncio.gather(*repeats) == ["paid o-1"] * 3
+    assert len(shop.runs) == 2
+
+
+@either_effect
+async def test_a_repeat_that_looked_before_the_key_was_freed_does_not_disturb_the_next_run(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    shop = Shop(ledger, effect=effect)
+    first = await shop.hold()
+    look, looked, go_on = ledger.deliveries, asyncio.Event(), asyncio.Event()
+
+    async def slow(key: bytes) -> list[Delivery]:
+        found = await look(key)
+        looked.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(ledger, "deliveries", slow)
+    late = asyncio.ensure_future(shop.charge("o-1"))
+    await looked.wait()
+    monkeypatch.undo()
+    shop.error = OSError("no")
+    shop.gate.set()
+    with pytest.raises(OSError, match="no"):
+        await first
+    shop.begun.clear()
+    second = await shop.hold()
+    again = asyncio.Event()
+
+    async def noticed(key: bytes) -> list[Delivery]:
+        again.set()
+        return await look(key)
+
+    monkeypatch.setattr(ledger, "deliveries", noticed)
+    go_on.set()
+    async with asyncio.timeout(10):
+        await again.wait()  # its claim on the first run came to nothing, and it looks again
+    shop.gate.set()
+    assert [await second, await late] == ["paid o-1"] * 2
     assert len(shop.runs) == 2
 
 

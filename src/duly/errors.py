@@ -10,7 +10,9 @@ is stored or half done. Catch the branch you can act on.
     │   ├── Conflict          this id was used for something else
     │   ├── Stale             older than we remember; never run
     │   ├── FromTheFuture     its clock is ahead by more than we allow
-    │   └── Expired           its own deadline has passed
+    │   ├── Expired           its own deadline has passed
+    │   ├── NotAuthenticated  we do not know who is speaking
+    │   └── NotAllowed        we know, and he may not
     ├── OutcomeError          it was accepted, and this is how it ended
     │   ├── Failed            the handler failed, and that is its stored outcome
     │   ├── Unknown           nobody can tell whether the effect happened; not run again
@@ -91,6 +93,18 @@ class Expired(SenderError):
     """Its own deadline has passed."""
 
     word = "expired"
+
+
+class NotAuthenticated(SenderError):
+    """We do not know who is speaking: show a token that is valid."""
+
+    word = "not_authenticated"
+
+
+class NotAllowed(SenderError):
+    """We know who is speaking, and he may not do this; somebody has to grant it first."""
+
+    word = "not_allowed"
 
 
 class OutcomeError(DulyError):

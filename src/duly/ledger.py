@@ -41,9 +41,13 @@ from duly.core.writes import (
     Write,
     pair,
 )
+from duly.errors import Malformed
 
 HOT_IDS: Final = 20_000
 """How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
+
+LOOKED_AT: Final = 10_000
+"""Most messages that one filtered page looks at, however many there are: a list must not stop the hub."""
 
 REFUSALS_KEPT: Final = 10_000
 """The latest refusals are kept, however many there are: a flood of them must not fill the disk."""
@@ -58,6 +62,16 @@ class Record(Struct, frozen=True):
     until: int
     accepted_at: int
     moved_at: int
+
+
+class Page(Struct, frozen=True):
+    """Some messages, newest first. The next page is the one before `next`; None: that was all.
+
+    A page may be short, or empty, and still have a next one: nothing else was found where it looked.
+    """
+
+    records: list[Record]
+    next: bytes | None = None
 
 
 class Entry(Struct, frozen=True):
@@ -184,6 +198,40 @@ class Ledger(ABC):
 
     @abstractmethod
     async def find(self, key: bytes) -> Record | None: ...
+
+    async def messages(
+        self,
+        *,
+        scope: str | None = None,
+        open_only: bool = False,
+        before: bytes | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """A page of at most `limit` messages, newest first by key: by the time their ids carry; those whose
+        ids carry none come last. `before` is the `next` of the page before.
+
+        Finding one sender's messages, or the open ones, is a search without an index, since an index would
+        be paid for by every message. So a page looks at no more than `LOOKED_AT` of them and says where to
+        go on.
+        """
+        if limit < 1:
+            raise Malformed(f"a page holds at least one message, not {limit}")
+        top = _BEYOND if before is None else before
+        lead = None if scope is None else scope.encode(errors="surrogatepass") + b"\0"
+        end = await self._key_below(top, LOOKED_AT) if lead is not None or open_only else None
+        found = await self._between(end or b"", top, lead, open_only, limit)
+        return Page(found, found[-1].message.key if len(found) == limit else end)
+
+    @abstractmethod
+    async def _key_below(self, top: bytes, count: int) -> bytes | None:
+        """The `count`-th key below `top`, if there are so many."""
+
+    @abstractmethod
+    async def _between(
+        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
+    ) -> list[Record]:
+        """Messages with end <= key < top, highest first; `lead` is how their keys go on behind the time."""
+
     @abstractmethod
     async def open_deliveries(self, channel: str) -> list[Open]:
         """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
@@ -200,6 +248,12 @@ class Ledger(ABC):
     async def marks(self) -> dict[str, tuple[int, int]]:
         """The high-water marks, the most recently raised ones if there are very many."""
 
+    @abstractmethod
+    async def shelf(self, shelf: str) -> dict[str, bytes]:
+        """Everything on a shelf, by name, in the order of the names."""
+
+    @abstractmethod
+    async def item(self, shelf: str, name: str) -> bytes | None: ...
     @abstractmethod
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         """The latest refusals, newest first."""
@@ -306,6 +360,9 @@ class Ledger(ABC):
         for key in list(self._waiters):
             self._wake(key)
 
+
+_BEYOND: Final = b"\xff" * 7
+"""Above every key: six bytes of time and then text, where UTF-8 has no such byte."""
 
 _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""

@@ -24,6 +24,7 @@ import asyncio
 import functools
 import inspect
 import itertools
+import random
 import typing
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -209,9 +210,12 @@ class _Runner:
         _in_hand.add(me)
         try:
             while True:
-                verdict = await self._admit(message, me)
+                # Not 1: a key that was freed is admitted anew, and what somebody saw of its former life
+                # must not fence him in as the owner of this one.
+                first = random.getrandbits(60) + 1
+                verdict = await self._admit(message, first, me)
                 if verdict.fresh:
-                    return await self._run(message, 1, me, args, kwargs)
+                    return await self._run(message, first, me, args, kwargs)
                 if verdict.word is not Word.DUPLICATE or verdict.state is None or verdict.state.terminal:
                     return _unpack(message, verdict, decoder)
                 attempt = await self._take_over(message, me)
@@ -223,24 +227,24 @@ class _Runner:
     def _until(self, now: int) -> int:
         return FOREVER if self._keep is None else now + self._keep
 
-    async def _admit(self, message: Message, me: str) -> Verdict:
+    async def _admit(self, message: Message, first: int, me: str) -> Verdict:
         now = self._ledger.clock.now()
-        deliver = Deliver(_ref(message), now + self._lease, 0, 1, me)
+        deliver = Deliver(_ref(message), now + self._lease, 0, first, me)
         admit = Admit(message, self._until(now), now, State.SENT, (deliver,))
         try:
             return cast("Verdict", (await self._ledger.write(admit))[0])
         except asyncio.CancelledError:
             # Admitted or not, it has not begun: it must not look like a run that was cut short.
-            await asyncio.shield(asyncio.ensure_future(self._give_back(admit, me)))
+            await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
             raise
 
-    async def _give_back(self, admit: Admit, me: str) -> None:
+    async def _give_back(self, admit: Admit, first: int, me: str) -> None:
         ledger, key = self._ledger, admit.message.key
         with suppress(DulyError):
             await ledger.write(admit)  # behind the first one: whose it is, is settled then
             if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
-                reason = "cancelled before it began"
-                await ledger.write(Finish(_ref(admit.message), 1, State.CANCELLED, reason, (Withdraw(key),)))
+                reason, free = "cancelled before it began", (Withdraw(key),)
+                await ledger.write(Finish(_ref(admit.message), first, State.CANCELLED, reason, free))
 
     # ── somebody else has begun ──────────────────────────────────────────────────────────────────
 

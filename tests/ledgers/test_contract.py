@@ -14,7 +14,8 @@ from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
-from duly.ledger import REFUSALS_KEPT, Extent, Ledger
+from duly.errors import Malformed
+from duly.ledger import LOOKED_AT, REFUSALS_KEPT, Extent, Ledger
 from duly.ledgers.memory import MemoryLedger
 from tests.ledgers.conftest import Store
 from tests.ledgers.making import admit, message
@@ -124,6 +125,7 @@ async def test_a_message_from_the_future_is_refused_and_its_id_is_not_burned(
 ) -> None:
     later = message(ms=store.clock.now() // MS + 6 * 60_000)
     assert (await ledger.admit(later)).word is Word.REFUSED
+    assert [r.word for r in await ledger.refusals()] == ["future"], "under its cause, not just as refused"
     store.clock.advance(6 * 60)
     assert (await ledger.admit(later)).fresh
 
@@ -214,6 +216,9 @@ async def test_every_ledger_does_what_the_memory_ledger_does(store: Store, seed:
         assert await ledger.deliveries(message(n).key) == await model.deliveries(message(n).key)
     assert await ledger.entries("s0") == await model.entries("s0")
     assert await ledger.marks() == await model.marks()
+    assert await ledger.shelf("users") == await model.shelf("users")
+    assert await ledger.messages(open_only=True) == await model.messages(open_only=True)
+    assert await ledger.open_deliveries("c") == await model.open_deliveries("c")
     assert await ledger.refusals(1000) == await model.refusals(1000)
 
 
@@ -241,6 +246,9 @@ def some_write(rng: random.Random, now: int, depth: int = 0) -> w.Write:
         lambda: w.MoveCursor(rng.choice(["s0", "s1"]), "reader", rng.randrange(20)),
         lambda: w.Raise(rng.choice("pq"), rng.randrange(20), rng.randrange(20), more(), more()),
         lambda: w.Refuse("a", "b", "denied", "no", due),
+        lambda: w.Put("users", rng.choice("uv"), b"%d" % rng.randrange(3)),
+        lambda: w.PutNew("users", rng.choice("uv"), b"%d" % rng.randrange(3), more(), more()),
+        lambda: w.Drop("users", rng.choice("uv")),
     ]
     return rng.choice(make)()
 
@@ -355,6 +363,12 @@ async def test_a_restart_finds_the_open_deliveries_with_their_messages_in_order(
     assert await ledger.open_deliveries("other") == []
 
 
+async def test_a_delivery_without_its_message_is_nothing_to_go_on_with(ledger: Ledger) -> None:
+    there, missing = message(0), message(1)
+    await ledger.write(admit(there), *(w.Deliver(w.Ref(m.key, "dev", "x"), 7) for m in (there, missing)))
+    assert [o.message for o in await ledger.open_deliveries("dev")] == [there]
+
+
 # ── streams, cursors, marks ──────────────────────────────────────────────────────────────────────
 
 
@@ -393,6 +407,122 @@ async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None
     assert await ledger.marks() == {"lane": (7, 100)}
     assert await ledger.write(w.Raise("lane", 0, 101)) == [True], "a sender that counts anew, later"
     assert await ledger.marks() == {"lane": (0, 101)}
+
+
+# ── shelves ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_item_is_put_replaced_and_dropped(ledger: Ledger) -> None:
+    assert await ledger.item("users", "eve") is None
+    assert await ledger.write(w.Put("users", "eve", b"1"), w.Put("users", "eve", b"2")) == [True, False]
+    assert await ledger.item("users", "eve") == b"2"
+    assert await ledger.write(w.Drop("users", "eve"), w.Drop("users", "eve")) == [True, False]
+    assert await ledger.item("users", "eve") is None
+    assert await ledger.write(w.Put("users", "eve", b"3")) == [True]
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00\xff", b"x" * 100_000])
+async def test_a_body_is_any_bytes(ledger: Ledger, body: bytes) -> None:
+    assert await ledger.write(w.PutNew("s", "n", body), w.PutNew("s", "n", body)) == [True, False]
+    assert await ledger.write(w.PutNew("s", "n", body), w.Put("s", "n", body)) == [False, False]
+    assert await ledger.item("s", "n") == body
+    assert await ledger.shelf("s") == {"n": body}
+    assert await ledger.write(w.Drop("s", "n")) == [True]
+
+
+async def test_shelves_are_apart_and_listed_in_the_order_of_their_names(ledger: Ledger) -> None:
+    names = ["b", "a", "ä", "B", "a-b", "a.b", "中", "\U0001f512", "\uff5e"]
+    await ledger.write(*(w.Put("one", name, name.encode()) for name in names), w.Put("two", "a", b"other"))
+    assert list((await ledger.shelf("one")).items()) == [(name, name.encode()) for name in sorted(names)]
+    assert await ledger.shelf("two") == {"a": b"other"}
+    assert await ledger.shelf("three") == {}
+    assert await ledger.write(w.Drop("three", "a"), w.Drop("two", "a")) == [False, True]
+    assert len(await ledger.shelf("one")) == len(names)
+
+
+async def test_what_was_put_is_there_after_reopening_and_what_was_dropped_is_not(store: Store) -> None:
+    ledger = await store.open()
+    await ledger.write(w.Put("users", "eve", b"1"), w.Put("users", "bob", b"2"))
+    await ledger.write(w.Put("users", "eve", b"3"), w.Drop("users", "bob"))
+    ledger = await store.reopen()
+    assert await ledger.shelf("users") == {"eve": b"3"}
+
+
+async def test_a_new_item_brings_its_consequences_and_a_taken_name_the_others(ledger: Ledger) -> None:
+    step = w.PutNew(
+        "groups", "choir", b"{}", (w.Append("choir", b"made", 1),), (w.Refuse("eve", "1", "taken", "", 1),)
+    )
+    assert await ledger.write(step) == [True, 1]
+    assert await ledger.write(step) == [False, None]
+    assert (await ledger.extent("choir"), [r.word for r in await ledger.refusals()]) == (
+        Extent(1, 1),
+        ["taken"],
+    )
+
+
+async def test_of_many_who_want_one_new_name_one_gets_it(ledger: Ledger) -> None:
+    won = await asyncio.gather(*(ledger.write(w.PutNew("users", "eve", b"%d" % i)) for i in range(50)))
+    assert [result for (result,) in won].count(True) == 1
+    winner = [result for (result,) in won].index(True)
+    assert await ledger.item("users", "eve") == b"%d" % winner
+
+
+# ── lists ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def pages(ledger: Ledger, **asked: Any) -> list[list[Message]]:
+    found: list[list[Message]] = []
+    before: bytes | None = None
+    while True:
+        page = await ledger.messages(before=before, **asked)
+        found.append([record.message for record in page.records])
+        before = page.next
+        if before is None:
+            return found
+
+
+async def test_messages_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
+    ageless = Message("app-1", "opaque", "k", "r")
+    made = [message(0, ms=1_700_000_000_000 + i) for i in (3, 1, 4, 2, 5)]
+    await ledger.admit_many([*made, ageless])
+    newest_first = [*sorted(made, key=lambda m: m.made, reverse=True), ageless]
+    assert await pages(ledger) == [newest_first]
+    assert await pages(ledger, limit=4) == [newest_first[:4], newest_first[4:]]
+    assert await pages(ledger, limit=3) == [newest_first[:3], newest_first[3:], []]
+    record = (await ledger.messages(limit=1)).records[0]
+    assert record == await ledger.find(newest_first[0].key)
+    with pytest.raises(Malformed, match="at least one"):
+        await ledger.messages(limit=0)
+
+
+async def test_an_empty_ledger_is_one_empty_page(ledger: Ledger) -> None:
+    assert await pages(ledger) == await pages(ledger, scope="app-1", open_only=True) == [[]]
+
+
+async def test_messages_are_listed_by_scope_and_by_whether_they_are_open(ledger: Ledger) -> None:
+    scopes = ["app", "app-1", "app-10", "äpp"]
+    made = {scope: [message(n, scope=scope) for n in range(4)] for scope in scopes}
+    await ledger.admit_many([m for of_one in made.values() for m in of_one])
+    ends = [State.SENT, State.DONE, State.UNKNOWN, State.DELIVERED]
+    for of_one in made.values():
+        await ledger.write(*(w.Advance(m.key, to, 1) for m, to in zip(of_one, ends, strict=True)))
+    for scope, of_one in made.items():
+        assert await pages(ledger, scope=scope) == [of_one[::-1]]
+        assert await pages(ledger, scope=scope, open_only=True) == [[of_one[3], of_one[0]]]
+        assert await pages(ledger, scope=scope, limit=2) == [of_one[:1:-1], of_one[1::-1], []]
+    assert sum(map(len, await pages(ledger, open_only=True, limit=3))) == 8
+    for nobody in ("ap", "app-1\x001700000000000_0", "\ud800", ""):
+        assert await pages(ledger, scope=nobody) == [[]]
+
+
+async def test_a_search_looks_at_so_many_and_says_where_to_go_on(ledger: Ledger) -> None:
+    rare = [message(scope="rare", ms=1_700_000_000_000 + at) for at in (0, LOOKED_AT, LOOKED_AT + 40)]
+    others = [message(scope="often", ms=1_700_000_000_000 + at) for at in range(1, LOOKED_AT + 50)]
+    await ledger.admit_many(rare + others)
+    assert await pages(ledger, scope="rare") == [[rare[2], rare[1]], [rare[0]]]
+    assert await pages(ledger, scope="nobody") == [[], []]
+    first = await ledger.messages(scope="rare", limit=1)
+    assert (first.records[0].message, first.next) == (rare[2], rare[2].key)
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────

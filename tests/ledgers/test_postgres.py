@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import secrets
 import signal
 import sys
@@ -17,7 +19,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FORGOTTEN, Answer, Message, Word
 from duly.core.units import HOUR
 from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed
-from duly.ledgers import open_ledger
+from duly.ledgers import open_ledger, sql
 from duly.ledgers.postgres import PostgresLedger
 from duly.testing import ManualClock
 from tests import servers
@@ -64,6 +66,77 @@ async def test_two_processes_opening_at_once_migrate_once(url: str, clock: Manua
     assert [(await ledger.admit(message())).fresh for ledger in ledgers] == [True, False, False, False]
     for ledger in ledgers:
         await ledger.close()
+
+
+async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
+    url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as first:
+        only = sql.migrations("postgres")[:1]
+        first.setattr(sql, "migrations", lambda dialect: only)
+        old = await PostgresLedger.open(url, clock)
+    await old.admit_many([message(0), message(1)])
+    await old.write(w.Advance(message(0).key, State.DONE, 1), w.Append("log", b"x", 1))
+    async with await PostgresLedger.open(url, clock) as new:
+        assert (await old.admit(message(2))).fresh, "a hub that runs on goes on during the upgrade"
+        repeats = await new.admit_many([message(n) for n in range(3)])
+        assert [v.state for v in repeats] == [State.DONE, State.ACCEPTED, State.ACCEPTED]
+        assert [e.body for e in await new.entries("log")] == [b"x"]
+        await new.write(w.Put("users", "eve", b"1"))
+        assert await new.shelf("users") == {"eve": b"1"}
+    await old.close()
+
+
+async def test_a_new_name_that_both_hubs_want_is_given_once(hubs: Hubs) -> None:
+    names = [f"n{i}" for i in range(40)]
+
+    async def want(hub: PostgresLedger, names: list[str]) -> list[str]:
+        body = hub.worker.encode()
+        return [name for name in names if (await hub.write(w.PutNew("users", name, body)))[0]]
+
+    asked = [want(hub, order) for order in (names, names[::-1]) for hub in hubs]
+    got = await asyncio.gather(*asked)
+    assert sorted(name for one in got for name in one) == sorted(names)
+    stands = await hubs[0].shelf("users")
+    for hub, won in zip(hubs * 2, got, strict=True):
+        assert {stands[name] for name in won} <= {hub.worker.encode()}
+
+
+async def test_a_new_name_whose_other_taker_is_in_the_middle_of_it_is_waited_for(
+    hubs: Hubs, url: str
+) -> None:
+    await hubs[1].write(w.Append("log", b"so that it is connected", 1))
+    observer = await asyncpg.connect(url)
+    for name, commits in (("eve", True), ("bob", False)):
+        with contextlib.suppress(ZeroDivisionError):
+            async with hubs[0].transaction() as tx:
+                assert await tx.write(w.PutNew("users", name, b"first")) == [True]
+                second = asyncio.ensure_future(hubs[1].write(w.PutNew("users", name, b"second")))
+                await until_blocked(observer, hubs[1])
+                if not commits:
+                    raise ZeroDivisionError
+        assert await second == [not commits]
+    assert await hubs[0].shelf("users") == {"bob": b"second", "eve": b"first"}
+    await observer.close()
+
+
+async def test_items_put_and_dropped_by_both_hubs_add_up(hubs: Hubs) -> None:
+    """Each change says what it found; what was new or gone more often than not tells what is there now."""
+
+    async def shuffle(hub: PostgresLedger, seed: int) -> int:
+        rng = random.Random(seed)
+        balance = 0
+        for _ in range(30):
+            name = rng.choice("abc")
+            write: w.Write = rng.choice([w.Put("s", name, hub.worker.encode()), w.Drop("s", name)])
+            others = [w.Put("s", other, b"x") for other in rng.sample("abc", 2)]
+            results = await hub.write(write, *others)
+            balance += sum(map(bool, results[1:]))
+            balance += bool(results[0]) * (1 if isinstance(write, w.Put) else -1)
+        return balance
+
+    balances = await asyncio.gather(*(shuffle(hub, seed) for seed in range(4) for hub in hubs))
+    assert sum(balances) == len(await hubs[0].shelf("s"))
 
 
 async def test_an_id_sent_to_both_hubs_is_fresh_once(hubs: Hubs) -> None:
@@ -133,6 +206,8 @@ async def test_hubs_that_touch_the_same_rows_in_opposite_order_both_get_through(
                 w.Deliver(w.Ref(key, "c", "r"), 1),
                 w.Finish(w.Ref(key, "c", "r"), None, State.DONE),
                 w.MoveCursor(key.hex(), "eve", 1),
+                w.Put("shelf", key.hex(), b"x"),
+                w.Drop("shelf", key.hex()),
             )
         )
 

@@ -85,6 +85,25 @@ async def test_every_postgres_statement_prepares_on_the_migrated_schema(
     await connection.close()
 
 
+@pytest.mark.parametrize("scope", [None, b"app-1\0"])
+async def test_pages_are_read_by_index(postgres_server: servers.Postgres, scope: bytes | None) -> None:
+    connection = await asyncpg.connect(postgres_server.create_database(f"t{secrets.token_hex(6)}"))
+    for migration in sql.migrations("postgres"):
+        await connection.execute(migration.sql)
+    await connection.execute(
+        "INSERT INTO duly_messages SELECT int8send(n), '', 'k', 'r', 0, 1, 1, 1, 1, 1, NULL, '' "
+        "FROM generate_series(1, 100000) AS n"
+    )
+    await connection.execute("ANALYZE duly_messages")
+    end, top = (50_000).to_bytes(8, "big"), (60_000).to_bytes(8, "big")
+    for name, args in (("key_below", (top, 9_999)), ("between", (end, top, scope, True, 100))):
+        found = await connection.fetch(f"EXPLAIN {sql.queries('postgres')[name]}", *args)
+        plan = "\n".join(row for (row,) in found)
+        assert "duly_messages_pkey" in plan, plan
+        assert "Sort" not in plan, plan
+    await connection.close()
+
+
 async def test_claims_search_by_index(
     postgres_server: servers.Postgres,
 ) -> None:

@@ -26,7 +26,7 @@ from duly.errors import (
     Malformed,
     ProgramError,
 )
-from duly.ledgers import open_ledger
+from duly.ledgers import open_ledger, sql
 from duly.ledgers.sqlite import SqliteLedger
 from duly.testing import ManualClock
 from tests.ledgers.making import admit, message, until
@@ -249,6 +249,61 @@ async def test_damage_found_while_running_is_told_as_damage(path: Path) -> None:
         truncated(path)
         with pytest.raises(LedgerDamaged, match="restore a backup"):
             await ledger.size()
+
+
+# ── older files ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def of_schema_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger as the first duly left it, with a message, its end, and a stream."""
+    with monkeypatch.context() as first:
+        only = sql.migrations("sqlite")[:1]
+        first.setattr(sql, "migrations", lambda dialect: only)
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            await ledger.admit_many([message(0), message(1)])
+            await ledger.write(w.Advance(message(0).key, State.DONE, 1), w.Append("log", b"x", 1))
+    db = apsw.Connection(str(path))
+    assert db.pragma("user_version") == 1
+    assert not db.table_exists("main", "items")
+    db.close()
+
+
+async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await of_schema_one(path, monkeypatch)
+    for _ in range(2):  # and once upgraded it simply opens
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            repeats = await ledger.admit_many([message(0), message(1)])
+            assert [v.state for v in repeats] == [State.DONE, State.ACCEPTED]
+            assert [e.body for e in await ledger.entries("log")] == [b"x"]
+            await ledger.write(w.Put("users", "eve", b"1"))
+            assert await ledger.shelf("users") == {"eve": b"1"}
+
+
+async def test_a_reader_cannot_upgrade_and_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await of_schema_one(path, monkeypatch)
+    before = contents(path)
+    with pytest.raises(LedgerUnavailable, match=r"older duly \(schema 1\); open it once without mode=ro"):
+        await SqliteLedger.open(path, readonly=True)
+    assert contents(path) == before
+
+
+async def test_an_upgrade_that_fails_leaves_the_old_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await of_schema_one(path, monkeypatch)
+    with monkeypatch.context() as broken:
+        bad = sql.Migration(2, "bad", "CREATE TABLE half (x); CREATE TABLE messages (twice)")
+        known = (sql.migrations("sqlite")[0], bad)
+        broken.setattr(sql, "migrations", lambda dialect: known)
+        with pytest.raises(apsw.SQLError):
+            await SqliteLedger.open(path)
+    db = apsw.Connection(str(path))
+    assert (db.pragma("user_version"), db.table_exists("main", "half")) == (1, False)
+    db.close()
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(0))).state is State.DONE
 
 
 # ── full, killed ─────────────────────────────────────────────────────────────────────────────────

@@ -95,6 +95,14 @@ class Inbox:
         """How many messages are under way: what memory holds besides bounded caches."""
         return len(self._live)
 
+    def is_live(self, key: bytes) -> bool:
+        return key in self._live
+
+    def kind_of(self, key: bytes) -> str | None:
+        """What kind of message is under way under this key."""
+        live = self._live.get(key)
+        return None if live is None else live.message.kind
+
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:

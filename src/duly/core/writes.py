@@ -181,9 +181,37 @@ class Refuse(Struct, frozen=True, gc=False):
     at: int
 
 
+class Put(Struct, frozen=True, gc=False):
+    """Lay an item on a shelf, replacing what lies there under its name. Result: bool, True if it is new.
+
+    Shelves hold what is configured rather than sent: principals, grants, profiles, groups.
+    """
+
+    shelf: str
+    name: str
+    body: bytes
+
+
+class PutNew(Struct, frozen=True, gc=False):
+    """Lay an item on a shelf if there is none of its name. Result: bool."""
+
+    shelf: str
+    name: str
+    body: bytes
+    then: tuple[Write, ...] = ()
+    otherwise: tuple[Write, ...] = ()
+
+
+class Drop(Struct, frozen=True, gc=False):
+    """Take an item off its shelf. Result: bool, whether it was there."""
+
+    shelf: str
+    name: str
+
+
 Write: TypeAlias = (
     Admit | Recall | Withdraw | Advance | Deliver | Take | Claim | Renew | Postpone | Finish | Append
-    | MoveCursor | Raise | Refuse
+    | MoveCursor | Raise | Refuse | Put | PutNew | Drop
 )  # fmt: skip
 
 
@@ -211,7 +239,7 @@ def consequences(write: Write, result: Result) -> Group:
             return then if isinstance(result, Verdict) and result.fresh else ()
         case Finish(then=then):
             return then if result else ()
-        case Raise(then=then, otherwise=otherwise):
+        case Raise(then=then, otherwise=otherwise) | PutNew(then=then, otherwise=otherwise):
             return then if result else otherwise
         case _:
             return ()

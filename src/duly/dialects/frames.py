@@ -59,6 +59,10 @@ class DeviceCode(IntEnum):
     NOT_SUPPORTED = 7
 
 
+NOTHING: Final = Raw(b"")
+"""No `data`."""
+
+
 class FrameOrder(Struct, frozen=True, omit_defaults=True):
     key: str = ""
     mode: Mode = Mode.REPLAY
@@ -72,7 +76,7 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     seq_id: str | None = None
     to: str | None = None
     from_: str | None = msgspec.field(default=None, name="from")
-    data: Raw | None = None
+    data: Raw = NOTHING
     exp: int | None = None
     queue: bool = False
     order: FrameOrder | bool | None = None
@@ -93,51 +97,51 @@ _encode: Final = msgspec.json.Encoder().encode
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
-def decode(raw: bytes | str) -> Frame:
+def decode(text: bytes | str) -> Frame:
     """The frame in these bytes.
 
     >>> decode('{"type": "query", "seq_id": "1702234567890_0", "to": "lock-1", "data": {"what": "log"}}').to
     'lock-1'
     """
-    if isinstance(raw, str):
+    if isinstance(text, str):
         try:
-            raw = raw.encode()
+            text = text.encode()
         except UnicodeEncodeError:
             raise Malformed("a frame must be UTF-8") from None
-    check(raw)
+    check(text)
     try:
-        return _decode(raw)
+        return _decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
         raise Malformed(f"not a frame: {_mild(problem)}") from None
 
 
-def decode_batch(raw: bytes) -> list[bytes] | None:
+def decode_batch(text: bytes) -> list[bytes] | None:
     """The frames of a JSON array, still undecoded; None if it is not an array."""
-    if raw.lstrip()[:1] != b"[":
+    if text.lstrip()[:1] != b"[":
         return None
     try:
-        return [bytes(part) for part in _decode_many(raw)]
+        return [bytes(part) for part in _decode_many(text)]
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
         raise Malformed(f"not an array of frames: {_mild(problem)}") from None
 
 
-def check(raw: bytes, limit: int = FRAME_LIMIT) -> None:
+def check(text: bytes, limit: int = FRAME_LIMIT) -> None:
     """Refuse what is too large, too deep or not UTF-8, before anything is read out of it."""
-    if len(raw) > limit:
-        raise TooLarge(f"a frame of {len(raw)} bytes; the limit is {limit}, send it in parts")
-    if not raw.isascii():
+    if len(text) > limit:
+        raise TooLarge(f"a frame of {len(text)} bytes; the limit is {limit}, send it in parts")
+    if not text.isascii():
         try:
-            raw.decode()
+            text.decode()
         except UnicodeDecodeError as problem:
             raise Malformed(f"a frame must be UTF-8; byte {problem.start} is not") from None
     # Most frames have fewer brackets than the limit, and then cannot be deeper than it.
-    if raw.count(b"{") + raw.count(b"[") > DEPTH_LIMIT and _depth(raw) > DEPTH_LIMIT:
+    if text.count(b"{") + text.count(b"[") > DEPTH_LIMIT and _depth(text) > DEPTH_LIMIT:
         raise Malformed(f"a frame nested deeper than {DEPTH_LIMIT} levels")
 
 
-def _depth(raw: bytes) -> int:
+def _depth(text: bytes) -> int:
     depth = deepest = 0
-    for token in _BRACKETS.finditer(raw):
+    for token in _BRACKETS.finditer(text):
         match token[0][:1]:
             case b"{" | b"[":
                 depth += 1
@@ -174,7 +178,7 @@ def message_of(frame: Frame, sender: str) -> Message:
         frame.seq_id,
         frame.type,
         frame.to,
-        b"" if frame.data is None else bytes(frame.data),
+        bytes(frame.data),
         expires=0 if frame.exp is None else frame.exp * MS,
         order=_order(frame, n),
     )
@@ -204,7 +208,7 @@ def command(message: Message, after: int) -> bytes:
             message.kind,
             message.id,
             from_=message.scope,
-            data=Raw(message.body) if message.body else None,
+            data=raw(message.body),
             exp=message.expires // MS if message.expires else None,
             order=None if order is None else FrameOrder(order.key, order.mode, after),
         )
@@ -261,7 +265,7 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
         seq_id,
         from_=device,
         code=answer.code,
-        data=Raw(answer.data) if answer.data else None,
+        data=raw(answer.data),
         state=state.word,
         detail=answer.reason or None,
     )
@@ -269,9 +273,13 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
 
 def device_ack(message: Message, answer: Answer) -> Frame:
     """How a command ended, from the device to the hub."""
-    data = Raw(answer.data) if answer.data else None
     return Frame(
-        "ack", message.id, to=message.scope, code=answer.code, data=data, detail=answer.reason or None
+        "ack",
+        message.id,
+        to=message.scope,
+        code=answer.code,
+        data=raw(answer.data),
+        detail=answer.reason or None,
     )
 
 
@@ -280,13 +288,18 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
     state = State.DONE if frame.code == DeviceCode.DONE else State.FAILED
-    return state, Answer(frame.code, bytes(frame.data) if frame.data is not None else b"", frame.detail or "")
+    return state, Answer(frame.code, bytes(frame.data), frame.detail or "")
 
 
-def load(data: Raw | None) -> Any:
+def raw(text: bytes) -> Raw:
+    """JSON text as `data`; no text is no data."""
+    return Raw(text) if text else NOTHING
+
+
+def load(data: Raw | bytes) -> Any:
     """What is in a frame's `data`, for those who want to look."""
-    return None if data is None else msgspec.json.decode(data)
+    return msgspec.json.decode(data) if data else None
 
 
-def dump(value: object) -> Raw | None:
-    return None if value is None else Raw(msgspec.json.encode(value))
+def dump(value: object) -> Raw:
+    return NOTHING if value is None else Raw(msgspec.json.encode(value))

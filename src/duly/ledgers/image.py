@@ -34,6 +34,7 @@ class Footprint:
         self.streams: set[str] = set()
         self.cursors: set[tuple[str, str]] = set()
         self.marks: set[str] = set()
+        self.items: set[tuple[str, str]] = set()
         for group in groups:
             self._add(group)
 
@@ -63,6 +64,12 @@ class Footprint:
                     self.marks.add(mark)
                     self._add(then)
                     self._add(otherwise)
+                case w.PutNew(shelf=shelf, name=name, then=then, otherwise=otherwise):
+                    self.items.add((shelf, name))
+                    self._add(then)
+                    self._add(otherwise)
+                case w.Put(shelf=shelf, name=name) | w.Drop(shelf=shelf, name=name):
+                    self.items.add((shelf, name))
                 case w.Refuse():
                     pass
 
@@ -103,6 +110,7 @@ class Image:
         self.lasts: dict[str, int] = {}
         self.cursors: dict[tuple[str, str], int] = {}
         self.marks: dict[str, tuple[int, int]] = {}
+        self.items: dict[tuple[str, str], bytes] = {}
         self.entries: list[Entry] = []
         self.refusals: list[w.Refuse] = []
         self._deliveries: dict[bytes, dict[w.Ref, w.Delivery]] = {}
@@ -174,6 +182,17 @@ class Image:
             case w.Refuse():
                 self.refusals.append(write)
                 return None
+            case w.Put(shelf=shelf, name=name, body=body):
+                new = (shelf, name) not in self.items
+                self.items[shelf, name] = body
+                return new
+            case w.PutNew(shelf=shelf, name=name, body=body):
+                if (shelf, name) in self.items:
+                    return False
+                self.items[shelf, name] = body
+                return True
+            case w.Drop(shelf=shelf, name=name):
+                return self.items.pop((shelf, name), None) is not None
 
     def _admit(self, write: w.Admit, message: Message, at: int) -> Verdict:
         verdict = self._known(message)

@@ -41,6 +41,7 @@ class Disk:
         self.lasts: dict[str, int] = {}
         self.cursors: dict[tuple[str, str], int] = {}
         self.marks: dict[str, tuple[int, int]] = {}
+        self.shelves: dict[str, dict[str, bytes]] = {}
         self.refusals: list[Refusal] = []
         self.floor = 0
 
@@ -121,6 +122,19 @@ class MemoryLedger(Ledger):
                 disk.refusals.append(Refusal(scope, id_, word, reason, at))
                 del disk.refusals[:-REFUSALS_KEPT]
                 return None
+            case w.Put(shelf=shelf, name=name, body=body):
+                items = disk.shelves.setdefault(shelf, {})
+                new = name not in items
+                items[name] = body
+                return new
+            case w.PutNew(shelf=shelf, name=name, body=body):
+                items = disk.shelves.setdefault(shelf, {})
+                if name in items:
+                    return False
+                items[name] = body
+                return True
+            case w.Drop(shelf=shelf, name=name):
+                return disk.shelves.get(shelf, {}).pop(name, None) is not None
 
     def _admit(self, write: w.Admit, message: Message) -> Verdict:
         verdict = self._known(message)
@@ -144,7 +158,7 @@ class MemoryLedger(Ledger):
         return Verdict(Word.DUPLICATE, record.state, record.answer)
 
     def _refuse(self, scope: str, id_: str, verdict: Verdict, at: int) -> None:
-        self._apply(w.Refuse(scope, id_, verdict.word.value, verdict.reason, at))
+        self._apply(w.Refuse(scope, id_, verdict.named, verdict.reason, at))
 
     def _advance(self, key: bytes, to: State, at: int, answer: Answer | None) -> w.Moved:
         record = self.disk.messages.get(key)
@@ -186,13 +200,32 @@ class MemoryLedger(Ledger):
     async def find(self, key: bytes) -> Record | None:
         return self.disk.messages.get(key)
 
+    async def _key_below(self, top: bytes, count: int) -> bytes | None:
+        below = sorted((key for key in self.disk.messages if key < top), reverse=True)
+        return below[count - 1] if len(below) >= count else None
+
+    async def _between(
+        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
+    ) -> list[Record]:
+        found = [
+            (key, record)
+            for key, record in self.disk.messages.items()
+            if end <= key < top
+            and (lead is None or key.startswith(lead, 6))
+            and not (open_only and record.state.terminal)
+        ]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        return [record for _, record in found[:limit]]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         found = [
-            w.Open(self.disk.messages[d.ref.key].message, self.disk.messages[d.ref.key].state, d)
-            for d in self.disk.deliveries.values()
-            if d.ref.channel == channel and not d.state.terminal
+            (record, delivery)
+            for delivery in self.disk.deliveries.values()
+            if delivery.ref.channel == channel and not delivery.state.terminal
+            if (record := self.disk.messages.get(delivery.ref.key)) is not None
         ]
-        return sorted(found, key=lambda o: (self.disk.messages[o.message.key].accepted_at, o.message.key))
+        found.sort(key=lambda pair: (pair[0].accepted_at, pair[0].message.key))
+        return [w.Open(record.message, record.state, delivery) for record, delivery in found]
 
     async def deliveries(self, key: bytes) -> list[w.Delivery]:
         found = [d for d in self.disk.deliveries.values() if d.ref.key == key]
@@ -211,6 +244,12 @@ class MemoryLedger(Ledger):
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return dict(self.disk.marks)
+
+    async def shelf(self, shelf: str) -> dict[str, bytes]:
+        return dict(sorted(self.disk.shelves.get(shelf, {}).items()))
+
+    async def item(self, shelf: str, name: str) -> bytes | None:
+        return self.disk.shelves.get(shelf, {}).get(name)
 
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         return self.disk.refusals[: -limit - 1 : -1]

@@ -227,6 +227,15 @@ class PostgresLedger(Ledger):
         found = await self._read("find", key)
         return rows.record_of(found[0]) if found else None
 
+    async def _key_below(self, top: bytes, count: int) -> bytes | None:
+        found = await self._read("key_below", top, count - 1)
+        return found[0][0] if found else None
+
+    async def _between(
+        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
+    ) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
@@ -247,6 +256,13 @@ class PostgresLedger(Ledger):
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+
+    async def shelf(self, shelf: str) -> dict[str, bytes]:
+        return dict(await self._read("shelf", shelf))
+
+    async def item(self, shelf: str, name: str) -> bytes | None:
+        found = await self._read("item", shelf, name)
+        return found[0][0] if found else None
 
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         return [Refusal(*row) for row in await self._read("refusals", limit)]

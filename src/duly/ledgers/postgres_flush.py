@@ -66,6 +66,7 @@ class _Flush:
         await self._load_deliveries()
         await self._load_streams()
         await self._load_marks()
+        await self._load_items()
 
     async def _load_messages(self) -> None:
         touched, image = self._footprint, self.image
@@ -117,6 +118,13 @@ class _Flush:
             image.marks.update({mark: (n, ms) for mark, n, ms in found})
         self._marks = dict(image.marks)
 
+    async def _load_items(self) -> None:
+        image = self.image
+        if self._footprint.items:
+            found = await self._run("hold_items", *zip(*sorted(self._footprint.items), strict=True))
+            image.items.update({(shelf, name): body for shelf, name, body in found})
+        self._items = dict(image.items)
+
     # ── writing back ─────────────────────────────────────────────────────────────────────────────
 
     async def store(self) -> None:
@@ -124,6 +132,7 @@ class _Flush:
         await self._store_deliveries()
         await self._store_streams()
         await self._store_marks()
+        await self._store_items()
         await self._store_refusals()
 
     async def _store_messages(self) -> None:
@@ -171,6 +180,13 @@ class _Flush:
         begun, raised = _changes(self._marks, self.image.marks)
         await self._insert("begin_marks", [(mark, *at) for mark, at in begun])
         await self._run_many("raise_marks", [(mark, *at) for mark, at in raised])
+
+    async def _store_items(self) -> None:
+        stand = self.image.items
+        new, replaced = _changes(self._items, stand)
+        await self._run_many("drop", [where for where in self._items if where not in stand])
+        await self._insert("put_new", [(*where, body) for where, body in new])
+        await self._run_many("replace", [(*where, body) for where, body in replaced])
 
     async def _store_refusals(self) -> None:
         if self.image.refusals:

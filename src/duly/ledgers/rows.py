@@ -53,7 +53,7 @@ def row_of(d: Delivery) -> tuple[Any, ...]:
 
 
 def refusal_of(message: Message, verdict: Verdict, at: int) -> Refuse:
-    return Refuse(message.scope, message.id, verdict.word.value, verdict.reason, at)
+    return Refuse(message.scope, message.id, verdict.named, verdict.reason, at)
 
 
 def refusal_row(write: Refuse) -> tuple[Any, ...]:

@@ -89,6 +89,12 @@ class SqliteLedger(Ledger):
                 self._writer = _Writer(self.path)
             self._db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
             self._db.set_busy_timeout(BUSY_MS)
+            version = int(self._db.pragma("user_version"))
+            if sql.pending("sqlite", version):  # a reader cannot upgrade it
+                raise LedgerUnavailable(
+                    f"{self.path} was written by an older duly (schema {version}); "
+                    "open it once without mode=ro to upgrade it"
+                )
 
     async def close(self) -> None:
         await self._gather.close()
@@ -154,6 +160,15 @@ class SqliteLedger(Ledger):
         found = await self._read("find", key)
         return rows.record_of(found[0]) if found else None
 
+    async def _key_below(self, top: bytes, count: int) -> bytes | None:
+        found = await self._read("key_below", top, count - 1)
+        return found[0][0] if found else None
+
+    async def _between(
+        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
+    ) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
@@ -174,6 +189,13 @@ class SqliteLedger(Ledger):
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+
+    async def shelf(self, shelf: str) -> dict[str, bytes]:
+        return dict(await self._read("shelf", shelf))
+
+    async def item(self, shelf: str, name: str) -> bytes | None:
+        found = await self._read("item", shelf, name)
+        return found[0][0] if found else None
 
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         return [Refusal(*row) for row in await self._read("refusals", limit)]

@@ -39,6 +39,9 @@ class Verbs:
             w.MoveCursor: self._move_cursor,
             w.Raise: self._raise,
             w.Refuse: self._refuse,
+            w.Put: self._put,
+            w.PutNew: self._put_new,
+            w.Drop: self._drop,
         }
         self.floor = self.read_floor()
 
@@ -124,7 +127,7 @@ class Verbs:
             )
         return taken
 
-    # ── streams, cursors, marks, refusals ────────────────────────────────────────────────────────
+    # ── streams, cursors, marks, refusals, shelves ───────────────────────────────────────────────
 
     def _append(self, write: w.Append) -> int:
         n = int(self._fetch("next_number", write.stream)[0][0])
@@ -140,3 +143,15 @@ class Verbs:
     def _refuse(self, write: w.Refuse) -> None:
         self._changed("refuse", *rows.refusal_row(write))
         self._changed("forget_refusals", REFUSALS_KEPT)
+
+    def _put(self, write: w.Put) -> bool:
+        new = self._changed("put_new", write.shelf, write.name, write.body)
+        if not new:
+            self._changed("replace", write.body, write.shelf, write.name)
+        return new
+
+    def _put_new(self, write: w.PutNew) -> bool:
+        return self._changed("put_new", write.shelf, write.name, write.body)
+
+    def _drop(self, write: w.Drop) -> bool:
+        return self._changed("drop", write.shelf, write.name)

@@ -178,8 +178,8 @@ def explained(world: World) -> Iterator[Finding]:
         if forged and verdict.word in (Word.FRESH, Word.DUPLICATE):
             yield f"{name} took other content under its id for the same", message.key
         if verdict.word not in (Word.FRESH, Word.DUPLICATE) and not verdict.retry:
-            if (name, message.scope, message.id, verdict.word.value) not in recorded:
-                yield f"{name} refused it as {verdict.word.value} and did not record why", message.key
+            if (name, message.scope, message.id, verdict.named) not in recorded:
+                yield f"{name} refused it as {verdict.named} and did not record why", message.key
             if not verdict.reason:
                 yield f"{name} refused it without a reason", message.key
     for key, told in world.log.outcomes.items():

@@ -54,6 +54,17 @@ DELETE FROM duly_deliveries WHERE key = ANY($1::bytea[]);
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM duly_messages WHERE key = $1;
 
+-- name: key_below
+-- Where a look at so many messages ends.
+SELECT key FROM duly_messages WHERE key < $1 ORDER BY key DESC LIMIT 1 OFFSET $2;
+
+-- name: between
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages
+WHERE key >= $1 AND key < $2 AND ($3::bytea IS NULL OR substring(key FROM 7 FOR length($3::bytea)) = $3::bytea)
+    AND (NOT $4::boolean OR state < 10)
+ORDER BY key DESC LIMIT $5;
+
 -- name: settled
 -- Of the awaited messages, those that have ended or are gone.
 SELECT awaited.key FROM unnest($1::bytea[]) AS awaited (key)
@@ -162,6 +173,30 @@ WHERE m.mark = new.mark;
 -- name: marks
 SELECT mark, n, ms FROM duly_marks ORDER BY ms DESC LIMIT 100000;
 
+-- name: hold_items
+SELECT i.shelf, i.name, i.body FROM duly_items AS i
+JOIN unnest($1::text[], $2::text[]) AS asked (shelf, name) ON i.shelf = asked.shelf AND i.name = asked.name
+ORDER BY i.shelf, i.name FOR UPDATE OF i;
+
+-- name: put_new
+INSERT INTO duly_items (shelf, name, body) SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[])
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: replace
+UPDATE duly_items AS i SET body = new.body
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS new (shelf, name, body)
+WHERE i.shelf = new.shelf AND i.name = new.name;
+
+-- name: drop
+DELETE FROM duly_items AS i USING unnest($1::text[], $2::text[]) AS old (shelf, name)
+WHERE i.shelf = old.shelf AND i.name = old.name;
+
+-- name: shelf
+SELECT name, body FROM duly_items WHERE shelf = $1 ORDER BY name;
+
+-- name: item
+SELECT body FROM duly_items WHERE shelf = $1 AND name = $2;
+
 -- name: refuse
 INSERT INTO duly_refusals (scope, id, word, reason, at)
 SELECT scope, id, word, reason, at
@@ -194,5 +229,5 @@ FOR UPDATE SKIP LOCKED;
 SELECT (SELECT count(*) FROM duly_messages), (SELECT count(*) FROM duly_deliveries),
        (SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(ARRAY[
            'duly_messages', 'duly_deliveries', 'duly_streams', 'duly_entries', 'duly_cursors', 'duly_marks',
-           'duly_refusals'
+           'duly_items', 'duly_refusals'
        ]) AS name);

@@ -12,6 +12,16 @@ SELECT fingerprint, state, answer FROM messages WHERE key = ?;
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM messages WHERE key = ?;
 
+-- name: key_below
+-- Where a look at so many messages ends.
+SELECT key FROM messages WHERE key < ? ORDER BY key DESC LIMIT 1 OFFSET ?;
+
+-- name: between
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM messages
+WHERE key >= ?1 AND key < ?2 AND (?3 IS NULL OR substr(key, 7, length(?3)) = ?3) AND (NOT ?4 OR state < 10)
+ORDER BY key DESC LIMIT ?5;
+
 -- name: withdraw
 DELETE FROM messages WHERE key = ? AND state < 10;
 
@@ -96,6 +106,21 @@ WHERE excluded.n > n OR excluded.ms > ms;
 
 -- name: marks
 SELECT mark, n, ms FROM marks ORDER BY ms DESC LIMIT 100000;
+
+-- name: put_new
+INSERT OR IGNORE INTO items (shelf, name, body) VALUES (?, ?, ?);
+
+-- name: replace
+UPDATE items SET body = ? WHERE shelf = ? AND name = ?;
+
+-- name: drop
+DELETE FROM items WHERE shelf = ? AND name = ?;
+
+-- name: shelf
+SELECT name, body FROM items WHERE shelf = ? ORDER BY name;
+
+-- name: item
+SELECT body FROM items WHERE shelf = ? AND name = ?;
 
 -- name: refuse
 INSERT INTO refusals (scope, id, word, reason, at) VALUES (?, ?, ?, ?, ?);

@@ -1,0 +1,1 @@
+"""The applications on the kernel. They do not know each other."""

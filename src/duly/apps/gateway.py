@@ -1,0 +1,321 @@
+"""The gateway (seed 000): app → hub → device, with two acknowledgements.
+
+The laws. `server_ack` goes out after the command is committed, the device's `ack` is passed on after the
+end is. A repeat gets code 5, the state, and the stored `ack` if there is one. A device that never answers
+ends as `unknown`, and a late answer settles it and is passed on. An offline device refuses (code 1, the id
+is not burned) unless the command may wait (`queue`). Who sends is who has authenticated, whatever a frame
+says.
+
+Everything durable rides on the kernel: `Inbox`, `Engine`, streams. Here is what a frame means, who is
+connected, and who may talk to whom. A session is anything that frames can be pushed to: a WebSocket, an
+HTTP request that waits, an MQTT node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from duly.apps.control import ControlPolicy
+from duly.auth import Accounts, Principal, Role
+from duly.core.horizon import Horizon
+from duly.core.inbox import Inbox
+from duly.core.messages import Message, Mode, Order, Verdict, Word, key_of, names_in
+from duly.core.outbox import OutboxPolicy
+from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, Report, Transmit, Unreachable
+from duly.core.units import DAY, MINUTE, MS
+from duly.core.writes import Append, Refuse
+from duly.dialects import frames
+from duly.dialects.frames import DEVICE_STATUS, Frame, ServerCode
+from duly.engine import Engine
+from duly.errors import LedgerError, Malformed, SenderError
+from duly.ledger import Ledger
+
+CHUNK: Final = "media_download_chunk"
+CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
+"""Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
+download of ten thousand pushes nothing else out of anything."""
+
+PUSHES_KEPT: Final = 10_000
+"""Per device: what an app that was away can catch up on."""
+TRIM_EVERY: Final = 1_000
+
+
+class Session(Protocol):
+    """Somebody connected."""
+
+    def push(self, frame: bytes) -> None:
+        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
+        ...
+
+    def close(self, reason: str) -> None: ...
+
+
+class GatewayPolicy(Struct, frozen=True):
+    control: ControlPolicy = ControlPolicy()
+    commands: frozenset[str] = frames.COMMANDS
+    pushes: frozenset[str] = frames.PUSHES
+
+
+class Gateway:
+    """One gateway on one ledger."""
+
+    def __init__(self, ledger: Ledger, accounts: Accounts, policy: GatewayPolicy | None = None) -> None:
+        self.policy = policy or GatewayPolicy()
+        self._ledger = ledger
+        self._accounts = accounts
+        control = self.policy.control
+        self._inbox = Inbox(
+            OutboxPolicy("device", control.resend, patience=control.patience),
+            ledger.worker,
+            lanes=control.lanes,
+            horizon=self._horizon,
+            refuse=self._refuse_offline,
+        )
+        self.engine = Engine(self._inbox, ledger, self._perform)
+        self._devices: dict[str, Session] = {}
+        self._apps: dict[str, list[Session]] = {}
+        self._watchers: list[Session] = []
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    # ── who is here ──────────────────────────────────────────────────────────────────────────────
+
+    async def connected(
+        self, session: Session, who: Principal, cursors: dict[str, int] | None = None
+    ) -> None:
+        """Somebody has authenticated: greet them, and give them what they missed."""
+        if who.role is Role.DEVICE:
+            before = self._devices.get(who.name)
+            self._devices[who.name] = session
+            if before is not None:
+                before.close("replaced by a newer connection of the same device")
+            session.push(frames.encode(self._welcome(who, {})))
+            await self.engine.put(Reachable(who.name))
+            if before is None:
+                await self._push(who.name, DEVICE_STATUS, msgspec.Raw(b'{"online":true}'))
+            return
+        devices = sorted(self._accounts.granted(who.name))
+        heads = {device: (await self._ledger.extent(_stream(device))).last for device in devices}
+        session.push(frames.encode(self._welcome(who, heads)))
+        for device, cursor in (cursors or {}).items():
+            if device in heads:
+                await self._catch_up(session, device, cursor, heads[device])
+        self._apps.setdefault(who.name, []).append(session)
+        for device, head in heads.items():
+            # What was pushed while we read is behind the head and not in the session's list yet.
+            await self._catch_up(session, device, head, (await self._ledger.extent(_stream(device))).last)
+
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        if session in self._watchers:
+            self._watchers.remove(session)
+        sessions = self._apps.get(who.name, [])
+        if session in sessions:
+            sessions.remove(session)
+            if not sessions:
+                del self._apps[who.name]
+        if self._devices.get(who.name) is session:
+            del self._devices[who.name]
+            await self.engine.put(Unreachable(who.name))
+            await self._push(who.name, DEVICE_STATUS, msgspec.Raw(b'{"online":false}'))
+
+    def online(self, device: str) -> bool:
+        return device in self._devices
+
+    def presence(self) -> list[str]:
+        """The devices that are connected."""
+        return sorted(self._devices)
+
+    def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
+        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
+
+    # ── what they say ────────────────────────────────────────────────────────────────────────────
+
+    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> None:
+        """A frame from somebody who has authenticated. What is wrong with it is answered, never raised."""
+        seq_id: str | None = None
+        try:
+            frame = frames.decode(raw)
+            seq_id = frame.seq_id
+            await self._take(session, who, frame)
+        except SenderError as problem:
+            await self._refuse(session, who, seq_id, problem.word, str(problem))
+        except LedgerError as problem:
+            session.push(_encoded_trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem)))
+
+    async def _take(self, session: Session, who: Principal, frame: Frame) -> None:
+        if frame.type in self.policy.commands:
+            await self.submit(session, who, frame)
+        elif frame.type == "ack" and who.role is Role.DEVICE:
+            await self._answered(who, frame)
+        elif frame.type in self.policy.pushes and who.role is Role.DEVICE:
+            await self._push(who.name, frame.type, frame.data)
+        elif frame.type == "watch" and who.role is Role.ADMIN:
+            self._watchers.append(session)
+        else:
+            known = frame.type in self.policy.commands | self.policy.pushes | {"ack", "watch"}
+            raise Malformed(
+                f"a {who.role.value} cannot send {frame.type!r}"
+                if known
+                else f"there is no frame type {frame.type!r}"
+            )
+
+    async def submit(self, session: Session, who: Principal, frame: Frame) -> Message | None:
+        """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
+        message = frames.message_of(frame, who.name)
+        if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
+            await self._refuse(
+                session,
+                who,
+                message.id,
+                "not_allowed",
+                f"{who.name} may not command {message.recipient}; ask for a grant",
+            )
+            return None
+        message = self._completed(message, queue=frame.queue)
+        await self.engine.put(Arrived(message, session, patient=frame.queue))
+        return message
+
+    def _completed(self, message: Message, *, queue: bool) -> Message:
+        """Every command has an end: without `exp`, a day for one that may wait, else half a minute."""
+        changes: dict[str, Any] = {}
+        if not message.expires:
+            lasts = DAY if queue else self.policy.control.lasts
+            changes["expires"] = self._ledger.clock.now() + lasts
+        if message.kind == CHUNK and message.order is not None:
+            changes["order"] = Order("", Mode.ANY, message.order.n)
+        return msgspec.structs.replace(message, **changes) if changes else message
+
+    async def _answered(self, who: Principal, frame: Frame) -> None:
+        if frame.seq_id is None or frame.to is None:
+            raise Malformed("an ack needs seq_id and to: the command and the app it answers")
+        state, answer = frames.answer_of(frame)
+        key = key_of(frame.to, frame.seq_id)
+        if not self._inbox.is_live(key):
+            # A late word, or a stranger's: only the ledger knows whose command that was.
+            record = await self._ledger.find(key)
+            if record is None or record.message.recipient != who.name:
+                await self._note(
+                    who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
+                )
+                return
+        keep = self._inbox.kind_of(key) != CHUNK
+        await self.engine.put(Answered(key, state, answer, by=who.name, keep=keep))
+
+    async def _refuse(
+        self, session: Session, who: Principal, seq_id: str | None, word: str, reason: str
+    ) -> None:
+        verdict = Verdict(Word.REFUSED, reason=reason, cause=word)
+        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+        await self._note(who.name, seq_id or "", word, reason)
+
+    async def _note(self, scope: str, id_: str, word: str, reason: str) -> None:
+        """[P5] "Why did nothing happen?" has an answer."""
+        self._watch("refused", scope=scope, id=id_, word=word, reason=reason)
+        await self._ledger.write(Refuse(scope, id_[:200], word, reason, self._ledger.clock.now()))
+
+    # ── admission ────────────────────────────────────────────────────────────────────────────────
+
+    def _horizon(self, kind: str) -> Horizon:
+        return CHUNK_HORIZON if kind == CHUNK else self.policy.control.horizon
+
+    def _refuse_offline(self, event: Arrived, now: int) -> Verdict | None:
+        control = self.policy.control
+        message = event.message
+        if message.made and message.made + control.max_age <= now and not event.patient:
+            return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
+        if event.patient or message.recipient in self._devices:
+            return None
+        return Verdict(
+            Word.REFUSED,
+            reason=f"{message.recipient} is offline; try later, or send it with queue",
+            cause="offline",
+        )
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message, attempt=attempt, after=after):
+                device = self._devices.get(message.recipient)
+                if device is not None:
+                    device.push(frames.command(message, after))
+                    self._watch(
+                        "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+                    )
+            case Reply(origin=origin, message=message, verdict=verdict):
+                self._watch(
+                    "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
+                )
+                _push_to([origin], frames.encode(frames.server_ack(message.id, verdict)))
+                if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
+                    ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
+                    _push_to([origin], frames.encode(ended))
+            case Report(key=key, state=state, answer=answer, origins=origins, recipient=recipient):
+                scope, id_ = names_in(key)
+                self._watch("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
+                frame = frames.encode(frames.ack(id_, recipient, state, answer))
+                # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+                others = [session for session in self._apps.get(scope, ()) if session not in origins]
+                _push_to([*origins, *others], frame)
+
+    def _watch(self, what: str, **more: object) -> None:
+        if self._watchers:
+            line = msgspec.json.encode(
+                {"type": "seen", "what": what, "time": self._ledger.clock.now() // MS, **more}
+            )
+            _push_to(self._watchers, line)
+
+    # ── pushes ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
+        """Store, then tell: a push has a number in its device's stream before anybody sees it."""
+        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
+        (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
+        assert isinstance(n, int)
+        frame = _numbered(stored, n)
+        self._watch("pushed", device=device, kind=kind, cursor=n)
+        for app in self._accounts.apps_of(device):
+            _push_to(self._apps.get(app, ()), frame)
+        if n % TRIM_EVERY == 0:
+            await self._ledger.trim(_stream(device), n - PUSHES_KEPT)
+
+    async def _catch_up(self, session: Session, device: str, cursor: int, head: int) -> None:
+        extent = await self._ledger.extent(_stream(device))
+        if cursor + 1 < extent.first:
+            gap = {"type": "gap", "from": device, "after": cursor, "first": extent.first}
+            session.push(msgspec.json.encode(gap))
+            cursor = extent.first - 1
+        while cursor < head:
+            entries = await self._ledger.entries(_stream(device), cursor)
+            if not entries:
+                return
+            for entry in entries:
+                session.push(_numbered(entry.body, entry.n))
+            cursor = entries[-1].n
+
+
+def _stream(device: str) -> str:
+    return f"push/{device}"
+
+
+def _numbered(stored: bytes, n: int) -> bytes:
+    """A stored push with its cursor, without taking it apart."""
+    return b'%b,"cursor":%d}' % (stored[:-1], n)
+
+
+def _encoded_trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> bytes:
+    return frames.encode(frames.trouble(seq_id, code, error, detail))
+
+
+def _push_to(origins: Iterable[Any], frame: bytes) -> None:
+    for origin in origins:
+        if origin is not None:
+            origin.push(frame)

@@ -1,0 +1,363 @@
+"""Who somebody is, and what they may do.
+
+The laws. A name is one principal with one role, and what is not granted is denied. A token is shown once,
+when it is made; only its SHA-256 is kept, so whoever reads the ledger can impersonate nobody. (A token is
+32 random bytes: there is nothing to guess, so a slow hash would protect nothing and cost every login.)
+
+The ledger is the truth, and every question is answered from memory: who connects is checked without I/O.
+What other processes have changed is seen at the next `refresh`.
+
+Guessing is slowed down by `LoginGuard`: each claimed account and each address for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import OrderedDict
+from enum import Enum
+from hashlib import blake2b, sha256
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace as changed
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MINUTE, SECOND
+from duly.core.writes import Drop, Put, PutNew
+from duly.errors import Conflict, Malformed
+from duly.ledger import Ledger
+
+PREFIX: Final = "duly_"
+"""What a token starts with, so that people and secret scanners know one when they see it."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_PRINCIPALS: Final = "principals"
+_GRANTS: Final = "grants"
+
+
+class Role(Enum):
+    """What kind of principal it is."""
+
+    APP = "app"
+    DEVICE = "device"
+    USER = "user"
+    SENTINEL = "sentinel"
+    ADMIN = "admin"
+
+
+class Principal(Struct, frozen=True):
+    """Somebody who has shown who they are."""
+
+    name: str
+    role: Role
+
+
+class Account(Struct, frozen=True):
+    """A principal as the operator sees it."""
+
+    name: str
+    role: Role
+    created: int
+    disabled: bool
+
+
+class _Stored(Struct, frozen=True):
+    """A principal as it lies on its shelf, under its name."""
+
+    role: Role
+    token: str
+    """the token's SHA-256, in hex"""
+    created: int
+    disabled: bool = False
+
+
+_decode: Final = msgspec.json.Decoder(_Stored).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def check_name(name: str) -> str:
+    """The name if it can be one: it also has to serve as an MQTT username and as a level of a topic.
+
+    >>> check_name("lock-1")
+    'lock-1'
+    """
+    if not _NAME.fullmatch(name):
+        raise Malformed(
+            f"{name[:80]!r} cannot be a name; use 1 to 64 letters a–z, digits and . _ -, "
+            "not starting with a dot or a dash"
+        )
+    return name
+
+
+class Accounts:
+    """The principals and grants of one ledger; one of these per process. `refresh` it once before use: until
+    then it knows nobody."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._book = _Book()
+        self._loaded = False
+        self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
+
+    # ── asking: from memory ──────────────────────────────────────────────────────────────────────
+
+    def authenticate(self, token: str) -> Principal | None:
+        """Whose token this is. It is found by its hash, so the time that takes says nothing about tokens."""
+        return self._book.by_token.get(_digest(token))
+
+    def may(self, principal: Principal, device: str) -> bool:
+        """Whether they may command the device. A connection can outlive its account: whoever was removed or
+        disabled since may nothing."""
+        book = self._book
+        if book.standing.get(principal.name) != principal:
+            return False
+        return principal.role is Role.ADMIN or device in book.granted.get(principal.name, _NOBODY)
+
+    def granted(self, app: str) -> frozenset[str]:
+        """The devices this app may command."""
+        return self._book.granted.get(app, _NOBODY)
+
+    def apps_of(self, device: str) -> frozenset[str]:
+        """The apps that may command this device, and so hear what it says."""
+        return self._book.apps_of.get(device, _NOBODY)
+
+    # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
+
+    async def add(self, role: Role, name: str, *, replace: bool = False) -> str:
+        """Make a principal; its token, which cannot be had again. With `replace` an existing one of this role
+        gets a new token, and its old one is void; its grants stay."""
+        check_name(name)
+        token = PREFIX + secrets.token_urlsafe(32)
+        async with self._changing:
+            book = await self._current()
+            old = book.stored.get(name)
+            new = _Stored(role, _digest(token).hex(), self._ledger.clock.now())
+            if old is not None:
+                if not replace or old.role is not role:
+                    raise _taken(name, old.role.value)
+                new = changed(old, token=new.token)
+                await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
+            else:
+                # A grant that was being made while its principal was removed must not be inherited.
+                left = [grant for grant in book.dangling if name in grant]
+                drops = tuple(Drop(_GRANTS, _grant(*grant)) for grant in left)
+                if not (await self._ledger.write(PutNew(_PRINCIPALS, name, _encode(new), then=drops)))[0]:
+                    raise _taken(name, "made by another process just now")
+                book.dangling.difference_update(left)
+            book.seat(name, new)
+        return token
+
+    async def remove(self, name: str) -> bool:
+        """Forget a principal with all its grants; whether there was one. Its name is free again."""
+        async with self._changing:
+            book = await self._current()
+            grants = book.grants_of(name)
+            gone, *_ = await self._ledger.write(
+                Drop(_PRINCIPALS, name), *(Drop(_GRANTS, _grant(*grant)) for grant in grants)
+            )
+            for grant in grants:
+                book.unlink(*grant)
+            book.unseat(name)
+        return bool(gone)
+
+    async def disable(self, name: str) -> None:
+        """Let nobody in under this name for now; its token and grants are kept."""
+        await self._set_disabled(name, True)
+
+    async def enable(self, name: str) -> None:
+        """Let them in again."""
+        await self._set_disabled(name, False)
+
+    async def _set_disabled(self, name: str, disabled: bool) -> None:
+        async with self._changing:
+            book = await self._current()
+            old = book.stored.get(name)
+            if old is None:
+                raise Malformed(f"there is nobody named {name!r}; check the name")
+            new = changed(old, disabled=disabled)
+            await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
+            book.seat(name, new)
+
+    async def grant(self, app: str, device: str) -> bool:
+        """Let an app command a device, and hear it; whether that is new."""
+        async with self._changing:
+            book = await self._current()
+            for name, role in ((app, Role.APP), (device, Role.DEVICE)):
+                if name not in book.stored or book.stored[name].role is not role:
+                    raise Malformed(
+                        f"there is no {role.value} named {name!r}; check the name, or add it first"
+                    )
+            (new,) = await self._ledger.write(Put(_GRANTS, _grant(app, device), b""))
+            book.link(app, device)
+        return bool(new)
+
+    async def revoke(self, app: str, device: str) -> bool:
+        """Take a grant back; whether there was one."""
+        async with self._changing:
+            book = await self._current()
+            (gone,) = await self._ledger.write(Drop(_GRANTS, _grant(app, device)))
+            book.unlink(app, device)
+        return bool(gone)
+
+    async def refresh(self) -> frozenset[str]:
+        """Read everything again. Returns who was known before and has lost their standing (removed, disabled,
+        another token): hang up on them."""
+        async with self._changing:
+            before = self._book.by_token
+            await self._load()
+            after = self._book.by_token
+            return frozenset(who.name for token, who in before.items() if after.get(token) != who)
+
+    async def _current(self) -> _Book:
+        """What stands now. Of a ledger that nobody else writes we know it."""
+        if not (self._loaded and self._ledger.sole):
+            await self._load()
+        return self._book
+
+    async def _load(self) -> None:
+        book = _Book()
+        principals, grants = await self._ledger.shelf(_PRINCIPALS), await self._ledger.shelf(_GRANTS)
+        for name, body in principals.items():
+            try:
+                book.seat(name, _decode(body))
+            except msgspec.DecodeError:
+                continue  # a role that only a newer duly knows: whom we cannot judge we do not let in
+        for grant in grants:
+            app, _, device = grant.partition("/")
+            book.link(app, device)
+        self._book, self._loaded = book, True
+
+    def list(self) -> tuple[Account, ...]:
+        """All accounts, by name."""
+        stored = sorted(self._book.stored.items())
+        return tuple(Account(name, one.role, one.created, one.disabled) for name, one in stored)
+
+
+_NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class _Book:
+    """Principals and grants, arranged for asking."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, _Stored] = {}
+        self.standing: dict[str, Principal] = {}
+        self.by_token: dict[bytes, Principal] = {}
+        self.granted: dict[str, frozenset[str]] = {}
+        self.apps_of: dict[str, frozenset[str]] = {}
+        self.dangling: set[tuple[str, str]] = set()
+        """grants of which one side is not there: of no effect"""
+
+    def seat(self, name: str, one: _Stored) -> None:
+        self.unseat(name)
+        self.stored[name] = one
+        if not one.disabled:
+            self.standing[name] = self.by_token[bytes.fromhex(one.token)] = Principal(name, one.role)
+
+    def unseat(self, name: str) -> None:
+        old = self.stored.pop(name, None)
+        if old is not None:
+            self.by_token.pop(bytes.fromhex(old.token), None)
+            self.standing.pop(name, None)
+
+    def link(self, app: str, device: str) -> None:
+        one, other = self.stored.get(app), self.stored.get(device)
+        if one is None or other is None or one.role is not Role.APP or other.role is not Role.DEVICE:
+            self.dangling.add((app, device))
+            return
+        self.granted[app] = self.granted.get(app, _NOBODY) | {device}
+        self.apps_of[device] = self.apps_of.get(device, _NOBODY) | {app}
+
+    def unlink(self, app: str, device: str) -> None:
+        self.dangling.discard((app, device))
+        for names, of, name in ((self.granted, app, device), (self.apps_of, device, app)):
+            left = names.get(of, _NOBODY) - {name}
+            if left:
+                names[of] = left
+            else:
+                names.pop(of, None)
+
+    def grants_of(self, name: str) -> set[tuple[str, str]]:
+        """The grants in which this name occurs."""
+        left = {grant for grant in self.dangling if name in grant}
+        left |= {(name, device) for device in self.granted.get(name, _NOBODY)}
+        return left | {(app, name) for app in self.apps_of.get(name, _NOBODY)}
+
+
+def _grant(app: str, device: str) -> str:
+    """The name of a grant on its shelf; no name of a principal has a slash."""
+    return f"{app}/{device}"
+
+
+def _digest(token: str) -> bytes:
+    # Strangers send anything, also text that UTF-8 cannot carry.
+    return sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def _taken(name: str, by: str) -> Conflict:
+    return Conflict(
+        f"the name {name!r} is taken ({by}); choose another, or give that one a new token with replace"
+    )
+
+
+# ── guessing ─────────────────────────────────────────────────────────────────────────────────────
+
+LOGIN: Final = RetryPolicy.exponential(SECOND, 5 * MINUTE, jitter=0)
+"""How long one has to wait after a failed login too many: 1 s, 2 s, 4 s … 5 min."""
+
+
+class LoginGuard:
+    """Slows guessing down. Ask `blocked` first, for the claimed account and for the address; if either says
+    how long to wait, say so and look at nothing, and count nothing. Then tell it how the login went.
+
+    Failures below the limit cost nothing: people mistype. Memory is bounded: whoever failed longest ago is
+    forgotten. If the clock is set back, what lies in its future is void: better a few guesses too many than
+    a person locked out for as long as the clock was wrong.
+
+    >>> guard = LoginGuard()
+    >>> for _ in range(6):
+    ...     guard.failed("account eve", now=0)
+    >>> guard.blocked("account eve", now=250_000), guard.blocked("account eve", now=SECOND)
+    (750000, None)
+    """
+
+    def __init__(self, policy: RetryPolicy = LOGIN, *, free: int = 5, remembered: int = 10_000) -> None:
+        if free < 0 or remembered < 1:
+            raise Malformed("a login guard needs free >= 0 and remembered >= 1")
+        self._policy = policy
+        self._free = free
+        self._remembered = remembered
+        self._failures: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def blocked(self, who: str, now: int) -> int | None:
+        """How long they have to wait before the next try, in microseconds; None if they need not."""
+        count, at = self._failures.get(_short(who), (0, 0))
+        left = at + self._wait(count) - now
+        return left if left > 0 and at <= now else None
+
+    def failed(self, who: str, now: int) -> None:
+        """They were not who they said."""
+        key = _short(who)
+        count, _ = self._failures.pop(key, (0, 0))
+        self._failures[key] = (count + 1, now)
+        if len(self._failures) > self._remembered:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, who: str) -> None:
+        """They were: what they got wrong before is forgotten."""
+        self._failures.pop(_short(who), None)
+
+    def __len__(self) -> int:
+        return len(self._failures)
+
+    def _wait(self, count: int) -> int:
+        over = count - self._free
+        return (self._policy.delay(over, b"") or self._policy.cap) if over > 0 else 0
+
+
+def _short(who: str) -> bytes:
+    """Of fixed length, whatever strangers call themselves."""
+    return blake2b(who.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,509 @@
+"""The embedded MQTT broker: a nats-server that is ours alone.
+
+The laws. What it has acknowledged survives its own kill -9, always; a power cut takes the last seconds, unless
+`sync` is on, which costs a flush for every message (700 a second instead of 21,000). Off is right for duly's
+own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing. It never outlives us: the kernel ends it with us, and one left over by accident is
+recognised by our own pid file and ended before the next starts. It comes back by itself when it dies, on the
+same port, with the same sessions. Who may connect, publish and subscribe is what `set_users` said last;
+nobody else gets in, and a user whose lists are empty may do nothing.
+
+Users are a generated file and a SIGHUP rather than an auth callout: the broker then decides alone, so it lets
+devices back in while the hub is busy or starting, and there is no second protocol (signed JWTs over a NATS
+connection) to get wrong. Passwords may be given as bcrypt hashes, so nobody needs to keep them readable.
+
+It writes its log to us, through a pipe: that is how we know without asking that it is ready, that a port was
+taken, that new users are in force, and that somebody tried what he may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.errors import DulyError, Fault, Malformed
+
+RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
+"""How soon a broker that died is started again."""
+
+STABLE: Final = 10.0
+"""Seconds after which a start counts as a success, and the next death is a first one again."""
+
+READY_WITHIN: Final = 10.0
+"""Seconds to be ready. It takes 0.05; recovering a large store takes longer."""
+
+STOP_WITHIN: Final = 5.0
+
+ACK_WAIT: Final = 10
+"""Seconds after which an unacknowledged message is sent again, also on a living connection."""
+
+ACK_PENDING: Final = 1024
+"""Messages under way to one subscription. All subscriptions of a session together may have 65535."""
+
+FLUSH_EVERY: Final = 5
+"""Seconds between flushes to the disk, where not every message is flushed."""
+
+DISK_LIMIT: Final = 4 << 30
+"""Bytes of stored messages. When they are used up the broker acknowledges nothing more; outboxes wait."""
+
+PAYLOAD_LIMIT: Final = 1 << 20
+
+_NOTHING: Final = "$duly.nothing"
+"""A subject nobody uses: to NATS an empty list of permissions means that everything is allowed."""
+
+_REFUSALS: Final = (
+    ("Publish Violation", "publish"),
+    ("Subscription Violation", "subscribe"),
+    ("authentication error - User", "connect"),
+)
+"""What the broker's log says when it stops somebody."""
+
+_UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
+
+_LAUNCHER: Final = """\
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("our parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
+between fork and exec may deadlock in a process that has threads."""
+
+
+class BrokerError(DulyError):
+    """The embedded broker cannot run: the operator's to settle."""
+
+    fault = Fault.OPERATOR
+    word = "broker"
+
+
+class BrokerUser(Struct, frozen=True):
+    """Who may connect, and which MQTT topic filters he may publish and subscribe to.
+
+    `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the cheapest cost will do.
+    """
+
+    name: str
+    password: str
+    publish: Sequence[str] = ()
+    subscribe: Sequence[str] = ()
+
+
+def subject_of(topic: str) -> str:
+    """The NATS subject that nats-server makes of an MQTT topic filter.
+
+    >>> subject_of("nodes/+/pending"), subject_of("nodes/a.b/#")
+    ('nodes.*.pending', 'nodes.a//b.>')
+    """
+    levels = topic.split("/")
+    if not topic or _UNSUPPORTED.search(topic) or "*" in topic or ">" in topic:
+        raise Malformed(
+            f"{topic!r} cannot be a topic here: the broker allows no white space, * or > in topics and names"
+        )
+    if "" in levels:
+        raise Malformed(f"{topic!r} has an empty level; leave out the extra /")
+    for place, level in enumerate(levels):
+        if ("+" in level and level != "+") or ("#" in level and (level != "#" or place != len(levels) - 1)):
+            raise Malformed(f"{topic!r} is not a topic filter: + fills a level, # fills the last one")
+    wild = {"+": "*", "#": ">"}
+    return ".".join(wild.get(level) or level.replace(".", "//") for level in levels)
+
+
+class Broker:
+    """A nats-server as our child.
+
+    `port` 0 takes a free one and keeps it. `on_restart` hears of every restart after a death, `on_refused`
+    of every attempt that permissions stopped (the broker's own sentence): brokers acknowledge a forbidden
+    publish and drop it, so this is the only trace there is.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        port: int = 0,
+        listen: str = "127.0.0.1",
+        *,
+        sync: bool = False,
+        on_restart: Callable[[int], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        self.port = port
+        self.listen = listen
+        self.restarts = 0
+        self.refused: Counter[str] = Counter()
+        """attempts that were stopped, by kind: publish, subscribe, connect"""
+        self.problem: BrokerError | None = None
+        """why it is not running now; None when all is well"""
+        self._folder = Path(data_dir) / "broker"
+        self._sync = sync
+        self._on_restart = on_restart
+        self._on_refused = on_refused
+        self._users: tuple[BrokerUser, ...] = ()
+        self._lock: int | None = None
+        self._log: logging.Logger | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._reloaded: asyncio.Future[None] | None = None
+        self._reloading = asyncio.Lock()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.listen}]" if ":" in self.listen else self.listen
+        return f"mqtt://{'127.0.0.1' if self.listen in ('0.0.0.0', '::') else host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start it and come back when it takes connections; raises `BrokerError` when it cannot."""
+        if self._task is not None:
+            raise BrokerError("this broker has been started already")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._claim_folder()
+        try:
+            await self._end_leftover()
+            self._open_log()
+            if not self.port:
+                self.port = _free_port(self.listen)
+            self._write_config()
+            await self._launch()
+        except BaseException:
+            await self._end_child()
+            self._release()
+            raise
+        self._stopping.clear()
+        self._task = asyncio.get_running_loop().create_task(self._supervise(), name="duly-broker")
+
+    async def stop(self) -> None:
+        """End it, letting it close its files."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+        await self._end_child()
+        self._release()
+
+    async def set_users(self, users: Iterable[BrokerUser]) -> None:
+        """From now on these users, and only these. Connected users who lost their place are cut off."""
+        wanted = tuple(users)
+        text = _users_config(wanted)
+        async with self._reloading:
+            self._users = wanted
+            if self._lock is None:
+                return
+            _replace(self._folder / "users.conf", text)
+            if self.pid is None:
+                return  # it reads the file when it starts again
+            self._reloaded = asyncio.get_running_loop().create_future()
+            assert self._process is not None
+            self._process.send_signal(signal.SIGHUP)
+            try:
+                async with asyncio.timeout(READY_WITHIN):
+                    await self._reloaded
+            except TimeoutError:
+                raise BrokerError("the broker did not take the new users; see nats.log") from None
+            finally:
+                self._reloaded = None
+
+    # ── the child ────────────────────────────────────────────────────────────────────────────────
+
+    async def _launch(self) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        started = [str(_server()), "-c", str(self._folder / "nats.conf")]
+        nowhere, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
+            stdin=nowhere, stdout=nowhere, stderr=pipe,
+        )  # fmt: skip
+        (self._folder / "nats.pid").write_text(f"{self._process.pid}\n")
+        self._reader = asyncio.get_running_loop().create_task(self._read_log(self._process))
+        try:
+            async with asyncio.timeout(READY_WITHIN):
+                await self._ready
+        except TimeoutError:
+            raise BrokerError(f"the broker was not ready within {READY_WITHIN:g} s; see nats.log") from None
+        self.problem = None
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        deaths, started = 0, loop.time()
+        while True:
+            assert self._process is not None
+            died = loop.create_task(self._process.wait())
+            stop = loop.create_task(self._stopping.wait())
+            await asyncio.wait({died, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if self._stopping.is_set():
+                died.cancel()
+                return
+            self.problem = BrokerError(f"the broker died ({_how(died.result())}); it is being started again")
+            self._fail_reload()
+            deaths = 1 if loop.time() - started > STABLE else deaths + 1
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout((RESTART.delay(deaths, b"") or 0) / SECOND):
+                        await self._stopping.wait()
+                if self._stopping.is_set():
+                    return
+                try:
+                    await self._launch()
+                    break
+                except (BrokerError, OSError) as problem:
+                    self.problem = problem if isinstance(problem, BrokerError) else BrokerError(str(problem))
+                    await self._end_child()
+                    deaths += 1
+            started = loop.time()
+            self.restarts += 1
+            if self._on_restart is not None:
+                self._on_restart(self.restarts)
+
+    async def _read_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        log, last = self._log, ""
+        while True:
+            try:
+                line = (await process.stderr.readline()).decode(errors="replace").rstrip("\n")
+            except ValueError:  # longer than the reader's limit: somebody's very long topic
+                continue
+            if not line:
+                break
+            if log is not None:
+                log.info(line)
+            last = line
+            self._look_at(line)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(self._explain(last))
+
+    def _look_at(self, line: str) -> None:
+        if "Server is ready" in line and self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+        elif "address already in use" in line and self._ready is not None and not self._ready.done():
+            self._ready.set_exception(self._explain(line))
+        elif self._reloaded is not None and not self._reloaded.done():
+            if "Reloaded server configuration" in line:
+                self._reloaded.set_result(None)
+            elif "Failed to reload" in line:
+                self._reloaded.set_exception(BrokerError(f"the broker refused the new users: {line}"))
+        kind = next((word for mark, word in _REFUSALS if mark in line), None)
+        if kind is not None:
+            self.refused[kind] += 1
+            if self._on_refused is not None:
+                self._on_refused(line)
+
+    def _explain(self, line: str) -> BrokerError:
+        if "address already in use" in line:
+            return BrokerError(
+                f"port {self.port} on {self.listen} is taken by another program; "
+                f"choose another port, for example {self.port + 1}, or 0 for any free one"
+            )
+        return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
+
+    def _fail_reload(self) -> None:
+        # The next start reads the new file, so these users come into force all the same.
+        if self._reloaded is not None and not self._reloaded.done():
+            self._reloaded.set_result(None)
+
+    async def _end_child(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                try:
+                    async with asyncio.timeout(STOP_WITHIN):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+            await self._reader
+        (self._folder / "nats.pid").unlink(missing_ok=True)
+
+    # ── the folder ───────────────────────────────────────────────────────────────────────────────
+
+    def _claim_folder(self) -> None:
+        held = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(held)
+            raise BrokerError(
+                f"another duly runs its broker in {self._folder}; stop it, or use another data folder"
+            ) from None
+        self._lock = held
+
+    def _release(self) -> None:
+        if self._log is not None:
+            for handler in list(self._log.handlers):
+                self._log.removeHandler(handler)
+                handler.close()
+            self._log = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _end_leftover(self) -> None:
+        """We hold the folder, so a broker that still works in it belongs to a duly that was killed."""
+        path = self._folder / "nats.pid"
+        try:
+            pid = int(path.read_text())
+        except (OSError, ValueError):
+            return
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            if not self._is_ours(pid):
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+            await self._gone(pid)
+        path.unlink(missing_ok=True)
+
+    def _is_ours(self, pid: int) -> bool:
+        """A pid is reused by strangers: only one that runs our configuration is ours."""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return os.fsencode(str(self._folder / "nats.conf")) in words
+
+    async def _gone(self, pid: int) -> None:
+        """Until it has ended, or for as long as a broker needs to."""
+        try:
+            watched = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(watched, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_WITHIN):
+                    await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+
+    def _open_log(self) -> None:
+        handler = RotatingFileHandler(
+            self._folder / "nats.log", maxBytes=4 << 20, backupCount=2, encoding="utf-8", errors="replace"
+        )
+        self._log = logging.Logger("duly.broker", logging.INFO)  # ours alone, not in anybody's tree
+        self._log.addHandler(handler)
+
+    def _write_config(self) -> None:
+        quoted = msgspec.json.encode
+        text = (
+            b"server_name: duly\n"
+            b'listen: "127.0.0.1:-1"\n'  # NATS clients are not served: users may connect by MQTT only
+            b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
+            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d }\n"
+            b"max_payload: %d\n"
+            b"include users.conf\n"
+        ) % (
+            quoted(str(self._folder / "store")),
+            b"always" if self._sync else b'"%ds"' % FLUSH_EVERY,
+            DISK_LIMIT,
+            quoted(self.listen),
+            self.port,
+            quoted(f"{ACK_WAIT}s"),
+            ACK_PENDING,
+            PAYLOAD_LIMIT,
+        )
+        _replace(self._folder / "users.conf", _users_config(self._users))
+        _replace(self._folder / "nats.conf", text)
+
+
+def _users_config(users: Sequence[BrokerUser]) -> bytes:
+    seen: set[str] = set()
+    lines: list[bytes] = []
+    for user in users:
+        if not user.name or not user.password or _UNSUPPORTED.search(user.name):
+            raise Malformed(f"broker user {user.name!r} needs a name without white space, and a password")
+        if user.name in seen:
+            raise Malformed(f"broker user {user.name!r} is named twice")
+        seen.add(user.name)
+        lines.append(
+            b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
+            b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
+            % (
+                _quoted(user.name),
+                _quoted(user.password),
+                _subjects(user.publish),
+                _subjects(user.subscribe),
+            )
+        )
+    # An account without users would let everybody in.
+    lines.append(
+        b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
+        b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
+        % (_quoted("$nobody"), _quoted(os.urandom(24).hex()), _subjects(()), _subjects(()))
+    )
+    return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
+
+
+def _subjects(topics: Sequence[str]) -> bytes:
+    return b"[" + b", ".join(_quoted(s) for s in [subject_of(t) for t in topics] or [_NOTHING]) + b"]"
+
+
+def _quoted(text: str) -> bytes:
+    if any(c < " " for c in text):
+        raise Malformed(f"{text!r} contains a control character")
+    return msgspec.json.encode(text)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Written whole or not at all, and readable by us only: it holds passwords."""
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+def _server() -> Path:
+    """nats-server as the wheel installed it, beside our own interpreter; else the one on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = beside if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise BrokerError(
+            "nats-server is not installed; pip install 'duly[mqtt]', or use a broker of your own"
+        )
+    return Path(found)
+
+
+def _free_port(listen: str) -> int:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with socket.socket(family) as s:
+        try:
+            s.bind((listen, 0))
+        except OSError as problem:
+            if problem.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                raise BrokerError(f"{listen} is not an address of this machine") from None
+            raise BrokerError(f"cannot listen on {listen}: {problem}") from None
+        return int(s.getsockname()[1])
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

@@ -1,0 +1,275 @@
+"""The server: ledger, accounts, gateway and listeners, put together, started and stopped in order.
+
+The law: it is ready when everything serves, and says so; it stops by taking in nothing more, finishing what
+was taken in, and leaving the rest in the ledger. While it runs, the data folder holds `hub.json` (readable
+by its owner alone): where it listens, and a token with which the command line on this machine may ask it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from duly.apps.control import ControlPolicy
+from duly.apps.gateway import Gateway, GatewayPolicy, Session
+from duly.auth import Accounts, LoginGuard, Principal, Role
+from duly.core.units import SECOND, seconds
+from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, NotAuthenticated, ProgramError
+from duly.ledger import Ledger
+from duly.ledgers import open_ledger
+from duly.settings import Settings
+from duly.transports import http, websocket
+
+PRUNE_SECONDS: Final = 30.0
+REFRESH_SECONDS: Final = 5.0
+LOCAL: Final = "local"
+"""The name of whoever may read the data folder."""
+
+
+class Notice(Struct, frozen=True):
+    """What `hub.json` says."""
+
+    url: str
+    token: str
+    pid: int
+
+
+class Hub:
+    """One hub."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._data = Path(settings.data)
+        self._token = f"duly_{secrets.token_urlsafe(32)}"
+        self._borrowed: dict[str, Principal] = {}
+        self._guard = LoginGuard()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._chores: set[asyncio.Task[None]] = set()
+        self._closing = contextlib.AsyncExitStack()
+        self.url = ""
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Open everything, in order; what fails closes what was open."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._closing.aclose()
+            raise
+
+    async def _start(self) -> None:
+        settings, closing = self.settings, self._closing
+        self._data.mkdir(parents=True, exist_ok=True)
+        self.ledger: Ledger = await open_ledger(settings.ledger_url)
+        closing.push_async_callback(self.ledger.close)
+        self.accounts = Accounts(self.ledger)
+        await self.accounts.refresh()
+        self.gateway = Gateway(self.ledger, self.accounts, GatewayPolicy(control=control_policy(settings)))
+        await self.gateway.start()
+        closing.push_async_callback(self.gateway.stop)
+        await self._listen()
+        self._every(PRUNE_SECONDS, self._prune)
+        self._every(REFRESH_SECONDS, self._refresh)
+        closing.callback(self._stop_timers)
+        self._write_notice()
+        closing.callback(self._remove_notice)
+
+    async def stop(self) -> None:
+        await self._closing.aclose()
+
+    async def run(self) -> None:
+        """Until the engine ends, which it does by itself only through a bug."""
+        await self.gateway.engine.wait()
+        raise ProgramError("the engine has ended by itself")
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        app = web.Application(client_max_size=http.BODY_LIMIT)
+        app.add_routes(
+            [
+                web.get("/v1/ws", websocket.handler(self)),
+                *http.routes(self),
+                web.post("/v1/admin/{verb}", self._admin),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=75)
+        await runner.setup()
+        self._closing.push_async_callback(runner.cleanup)
+        tls = None
+        if settings.tls_cert:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            try:
+                tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+            except (OSError, ssl.SSLError) as problem:
+                raise Malformed(f"the TLS certificate cannot be used: {problem}") from None
+        site = web.TCPSite(runner, settings.listen, settings.port, ssl_context=tls, backlog=1024)
+        try:
+            await site.start()
+        except OSError as problem:
+            raise Malformed(
+                f"port {settings.port} on {settings.listen} is taken ({problem.strerror}); "
+                f"stop the other program or use --port {settings.port + 1}"
+            ) from None
+        port = runner.addresses[0][1]
+        self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+
+    # ── chores ───────────────────────────────────────────────────────────────────────────────────
+
+    def _every(self, period: float, chore: Any) -> None:
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            task = loop.create_task(chore())
+            self._chores.add(task)
+            task.add_done_callback(self._chores.discard)
+            self._timers.append(loop.call_later(period, again))
+            del self._timers[:-8]
+
+        self._timers.append(loop.call_later(period, again))
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    async def _prune(self) -> None:
+        with contextlib.suppress(LedgerError):
+            while await self.ledger.prune() == 1_000:
+                pass
+
+    async def _refresh(self) -> None:
+        if not self.ledger.sole:
+            with contextlib.suppress(LedgerError):
+                await self.accounts.refresh()
+
+    # ── who ──────────────────────────────────────────────────────────────────────────────────────
+
+    def login(self, token: str | None, address: str) -> Principal:
+        if token is None:
+            raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
+        if secrets.compare_digest(token.encode(), self._token.encode()):
+            return Principal(LOCAL, Role.ADMIN)
+        now = self.ledger.clock.now()
+        wait = self._guard.blocked(address, now)
+        if wait is not None:
+            raise NotAuthenticated(
+                f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s"
+            )
+        who = self._borrowed.get(token) or self.accounts.authenticate(token)
+        if who is None:
+            self._guard.failed(address, now)
+            raise NotAuthenticated("this token is not known; 'duly add' makes one")
+        self._guard.succeeded(address)
+        return who
+
+    async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
+        await self.gateway.connected(session, who, cursors)
+
+    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> None:
+        await self.gateway.receive(session, who, raw)
+
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        with contextlib.suppress(DulyError):
+            await self.gateway.disconnected(session, who)
+
+    def state(self) -> dict[str, Any]:
+        problem = self.gateway.engine.down
+        return {
+            "url": self.url,
+            "ledger": type(self.ledger).__name__,
+            "down": str(problem) if problem else None,
+            "devices": self.gateway.presence(),
+        }
+
+    # ── the command line's door ──────────────────────────────────────────────────────────────────
+
+    async def _admin(self, request: web.Request) -> web.Response:
+        try:
+            header = request.headers.get("Authorization", "")
+            who = self.login(header.removeprefix("Bearer ").strip() or None, request.remote or "?")
+            if who.role is not Role.ADMIN:
+                raise NotAllowed("only an admin may do that")
+            wanted = msgspec.json.decode(await request.read(), type=dict[str, str])
+            result = await self._administer(request.match_info["verb"], wanted)
+        except (msgspec.DecodeError, KeyError, ValueError) as problem:
+            return http.problem(Malformed(str(problem)))
+        except DulyError as problem:
+            return http.problem(problem)
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+    async def _administer(self, verb: str, wanted: dict[str, str]) -> object:
+        match verb:
+            case "borrow":
+                name = wanted["name"]
+                found = [account for account in self.accounts.list() if account.name == name]
+                if not found:
+                    raise NotAllowed(f"there is no {name}; 'duly add' it first")
+                token = f"duly_{secrets.token_urlsafe(32)}"
+                self._borrowed[token] = Principal(name, found[0].role)
+                return {"token": token}
+            case _:
+                return await administer(self.accounts, verb, wanted)
+
+    # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
+
+    def _write_notice(self) -> None:
+        place = self._data / "hub.json"
+        fresh = place.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(Notice(self.url, self._token, os.getpid())))
+        fresh.replace(place)
+
+    def _remove_notice(self) -> None:
+        (self._data / "hub.json").unlink(missing_ok=True)
+
+
+def read_notice(data: Path) -> Notice | None:
+    """Where the hub of this data folder runs, if it does."""
+    try:
+        notice = msgspec.json.decode((data / "hub.json").read_bytes(), type=Notice)
+        os.kill(notice.pid, 0)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return notice
+
+
+async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> object:
+    """The verbs on accounts: the same through a running hub and without one."""
+    match verb:
+        case "add":
+            role = Role(wanted["role"])
+            return {
+                "token": await accounts.add(role, wanted["name"]),
+                "name": wanted["name"],
+                "role": role.value,
+            }
+        case "remove":
+            await accounts.remove(wanted["name"])
+        case "grant":
+            await accounts.grant(wanted["app"], wanted["device"])
+        case "revoke":
+            await accounts.revoke(wanted["app"], wanted["device"])
+        case "list":
+            return accounts.list()
+        case _:
+            raise Malformed(f"there is no verb {verb!r}")
+    return {}
+
+
+def control_policy(settings: Settings) -> ControlPolicy:
+    return ControlPolicy(
+        window=seconds(settings.window),
+        max_age=seconds(settings.max_age),
+        remember=seconds(settings.remember),
+        patience=seconds(settings.patience),
+    )

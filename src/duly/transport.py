@@ -1,0 +1,52 @@
+"""Transport: how bytes get to the other side and back.
+
+The laws every transport keeps. Nothing that arrives is acknowledged before the handler says that it is
+committed, and acknowledgements go out in the order of arrival. Nothing that is sent counts as sent before the
+other side has confirmed it; when the connection is lost first, the sender is told and sends again, since only
+his outbox knows whether that is still wanted. A transport remembers nothing across a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from duly.errors import DulyError, Fault
+
+Ack: TypeAlias = Callable[[], None]
+"""Says that a message is committed. May be called late, twice, out of order, and after the connection is gone."""
+
+OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
+"""(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""
+
+
+class ConnectionLost(DulyError):
+    """There is no connection, or it went before the other side confirmed: send again later."""
+
+    fault = Fault.NOBODY
+    retry = True
+    word = "connection_lost"
+
+
+class ConnectionRefused(DulyError):
+    """The other side does not let us in, or not listen: the operator's to settle."""
+
+    fault = Fault.OPERATOR
+    word = "connection_refused"
+
+
+class Link(Protocol):
+    """A connection to a broker that comes back by itself."""
+
+    @property
+    def up(self) -> bool: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Returns when the broker has confirmed it. Waits for room, not for a connection."""
+        ...
+
+    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]: ...
+    async def subscribe(self, *filters: str) -> None: ...
+    async def unsubscribe(self, *filters: str) -> None: ...

@@ -1,0 +1,366 @@
+"""HTTP: the same frames, one at a time or in an array, by `POST /v1/messages`; outcomes and lists by GET.
+
+The law: a 2xx means stored. The body is the `server_ack` (and the `ack`, if it was waited for); the status
+says the same for those who only read that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+from msgspec import Raw
+
+from duly.auth import Principal, Role
+from duly.core.messages import key_of
+from duly.core.units import MS
+from duly.dialects import frames
+from duly.dialects.frames import Frame, ServerCode
+from duly.errors import DulyError, Malformed, NotAllowed, NotAuthenticated, Overloaded, SenderError, Stopped
+from duly.ledger import Ledger, Record
+
+BATCH_LIMIT: Final = 1_000
+BODY_LIMIT: Final = 8 * 1024 * 1024
+WAIT_LIMIT: Final = 300.0
+READ_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 30.0
+
+
+class Server(Protocol):
+    """What HTTP needs of its hub."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    def login(self, token: str | None, address: str) -> Principal: ...
+    async def receive(self, session: Waiter, who: Principal, raw: bytes) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+
+
+class Waiter:
+    """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
+    the command was taken, the `ack` may follow."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.said: asyncio.Future[bytes] = loop.create_future()
+        self.ended: asyncio.Future[bytes] = loop.create_future()
+
+    def push(self, frame: bytes) -> None:
+        if not self.said.done():
+            self.said.set_result(frame)
+        elif not self.ended.done():
+            self.ended.set_result(frame)
+
+    def close(self, reason: str) -> None:
+        pass
+
+
+def routes(server: Server) -> list[web.RouteDef]:
+    http = _Http(server)
+    return [
+        web.post("/v1/messages", http.guarded(http.post)),
+        web.get("/v1/messages", http.guarded(http.list_messages)),
+        web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
+        web.get("/v1/refusals", http.guarded(http.refusals)),
+        web.get("/v1/state", http.guarded(http.state)),
+        web.get("/v1/openapi.json", http.openapi),
+    ]
+
+
+class _Http:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def guarded(
+        self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Who asks, and what to say when it goes wrong."""
+
+        async def serve(request: web.Request) -> web.Response:
+            try:
+                header = request.headers.get("Authorization", "")
+                who = self._server.login(
+                    header.removeprefix("Bearer ").strip() or None, request.remote or "?"
+                )
+                return await inner(request, who)
+            except web.HTTPException:
+                raise
+            except DulyError as trouble:
+                return problem(trouble)
+
+        return serve
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    async def post(self, request: web.Request, who: Principal) -> web.Response:
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                raw = await request.read()
+        except TimeoutError:
+            return _error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
+        wait = _seconds(request.query.get("wait"))
+        batch = frames.decode_batch(raw)
+        if batch is None:
+            id_ = request.headers.get("Idempotency-Key")
+            status, headers, body = await self._one(who, raw if id_ is None else _with_id(raw, id_), wait)
+            return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+        if len(batch) > BATCH_LIMIT:
+            return _error(413, "too_large", f"{len(batch)} frames in one request; the limit is {BATCH_LIMIT}")
+        answers = await asyncio.gather(*(self._one(who, part, wait) for part in batch))
+        body = b"[%b]" % b",".join(answer for _, _, answer in answers)
+        return web.Response(body=body, status=200, content_type="application/json")
+
+    async def _one(self, who: Principal, raw: bytes, wait: float) -> tuple[int, dict[str, str], bytes]:
+        waiter = Waiter()
+        await self._server.receive(waiter, who, raw)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            said = await waiter.said
+        frame = frames.decode(said)
+        if frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and (wait or waiter.ended.done()):
+            try:
+                async with asyncio.timeout(wait or None):
+                    ended = await waiter.ended
+            except TimeoutError:
+                return 202, {}, said
+            return 200, {}, b'%b,"ack":%b}' % (said[:-1], ended)
+        return _status(frame), _retry_headers(frame), said
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def outcome(self, request: web.Request, who: Principal) -> web.Response:
+        scope, id_ = request.match_info["scope"], request.match_info["id"]
+        key = key_of(scope, id_)
+        record = await self._server.ledger.find(key)
+        if record is None or not _may_see(who, record):
+            return _error(
+                404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
+            )
+        deliveries = await self._server.ledger.deliveries(key)
+        shown = show(record)
+        shown["deliveries"] = [
+            {
+                "channel": d.ref.channel,
+                "recipient": d.ref.recipient,
+                "round": d.ref.round,
+                "state": d.state.word,
+                "attempts": d.attempt,
+                "error": d.error,
+            }
+            for d in deliveries
+        ]
+        return _json(shown)
+
+    async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
+        limit = _number(request.query.get("limit"), 100, 1_000)
+        before = request.query.get("before")
+        scope = request.query.get("scope") if who.role is Role.ADMIN else who.name
+        records = await self._server.ledger.messages(
+            scope=scope,
+            open_only=request.query.get("open") in ("1", "true"),
+            before=bytes.fromhex(before) if before else None,
+            limit=limit,
+        )
+        following = records[-1].message.key.hex() if len(records) == limit else None
+        return _json({"messages": [show(record) for record in records], "next": following})
+
+    async def refusals(self, request: web.Request, who: Principal) -> web.Response:
+        limit = _number(request.query.get("limit"), 100, 10_000)
+        found = await self._server.ledger.refusals(limit)
+        mine = [r for r in found if who.role is Role.ADMIN or r.scope == who.name]
+        return _json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
+
+    async def state(self, request: web.Request, who: Principal) -> web.Response:
+        if who.role is not Role.ADMIN:
+            raise NotAllowed("only an admin may ask for the hub's state")
+        return _json(self._server.state())
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(OPENAPI)
+
+
+def show(record: Record) -> dict[str, Any]:
+    """A record as people and programs want to see it: times in milliseconds."""
+    m, answer = record.message, record.answer
+    shown: dict[str, Any] = {
+        "scope": m.scope,
+        "id": m.id,
+        "type": m.kind,
+        "to": m.recipient,
+        "state": record.state.word,
+        "accepted_at": record.accepted_at // MS,
+        "moved_at": record.moved_at // MS,
+    }
+    if m.expires:
+        shown["exp"] = m.expires // MS
+    if answer is not None:
+        shown["ack"] = {"code": answer.code, "detail": answer.reason} | (
+            {"data": Raw(answer.data)} if answer.data else {}
+        )
+    return shown
+
+
+def _may_see(who: Principal, record: Record) -> bool:
+    return who.role is Role.ADMIN or who.name in (record.message.scope, record.message.recipient)
+
+
+def _with_id(raw: bytes, id_: str) -> bytes:
+    frame = frames.decode(raw)
+    if frame.seq_id not in (None, id_):
+        raise Malformed("the Idempotency-Key and the frame's seq_id differ; send one of them")
+    return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
+
+
+_STATUS: Final = {
+    "too_large": 413,
+    "id_conflict": 422,
+    "not_authenticated": 401,
+    "not_allowed": 403,
+    "denied": 403,
+    "offline": 503,
+    "internal": 503,
+}
+
+
+def _status(frame: Frame) -> int:
+    match frame.code:
+        case ServerCode.ACCEPTED:
+            return 202
+        case ServerCode.DUPLICATE:
+            return 409
+        case _:
+            return _STATUS.get(frame.error or "", 400)
+
+
+def _retry_headers(frame: Frame) -> dict[str, str]:
+    return {"Retry-After": "3"} if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else {}
+
+
+def _seconds(text: str | None) -> float:
+    if not text:
+        return 0.0
+    try:
+        wait = float(text)
+    except ValueError:
+        raise Malformed(f"wait={text!r} is not a number of seconds") from None
+    if not 0 <= wait <= WAIT_LIMIT:
+        raise Malformed(f"wait is a number of seconds from 0 to {WAIT_LIMIT:.0f}, not {text}")
+    return wait
+
+
+def _number(text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise Malformed(f"limit is a number from 1 to {most}, not {text!r}")
+    return int(text)
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error(status: int, word: str, detail: str) -> web.Response:
+    return _json({"error": word, "detail": detail}, status)
+
+
+def problem(trouble: DulyError) -> web.Response:
+    match trouble:
+        case NotAuthenticated():
+            status = 401
+        case NotAllowed():
+            status = 403
+        case SenderError():
+            status = _STATUS.get(trouble.word, 400)
+        case Overloaded() | Stopped():
+            status = 503
+        case _:
+            status = 503 if trouble.retry else 500
+    response = _error(status, trouble.word, str(trouble))
+    if status == 503:
+        response.headers["Retry-After"] = "3"
+    return response
+
+
+_FRAME_SCHEMA: Final = {
+    "type": "object",
+    "required": ["type", "to"],
+    "properties": {
+        "type": {"type": "string", "enum": sorted(frames.COMMANDS)},
+        "seq_id": {
+            "type": "string",
+            "description": "{milliseconds}_{counter}, minted by the sender, the same in every resend",
+        },
+        "to": {"type": "string", "description": "the device"},
+        "data": {"description": "anything; passed on untouched"},
+        "exp": {
+            "type": "integer",
+            "description": "milliseconds since 1970; after this it must not take effect",
+        },
+        "queue": {"type": "boolean", "description": "keep it for an offline device until exp"},
+        "order": {
+            "type": "object",
+            "properties": {"key": {"type": "string"}, "mode": {"enum": ["replay", "latest"]}},
+        },
+    },
+}
+_ACK_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "server_ack"},
+        "seq_id": {"type": "string"},
+        "code": {"type": "integer", "enum": [code.value for code in ServerCode]},
+        "state": {"type": "string"},
+        "error": {"type": "string"},
+        "detail": {"type": "string"},
+        "ack": {"type": "object"},
+    },
+}
+
+
+def _answers(*statuses: int) -> dict[str, Any]:
+    words = {
+        200: "ended; the ack is in the body", 202: "accepted and stored", 400: "malformed, stale or expired",
+        401: "not authenticated", 403: "not allowed", 404: "not known", 409: "the first run is still going",
+        413: "too large", 422: "the same id with other content", 503: "try again",
+    }  # fmt: skip
+    schema = {"application/json": {"schema": _ACK_SCHEMA}}
+    return {str(s): {"description": words[s], "content": schema} for s in statuses}
+
+
+OPENAPI: Final[dict[str, Any]] = {
+    "openapi": "3.1.0",
+    "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
+    "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    "security": [{"token": []}],
+    "paths": {
+        "/v1/messages": {
+            "post": {
+                "summary": "Send one frame, or an array of frames",
+                "parameters": [
+                    {"name": "wait", "in": "query", "schema": {"type": "number", "maximum": WAIT_LIMIT}},
+                    {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}},
+                ],
+                "requestBody": {"required": True, "content": {"application/json": {"schema": _FRAME_SCHEMA}}},
+                "responses": _answers(200, 202, 400, 401, 403, 409, 413, 422, 503),
+            },
+            "get": {"summary": "Messages, newest first, by page", "responses": _answers(200, 401)},
+        },
+        "/v1/messages/{scope}/{id}": {
+            "get": {
+                "summary": "The outcome and the trace of one message",
+                "parameters": [
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in ("scope", "id")
+                ],
+                "responses": _answers(200, 401, 404),
+            }
+        },
+        "/v1/refusals": {
+            "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
+        },
+        "/v1/state": {"get": {"summary": "How the hub is doing", "responses": _answers(200, 401, 403)}},
+    },
+}

@@ -1,0 +1,161 @@
+"""WebSocket at `/v1/ws`: frames both ways on one connection.
+
+The laws. Nobody is heard before they have said who they are, and they have ten seconds for it. A client
+that does not read is closed when its queue is full: it harms nobody else, and finds everything again when
+it comes back. Frames go out in the order they were pushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from duly.auth import Principal
+from duly.dialects import frames
+from duly.dialects.frames import FRAME_LIMIT, ServerCode
+from duly.errors import NotAuthenticated, SenderError
+
+AUTH_SECONDS: Final = 10.0
+HEARTBEAT_SECONDS: Final = 20.0
+QUEUE_FRAMES: Final = 10_000
+QUEUE_BYTES: Final = 16 * 1024 * 1024
+
+
+class Server(Protocol):
+    """What a WebSocket needs of its hub."""
+
+    def login(self, token: str | None, address: str) -> Principal:
+        """Who that is; raises `NotAuthenticated`."""
+        ...
+
+    async def connected(
+        self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
+    ) -> None: ...
+    async def receive(self, session: WebSocketSession, who: Principal, raw: str) -> None: ...
+    async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
+
+
+class WebSocketSession:
+    """One connection: a queue and the task that empties it."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._queue: deque[bytes] = deque()
+        self._size = 0
+        self._news = asyncio.Event()
+        self._closing: str | None = None
+        self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def push(self, frame: bytes) -> None:
+        if self._closing is not None:
+            return
+        self._queue.append(frame)
+        self._size += len(frame)
+        if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
+            self._queue.clear()
+            self.close("you do not read what you are sent; reconnect and catch up")
+        self._news.set()
+
+    def close(self, reason: str) -> None:
+        if self._closing is None:
+            self._closing = reason
+            self._news.set()
+
+    async def finish(self) -> None:
+        """The connection is over."""
+        self.close("")
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        socket, queue = self._socket, self._queue
+        try:
+            while True:
+                while queue:
+                    frame = queue.popleft()
+                    self._size -= len(frame)
+                    await socket.send_frame(frame, WSMsgType.TEXT)
+                if self._closing is not None:
+                    await self._hang_up(self._closing)
+                    return
+                self._news.clear()
+                await self._news.wait()
+        except (ConnectionError, RuntimeError):
+            return  # the reader notices, too
+
+    async def _hang_up(self, reason: str) -> None:
+        transport = (
+            self._socket.get_extra_info("transport") if hasattr(self._socket, "get_extra_info") else None
+        )
+        try:
+            async with asyncio.timeout(1):
+                await self._socket.close(code=WSCloseCode.GOING_AWAY, message=reason.encode()[:120])
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()
+
+
+def handler(server: Server) -> Callable[[web.Request], Awaitable[web.WebSocketResponse]]:
+    """The request handler for `/v1/ws`."""
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False)
+        await socket.prepare(request)
+        session = WebSocketSession(socket)
+        who: Principal | None = None
+        try:
+            who, cursors = await _introduction(server, request, socket, session)
+            if who is not None:
+                await server.connected(session, who, cursors)
+                async for message in socket:
+                    if message.type is WSMsgType.TEXT:
+                        await server.receive(session, who, message.data)
+                    elif message.type is WSMsgType.BINARY:
+                        session.push(
+                            _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)
+                        )
+        finally:
+            if who is not None:
+                await server.disconnected(session, who)
+            await session.finish()
+        return socket
+
+    return serve
+
+
+async def _introduction(
+    server: Server, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
+) -> tuple[Principal | None, dict[str, int] | None]:
+    """Who is this? By header, or by the first frame."""
+    address = request.remote or "?"
+    try:
+        header = request.headers.get("Authorization")
+        if header is not None:
+            return server.login(header.removeprefix("Bearer ").strip(), address), None
+        async with asyncio.timeout(AUTH_SECONDS):
+            message = await socket.receive()
+        if message.type is not WSMsgType.TEXT:
+            return None, None
+        frame = frames.decode(message.data)
+        if frame.type != "auth":
+            raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
+        return server.login(frame.token, address), frame.cursors
+    except TimeoutError:
+        trouble = _trouble(
+            "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED
+        )
+    except SenderError as problem:
+        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED)
+    session.push(trouble)
+    session.close("not authenticated")
+    async for _ in socket:  # until the other side has seen it and hung up
+        pass
+    return None, None
+
+
+def _trouble(word: str, detail: str, code: ServerCode) -> bytes:
+    return frames.encode(frames.trouble(None, code, word, detail))
