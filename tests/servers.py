@@ -229,7 +229,7 @@ class RabbitMq:
             "RABBITMQ_MNESIA_BASE": str(self._folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self._folder / "log"),
             "RABBITMQ_PID_FILE": str(self._folder / "pid"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none",
         }
 
     def url(self, name: str) -> str:
@@ -238,7 +238,8 @@ class RabbitMq:
 
     def start(self) -> None:
         self._epmd = subprocess.Popen(
-            [self._epmd_binary, "-port", str(self._epmd_port), "-address", "127.0.0.1"]
+            [self._epmd_binary, "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+            stderr=subprocess.DEVNULL,
         )
         wait_for_port(self._epmd_port, self._epmd, "epmd")
         with (self._folder / "out").open("ab") as out:
@@ -248,11 +249,15 @@ class RabbitMq:
         wait_for_port(self.port, self._process, "rabbitmq", 50)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """The server is a script and its Erlang machine: a group of their own."""
+        """The server is the child of a script, which ends with it."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-            self._process.wait(30)
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                os.kill(int((self._folder / "pid").read_text()), how)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
             self._process = None
         if self._epmd is not None:
             self._epmd.kill()

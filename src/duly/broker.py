@@ -1,11 +1,12 @@
 """The embedded MQTT broker: a nats-server that is ours alone.
 
-The laws. What it has acknowledged survives its own kill -9, always; a power cut takes the last seconds, unless
-`sync` is on, which costs a flush for every message (700 a second instead of 21,000). Off is right for duly's
-own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing. It never outlives us: the kernel ends it with us, and one left over by accident is
-recognised by our own pid file and ended before the next starts. It comes back by itself when it dies, on the
-same port, with the same sessions. Who may connect, publish and subscribe is what `set_users` said last;
-nobody else gets in, and a user whose lists are empty may do nothing.
+The laws. What it has acknowledged survives its own kill -9, always; a power cut takes the last seconds,
+unless `sync` is on, which costs a flush for every message (700 a second instead of 20,000). Off is right for
+duly's own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing.
+It never outlives us: the kernel ends it with us, and one left over by accident is recognised by our own pid
+file and ended before the next starts. It comes back by itself when it dies, on the same port, with the same
+sessions. Who may connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a
+user whose lists are empty may do nothing.
 
 Users are a generated file and a SIGHUP rather than an auth callout: the broker then decides alone, so it lets
 devices back in while the hub is busy or starting, and there is no second protocol (signed JWTs over a NATS

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from duly.errors import DulyError, Fault
 
 Ack: TypeAlias = Callable[[], None]
-"""Says that a message is committed. May be called late, twice, out of order, and after the connection is gone."""
+"""Says that a message is committed. May be late, repeated, out of order, after the connection is gone."""
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
 """(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""

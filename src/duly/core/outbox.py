@@ -51,6 +51,7 @@ from duly.core.writes import (
     Ref,
     Results,
     Take,
+    Withdraw,
 )
 from duly.errors import Malformed
 
@@ -244,13 +245,14 @@ class Outbox:
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
     def reached(self, recipient: str, now: int) -> list[Todo]:
-        """A recipient is back: what it has not answered is repeated at once, in order."""
+        """A recipient is back (or, with no name, whoever carries everything): what was not answered is
+        repeated at once, in order."""
         if self.policy.resend is None:
             return []
         return [
             Transmit(entry.message, entry.attempt, entry.after)
             for entry in self._entries.values()
-            if entry.message.recipient == recipient and entry.begun
+            if entry.begun and recipient in ("", entry.message.recipient)
         ]
 
     def received(self, key: bytes, now: int) -> list[Todo]:
@@ -267,7 +269,9 @@ class Outbox:
         if entry is not None:
             if event.by and event.by != entry.message.recipient:
                 return []
-            return self._end(entry, state, answer, event.attempt, now, event.effects, keep=event.keep)
+            return self._end(
+                entry, state, answer, event.attempt, now, event.effects, keep=event.keep, burn=event.burn
+            )
 
         def done(results: Results, now: int) -> list[Todo]:
             (moved,) = results
@@ -372,10 +376,12 @@ class Outbox:
         effects: Group = (),
         *,
         keep: bool = True,
+        burn: bool = True,
     ) -> list[Todo]:
         message = entry.message
         stored = answer if keep else Answer(answer.code, b"", answer.reason)
-        then: Group = (Advance(message.key, state, now, stored), *effects)
+        end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
+        then: Group = (end, *effects)
         writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
 
         def done(results: Results, now: int) -> list[Todo]:

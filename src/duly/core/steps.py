@@ -40,7 +40,8 @@ class Answered(Struct, frozen=True):
     """How it ended, by the recipient's word. `attempt` fences the end of a local run; None for an answer
     from the network, which is true whichever transmission it answers. `effects` are a handler's own
     writes: they commit with the end, or not at all. `by` is who says so; a word of somebody else than the
-    recipient is ignored. With `keep` off the answer's data is passed on but not stored."""
+    recipient is ignored. With `keep` off the answer's data is passed on but not stored; with `burn` off the
+    recipient never took it, and the id is free again."""
 
     key: bytes
     state: State
@@ -49,6 +50,7 @@ class Answered(Struct, frozen=True):
     effects: Group = ()
     by: str = ""
     keep: bool = True
+    burn: bool = True
 
 
 class Failed(Struct, frozen=True):

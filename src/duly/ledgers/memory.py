@@ -224,7 +224,9 @@ class MemoryLedger(Ledger):
             if delivery.ref.channel == channel and not delivery.state.terminal
             if (record := self.disk.messages.get(delivery.ref.key)) is not None
         ]
-        found.sort(key=lambda pair: (pair[0].accepted_at, pair[0].message.key))
+        found.sort(
+            key=lambda pair: (pair[0].accepted_at, pair[1].ref.key, pair[1].ref.recipient, pair[1].ref.round)
+        )
         return [w.Open(record.message, record.state, delivery) for record, delivery in found]
 
     async def deliveries(self, key: bytes) -> list[w.Delivery]:

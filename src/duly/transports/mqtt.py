@@ -94,7 +94,7 @@ class Address(Struct, frozen=True, kw_only=True):
         options = dict(parse_qsl(parts.query))
         strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
         if strange:
-            raise Malformed(f"the broker's address has an unknown option {sorted(strange)[0]!r}")
+            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
         keepalive = options.pop("keepalive", "30")
         if not (keepalive.isascii() and keepalive.isdigit() and 1 <= int(keepalive) <= 0xFFFF):
             raise Malformed("keepalive is a number of seconds from 1 to 65535")
@@ -129,8 +129,8 @@ class Will(Struct, frozen=True):
 class MqttLink:
     """A persistent session with a broker.
 
-    `will` is asked for at every connect. `on_connect(session_present)` is called when the subscriptions are in
-    force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
+    `will` is asked for at every connect. `on_connect(session_present)` is called when the subscriptions are
+    in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
     is reported, the message is not acknowledged, and the connection is made anew.
     """
 
@@ -189,7 +189,7 @@ class MqttLink:
             raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}") from None
 
     async def stop(self) -> None:
-        """Wait a moment for what is under way, and say goodbye. What is not acknowledged comes again later."""
+        """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
         session = self._session
         if session is not None:
             with contextlib.suppress(TimeoutError):

@@ -111,7 +111,7 @@ WHERE key = $1 ORDER BY channel, recipient, round;
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
-WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key;
+WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: hold_streams
 SELECT stream, last FROM duly_streams WHERE stream = ANY($1::text[]) ORDER BY stream FOR UPDATE;

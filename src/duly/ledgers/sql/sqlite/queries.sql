@@ -68,7 +68,7 @@ WHERE key = ? ORDER BY channel, recipient, round;
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
 FROM deliveries AS d JOIN messages AS m ON m.key = d.key
-WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key;
+WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: drop_deliveries
 DELETE FROM deliveries WHERE key = ?;

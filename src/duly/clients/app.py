@@ -1,0 +1,291 @@
+"""`duly.App`: send a command to a device, and know how it ended.
+
+The laws. A command is stored before it is sent (in memory, or in a file with `data=`), sent again with the
+same id every three seconds, three times, and at once after a reconnect; it ends, one way or another. Ids
+never go backwards, and with `data=` survive a restart, as do commands under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from msgspec import Struct
+
+from duly.clients.link import Link
+from duly.core.ids import SeqId, SeqIds
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
+from duly.core.outbox import Outbox, OutboxPolicy
+from duly.core.retry import COMMAND
+from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Reply, Report, Transmit
+from duly.core.units import MS, SECOND, seconds
+from duly.dialects import frames
+from duly.dialects.frames import Frame, FrameOrder, ServerCode
+from duly.engine import Engine
+from duly.errors import DulyError, Fault, Stopped
+from duly.ledger import Ledger
+from duly.ledgers import open_ledger
+
+PATIENCE: Final = 60 * SECOND
+
+
+class Refused(DulyError):
+    """The hub did not take the command: nothing was done. `code` and `word` say why."""
+
+    fault = Fault.SENDER
+    word = "refused"
+
+    def __init__(self, code: int, word: str, detail: str) -> None:
+        super().__init__(f"{detail or word} (code {code})")
+        self.code = code
+        self.error = word
+        self.detail = detail
+
+
+class Ack(Struct, frozen=True):
+    """How a command ended."""
+
+    state: str
+    code: int
+    data: Any = None
+    detail: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.state == State.DONE.word
+
+
+class Push(Struct, frozen=True):
+    """Something a device told. `cursor` numbers a device's pushes."""
+
+    device: str
+    type: str
+    data: Any
+    cursor: int
+
+
+class Gap(Struct, frozen=True):
+    """Pushes after `after` and before `first` are gone: we were away too long."""
+
+    device: str
+    after: int
+    first: int
+
+
+class Command:
+    """A command under way."""
+
+    def __init__(self, message: Message) -> None:
+        loop = asyncio.get_running_loop()
+        self.message = message
+        self._accepted: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[Ack] = loop.create_future()
+        self.refusal: Refused | None = None
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+    async def accepted(self) -> None:
+        """Until the hub has stored it; raises `Refused` if it did not take it."""
+        either: list[asyncio.Future[Any]] = [self._accepted, self._ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def ended(self) -> Ack:
+        """Until it has ended; raises `Refused` if the hub did not take it."""
+        ack = await asyncio.shield(self._ended)
+        if self.refusal is not None:
+            raise self.refusal
+        return ack
+
+
+class App:
+    """An app's side of the wire.
+
+    async with duly.App("http://127.0.0.1:7800", token) as app:
+        ack = await app.send("lock-1", "lock_control", {"open": True})
+    """
+
+    def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
+        self._url, self._token, self._data = url, token, data
+        self._commands: dict[bytes, Command] = {}
+        self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
+        self._cursors: dict[str, int] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self.name = ""
+
+    async def __aenter__(self) -> Self:
+        where = "memory:" if self._data is None else f"sqlite:///{self._data}"
+        self._ledger: Ledger = await open_ledger(where)
+        n, ms = (await self._ledger.marks()).get("ids", (-1, 0))
+        self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        policy = OutboxPolicy("hub", COMMAND, patience=PATIENCE)
+        self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
+        self._link = Link(
+            self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors
+        )
+        try:
+            await self._link.start()
+            welcome = await self._link.ready()
+            self.name = welcome.you or ""
+            await self._engine.start()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._engine.stop()
+        await self._link.stop()
+        await self._ledger.close()
+        for command in self._commands.values():
+            if not command._ended.done():
+                command._ended.set_exception(Stopped("the app was closed before the command ended"))
+                command._ended.exception()
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    async def send(self, device: str, type: str, data: object = None, **more: Any) -> Ack:
+        """Send a command and wait for its end. Raises `Refused` if the hub does not take it.
+
+        Options as for `post`.
+        """
+        command = await self.post(device, type, data, **more)
+        return await command.ended()
+
+    async def post(
+        self,
+        device: str,
+        type: str,
+        data: object = None,
+        *,
+        id: str | None = None,
+        expires: float | None = None,
+        queue: bool = False,
+        order: str | None = None,
+        latest: bool = False,
+    ) -> Command:
+        """Send a command without waiting. `expires` in seconds; `queue` keeps it for a device that is
+        away; `order` names the lane, in which with `latest` only the newest counts."""
+        now = self._ledger.clock.now()
+        seq_id = id or str(self._ids.next(now))
+        frame = Frame(
+            type,
+            seq_id,
+            device,
+            data=frames.dump(data),
+            exp=None if expires is None else (now + seconds(expires)) // MS,
+            queue=queue,
+            order=None
+            if order is None and not latest
+            else FrameOrder(order or "", Mode.LATEST if latest else Mode.REPLAY),
+        )
+        # What the hub will take it for, so that a mistake is noticed here; the frame itself is the body.
+        meant = frames.message_of(frame, self.name)
+        message = Message(
+            self.name,
+            seq_id,
+            type,
+            device,
+            frames.encode(frame),
+            expires=meant.expires,
+            order=Order("", Mode.ANY),
+        )
+        command = self._commands.get(message.key)
+        if command is None:
+            command = self._commands[message.key] = Command(message)
+            await self._engine.put(Arrived(message))
+        return command
+
+    # ── pushes ───────────────────────────────────────────────────────────────────────────────────
+
+    async def pushes(self) -> AsyncIterator[Push | Gap]:
+        """What devices tell, each once, in each device's order, also what was missed while away."""
+        while True:
+            yield await self._pushes.get()
+
+    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self._link.send(message.body)
+            case Report(key=key, state=state, answer=answer):
+                self._end(key, state, answer)
+            case Reply(message=message, verdict=verdict):
+                if verdict.state is not None and verdict.state.terminal:
+                    self._end(message.key, verdict.state, verdict.answer or Answer())
+                elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
+                    command = self._commands.pop(message.key, None)
+                    if command is not None and not command._ended.done():
+                        command.refusal = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
+                        command._ended.set_result(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
+
+    def _end(self, key: bytes, state: State, answer: Answer) -> None:
+        command = self._commands.get(key)
+        if command is None:
+            return
+        if state is not State.UNKNOWN:
+            del self._commands[key]
+        if not command._ended.done():
+            command._ended.set_result(Ack(state.word, answer.code, frames.load(answer.data), answer.reason))
+
+    def _offer(self, *events: Any) -> None:
+        for event in events:
+            try:
+                self._engine.offer(event)
+            except (Stopped, DulyError):
+                return
+
+    def _up(self, welcome: Frame) -> None:
+        for device, head in (welcome.cursors or {}).items():
+            self._cursors.setdefault(device, head)
+        self.name = welcome.you or self.name
+        self._offer(Reachable(""))
+
+    def _heard(self, frame: Frame) -> None:
+        match frame.type:
+            case "server_ack" if frame.seq_id is not None:
+                self._server_ack(key_of(self.name, frame.seq_id), frame)
+            case "ack" if frame.seq_id is not None and frame.code is not None:
+                state = State[(frame.state or "done").upper()]
+                answer = Answer(frame.code, bytes(frame.data), frame.detail or "")
+                self._offer(Answered(key_of(self.name, frame.seq_id), state, answer))
+            case "gap" if frame.from_ is not None:
+                pass
+            case _ if frame.from_ is not None and frame.cursor is not None:
+                self._pushed(frame.from_, frame)
+
+    def _server_ack(self, key: bytes, frame: Frame) -> None:
+        command = self._commands.get(key)
+        match frame.code:
+            case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
+                if command is not None and not command._accepted.done():
+                    command._accepted.set_result(None)
+                self._offer(Received(key))
+            case ServerCode.INTERNAL | None:
+                pass  # try again: the resend does
+            case code:
+                refusal = Refused(code, frame.error or "", frame.detail or "")
+                if command is not None:
+                    command.refusal = refusal
+                self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
+
+    def _pushed(self, device: str, frame: Frame) -> None:
+        cursor = frame.cursor or 0
+        if cursor <= self._cursors.get(device, 0):
+            return
+        self._cursors[device] = cursor
+        if self._pushes.full():
+            self._pushes.get_nowait()  # nobody listens: keep the newest
+        self._pushes.put_nowait(Push(device, frame.type, frames.load(frame.data), cursor))

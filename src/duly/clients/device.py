@@ -1,0 +1,199 @@
+"""`duly.Device`: a device that does what it is told once.
+
+The laws. A command is stored before it is run, and its answer before it is sent; a repeat, or a restart,
+never repeats an effect. Each handler declares what a crash in the middle means: `at_most_once` (then
+nobody can tell, and it is not run again) or `at_least_once` (it is). Commands of one sender run in its
+order, one at a time per order key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from msgspec import Struct
+
+from duly.clients.link import Link
+from duly.core.horizon import Horizon
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Word, names_in
+from duly.core.order import LanePolicy
+from duly.core.outbox import OutboxPolicy
+from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
+from duly.core.units import DAY, FOREVER, MINUTE
+from duly.dialects import frames
+from duly.dialects.frames import DeviceCode, Frame
+from duly.engine import Engine
+from duly.errors import DulyError, Fault, Malformed, ProgramError, SenderError
+from duly.ledger import Ledger
+from duly.ledgers import open_ledger
+
+HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE, grace=0)
+
+
+class DeviceError(DulyError):
+    """Raise it in a handler to fail with a code: nothing was done."""
+
+    fault = Fault.NOBODY
+    word = "device_error"
+
+    def __init__(self, code: int, detail: str = "") -> None:
+        super().__init__(detail or DeviceCode(code).name.lower())
+        self.code = code
+
+
+class Command(Struct, frozen=True):
+    """What a handler gets."""
+
+    type: str
+    data: Any
+    sender: str
+    id: str
+    attempt: int
+
+
+Handler = Callable[[Command], Awaitable[Any]]
+
+
+class Device:
+    """A device's side of the wire.
+
+    device = duly.Device("http://127.0.0.1:7800", token, data="lock.db")
+
+    @device.on("lock_control", effect="at_most_once")
+    async def lock_control(command):
+        await motor.turn()
+        return {"open": True}
+
+    await device.run()
+    """
+
+    def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
+        self._url, self._token, self._data = url, token, data
+        self._handlers: dict[str, tuple[Handler, bool]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.name = ""
+
+    def on(
+        self, *types: str, effect: Literal["at_most_once", "at_least_once"] = "at_most_once"
+    ) -> Callable[[Handler], Handler]:
+        """Handle these types of commands. Return the answer's data, or raise `DeviceError`."""
+        if effect not in ("at_most_once", "at_least_once"):
+            raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
+
+        def decorate(handler: Handler) -> Handler:
+            if not inspect.iscoroutinefunction(handler):
+                raise ProgramError(f"the handler of {', '.join(types)} must be an async function")
+            for type_ in types:
+                self._handlers[type_] = (handler, effect == "at_least_once")
+            return handler
+
+        return decorate
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> Self:
+        where = "memory:" if self._data is None else f"sqlite:///{self._data}"
+        self._ledger: Ledger = await open_ledger(where)
+        self._inbox = Inbox(
+            OutboxPolicy("run", None, patience=FOREVER),
+            self._ledger.worker,
+            lanes=LanePolicy(serial=True),
+            horizon=lambda kind: HORIZON,
+            repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
+        )
+        self._engine = Engine(self._inbox, self._ledger, self._perform)
+        self._link = Link(self._url, self._token, up=self._up, heard=self._heard)
+        try:
+            await self._engine.start()
+            await self._link.start()
+            self.name = (await self._link.ready()).you or ""
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._link.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engine.stop()
+        await self._ledger.close()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with self:
+            await self._engine.wait()
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+
+    def push(self, type: str, data: object = None) -> None:
+        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`."""
+        self._link.send(frames.encode(Frame(type, data=frames.dump(data))))
+
+    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+
+    def _up(self, welcome: Frame) -> None:
+        self.name = welcome.you or self.name
+
+    def _heard(self, frame: Frame) -> None:
+        if frame.from_ is None or frame.seq_id is None:
+            return
+        try:
+            message = frames.received_command(frame, self.name)
+            self._engine.offer(Arrived(message))
+        except SenderError as problem:
+            self._say(frame.from_, frame.seq_id, Answer(DeviceCode.BAD_PARAMETERS, b"", str(problem)))
+        except DulyError:
+            return  # we are stopping, or full: the hub repeats
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message, attempt=attempt):
+                task = asyncio.get_running_loop().create_task(self._run(message, attempt))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Report(key=key, state=state, answer=answer):
+                self._report(key, state, answer)
+            case Reply(message=message, verdict=verdict):
+                if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
+                    self._report(message.key, verdict.state, verdict.answer)
+                elif verdict.word in (Word.CONFLICT, Word.EXPIRED, Word.REFUSED) and not verdict.retry:
+                    code = DeviceCode.TIMEOUT if verdict.word is Word.EXPIRED else DeviceCode.BAD_PARAMETERS
+                    self._say(message.scope, message.id, Answer(code, b"", verdict.reason))
+
+    def _report(self, key: bytes, state: State, answer: Answer) -> None:
+        if state is State.UNKNOWN:
+            return  # nobody can tell; the hub finds that out by our silence
+        scope, id_ = names_in(key)
+        self._say(scope, id_, answer)
+
+    def _say(self, app: str, seq_id: str, answer: Answer) -> None:
+        ack = Frame(
+            "ack", seq_id, app, code=answer.code, data=frames.raw(answer.data), detail=answer.reason or None
+        )
+        self._link.send(frames.encode(ack))
+
+    async def _run(self, message: Message, attempt: int) -> None:
+        handler, _ = self._handlers.get(message.kind, (None, False))
+        try:
+            if handler is None:
+                raise DeviceError(DeviceCode.NOT_SUPPORTED, f"{self.name} does not know {message.kind}")
+            command = Command(message.kind, frames.load(message.body), message.scope, message.id, attempt)
+            data = frames.dump(await handler(command))
+            state, answer = State.DONE, Answer(DeviceCode.DONE, bytes(data))
+        except DeviceError as problem:
+            state, answer = State.FAILED, Answer(problem.code, b"", str(problem))
+        except Exception as problem:
+            state, answer = State.FAILED, Answer(DeviceCode.HARDWARE_FAULT, b"", repr(problem)[:500])
+        await self._engine.put(Answered(message.key, state, answer, attempt))

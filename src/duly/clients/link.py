@@ -1,0 +1,121 @@
+"""A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
+
+The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
+outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import aiohttp
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.dialects import frames
+from duly.dialects.frames import FRAME_LIMIT, Frame
+from duly.errors import NotAuthenticated, SenderError
+
+RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
+
+
+class Link:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        up: Callable[[Frame], None],
+        heard: Callable[[Frame], None],
+        cursors: Callable[[], dict[str, int] | None] = lambda: None,
+    ) -> None:
+        self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
+        self._token = token
+        self._up = up
+        self._heard = heard
+        self._cursors = cursors
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._stopping = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def ready(self) -> Frame:
+        """The first welcome. Raises `NotAuthenticated` if the hub does not want us."""
+        return await asyncio.shield(self._first)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not self._first.done():
+            self._first.cancel()
+
+    def send(self, frame: bytes) -> None:
+        """Hand a frame to the connection; without one it is lost, as it might be on the way."""
+        if self._socket is not None:
+            self._queue.put_nowait(frame)
+
+    async def _run(self) -> None:
+        attempt = 0
+        async with aiohttp.ClientSession() as http:
+            while not self._stopping.is_set():
+                try:
+                    async with http.ws_connect(self._url, heartbeat=20, max_msg_size=FRAME_LIMIT) as socket:
+                        welcome = await self._introduce(socket)
+                        attempt = 0
+                        await self._serve(socket, welcome)
+                except NotAuthenticated as problem:
+                    if not self._first.done():
+                        self._first.set_exception(problem)
+                        return
+                except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
+                    pass  # a hub that is down, or talks nonsense, is tried again
+                finally:
+                    self._socket = None
+                attempt += 1
+                pause = RECONNECT.delay(attempt, self._token.encode()) or 0
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause / SECOND)
+
+    async def _introduce(self, socket: aiohttp.ClientWebSocketResponse) -> Frame:
+        auth = Frame("auth", token=self._token, cursors=self._cursors())
+        await socket.send_frame(frames.encode(auth), aiohttp.WSMsgType.TEXT)
+        async with asyncio.timeout(10):
+            answer = frames.decode(await socket.receive_str())
+        if answer.type != "welcome":
+            raise NotAuthenticated(answer.detail or "the hub does not know this token")
+        return answer
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse, welcome: Frame) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()  # meant for the connection that broke
+        self._socket = socket
+        writer = asyncio.get_running_loop().create_task(self._write(socket))
+        try:
+            self._up(welcome)
+            if not self._first.done():
+                self._first.set_result(welcome)
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    with suppress(SenderError):
+                        self._heard(frames.decode(message.data))
+        finally:
+            self._socket = None
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)

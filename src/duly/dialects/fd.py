@@ -1,0 +1,528 @@
+"""The FD dialect: JSON over MQTT, seed 001's wire (see DESIGN section 7).
+
+The law: whatever comes in is either a value that fits, or a `SenderError` that says what is wrong with it.
+A sender's name that fits is safe to build a topic from. Times are seconds on the wire, microseconds here.
+
+`payload`, `value`, `error` and `data` are bytes. The original (Go) writes them as base64 strings, its own
+examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
+How a *string* is read:
+
+- the peer is known to write JSON: it is that text, always;
+- the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
+- nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
+  decodes to text (UTF-8 without control characters), which hardly any word does ("test" does not), or has
+  at least 16 characters with capitals, small letters and a digit, + or / among them: no word and no hex
+  number has. Everything else is that text.
+
+Nothing is lost by a wrong guess: `Content.raw` is what stood on the wire.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.messages import NAME_LIMIT, TIME_LIMIT
+from duly.core.units import SECOND
+from duly.errors import Malformed, TooLarge
+
+SIZE_LIMIT: Final = 256 * 1024
+DEPTH_LIMIT: Final = 32
+PREFIX: Final = "nodes"
+
+
+class Kind(Enum):
+    """The last level of a topic."""
+
+    PENDING = "pending"
+    ACK = "ack"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    STATUS = "status"
+
+
+class Form(Enum):
+    """How a peer writes bytes."""
+
+    BASE64 = "base64"
+    JSON = "json"
+
+
+class Content(Struct, frozen=True):
+    """Bytes in a message.
+
+    >>> Content(b'{"on": true}').value
+    {'on': True}
+    """
+
+    data: bytes = b""
+    """the bytes meant: what the base64 holds, the text of a string, the JSON text of anything else"""
+    form: Form | None = None
+    """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
+    raw: bytes = b""
+    """the JSON text as it stood on the wire; empty when made here"""
+
+    @property
+    def value(self) -> Any:
+        """What they mean: None if there are none, the JSON value they spell, else text, else the bytes."""
+        if self.form is Form.JSON and self.raw[:1] == b'"':
+            return self.data.decode()
+        if not self.data:
+            return None
+        try:
+            _check_depth(self.data)
+            return msgspec.json.decode(self.data)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            pass
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            return self.data
+
+
+NOTHING: Final = Content()
+
+
+class Pending(Struct, frozen=True):
+    """A task."""
+
+    sender: str
+    receiver: str
+    msg_id: str
+    action: str
+    time: int = 0
+    exp: int = 0
+    payload: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+    """the peer uses the older field names, and is answered with them"""
+
+    @property
+    def form(self) -> Form | None:
+        return self.payload.form
+
+
+class Ack(Struct, frozen=True):
+    """The task is durably received."""
+
+    msg_id: str
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+
+class Complete(Struct, frozen=True):
+    """The task is done."""
+
+    msg_id: str
+    value: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+    @property
+    def form(self) -> Form | None:
+        return self.value.form
+
+
+class Failed(Struct, frozen=True):
+    """The task has failed."""
+
+    msg_id: str
+    error: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+    @property
+    def form(self) -> Form | None:
+        return self.error.form
+
+
+class Status(Struct, frozen=True):
+    """How a node is. `session` tells a late will from the news of a newer connection."""
+
+    time: int = 0
+    online: bool | None = None
+    battery: int | None = None
+    rssi: int | None = None
+    ip: str = ""
+    version: str = ""
+    uptime: int = 0
+    session: str = ""
+    data: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+
+Fd: TypeAlias = Pending | Ack | Complete | Failed | Status
+
+
+class _Wire(Struct, omit_defaults=True):
+    """Every field of every kind, under old and new names, as it may stand on the wire."""
+
+    sender: str | None = None
+    sender_client_id: str | None = None
+    receiver: str | None = None
+    receiver_client_id: str | None = None
+    msg_id: str | None = None
+    message_id: str | None = None
+    action: str | None = None
+    time: int | float | None = None
+    timestamp: int | float | None = None
+    exp: int | float | None = None
+    expiration: int | float | None = None
+    payload: Raw | None = None
+    value: Raw | None = None
+    error: Raw | None = None
+    online: bool | None = None
+    battery: int | None = None
+    rssi: int | None = None
+    ip: str | None = None
+    version: str | None = None
+    uptime: int | float | None = None
+    session: str | None = None
+    data: Raw | None = None
+    sig: str | None = None
+    kid: str | None = None
+
+
+_read: Final = msgspec.json.Decoder(_Wire).decode
+_read_any: Final = msgspec.json.Decoder().decode
+_read_text: Final = msgspec.json.Decoder(str).decode
+_write: Final = msgspec.json.Encoder().encode
+_NULL: Final = Raw(b"null")
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_MIXED: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+# ── in ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(kind: Kind, text: bytes, form: Form | None = None) -> Fd | None:
+    """The message in these bytes; `form` is how this peer is known to write. None: an empty status, by which
+    a node removes its own.
+
+    >>> decode(Kind.ACK, b'{"msg_id": "1"}')
+    Ack(msg_id='1', sig='', kid='', old_names=False)
+    """
+    match kind:
+        case Kind.PENDING:
+            return decode_pending(text, form)
+        case Kind.ACK:
+            return decode_ack(text)
+        case Kind.COMPLETE:
+            return decode_complete(text, form)
+        case Kind.FAILED:
+            return decode_failed(text, form)
+        case Kind.STATUS:
+            return decode_status(text, form)
+
+
+def decode_pending(text: bytes, form: Form | None = None) -> Pending:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    receiver = w.receiver or w.receiver_client_id or ""
+    return Pending(
+        sender=check_username(w.sender or w.sender_client_id or "", "sender"),
+        receiver=check_username(receiver, "receiver") if receiver else "",
+        msg_id=msg_id,
+        action=_name(w.action or "", "action"),
+        time=_time(w.time if w.time is not None else w.timestamp),
+        exp=_expiry(w.exp if w.exp is not None else w.expiration),
+        payload=_content(w.payload, form),
+        sig=w.sig or "",
+        kid=w.kid or "",
+        old_names=old,
+    )
+
+
+def decode_ack(text: bytes) -> Ack:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return Ack(msg_id, w.sig or "", w.kid or "", old)
+
+
+def decode_complete(text: bytes, form: Form | None = None) -> Complete:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return Complete(msg_id, _content(w.value, form), w.sig or "", w.kid or "", old)
+
+
+def decode_failed(text: bytes, form: Form | None = None) -> Failed:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return Failed(msg_id, _content(w.error, form), w.sig or "", w.kid or "", old)
+
+
+def decode_status(text: bytes, form: Form | None = None) -> Status | None:
+    if not text:
+        return None
+    w = _wire(text)
+    return Status(
+        time=_time(w.time if w.time is not None else w.timestamp),
+        online=w.online,
+        battery=w.battery,
+        rssi=w.rssi,
+        ip=w.ip or "",
+        version=w.version or "",
+        uptime=_time(w.uptime),
+        session=w.session or "",
+        data=_content(w.data, form),
+        sig=w.sig or "",
+        kid=w.kid or "",
+        old_names=w.time is None and w.timestamp is not None,
+    )
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
+    """The bytes of a message, its contents written in this form.
+
+    >>> encode(Complete("1", Content(b"done")), Form.JSON)
+    b'{"msg_id":"1","value":"done"}'
+    """
+    match message:
+        case Pending():
+            text = _write(_pending(message, form))
+        case Ack(msg_id, sig, kid, old):
+            text = _write(_answer(msg_id, sig, kid, old))
+        case Complete(msg_id, value, sig, kid, old):
+            w = _answer(msg_id, sig, kid, old)
+            w.value = _written(value.data, form)
+            text = _write(w)
+        case Failed(msg_id, error, sig, kid, old):
+            w = _answer(msg_id, sig, kid, old)
+            w.error = _written(error.data, form)
+            text = _write(w)
+        case Status():
+            text = _write(_status(message, form))
+    if len(text) > SIZE_LIMIT:
+        raise TooLarge(f"this message takes {len(text)} bytes, the limit is {SIZE_LIMIT}; send it in parts")
+    return text
+
+
+def _pending(m: Pending, form: Form) -> _Wire:
+    check_username(m.sender, "sender")
+    check_username(m.receiver, "receiver")
+    _name(m.msg_id, "msg_id")
+    _name(m.action, "action")
+    payload = _written(m.payload.data, form)
+    time, exp = m.time // SECOND, m.exp // SECOND
+    w = _Wire(action=m.action, payload=payload, sig=m.sig or None, kid=m.kid or None)
+    if m.old_names:
+        w.sender_client_id, w.receiver_client_id, w.message_id = m.sender, m.receiver, m.msg_id
+        w.timestamp, w.expiration = time, exp
+    else:
+        w.sender, w.receiver, w.msg_id, w.time, w.exp = m.sender, m.receiver, m.msg_id, time, exp
+    return w
+
+
+def _answer(msg_id: str, sig: str, kid: str, old: bool) -> _Wire:
+    _name(msg_id, "msg_id")
+    w = _Wire(sig=sig or None, kid=kid or None)
+    if old:
+        w.message_id = msg_id
+    else:
+        w.msg_id = msg_id
+    return w
+
+
+def _status(m: Status, form: Form) -> _Wire:
+    w = _Wire(
+        online=m.online,
+        battery=m.battery,
+        rssi=m.rssi,
+        ip=m.ip or None,
+        version=m.version or None,
+        uptime=m.uptime // SECOND or None,
+        session=m.session or None,
+        data=_written(m.data.data, form) if m.data.data else None,
+        sig=m.sig or None,
+        kid=m.kid or None,
+    )
+    if m.old_names:
+        w.timestamp = m.time // SECOND
+    else:
+        w.time = m.time // SECOND
+    return w
+
+
+def _written(data: bytes, form: Form) -> Raw:
+    """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
+    bytes that are no text have to be base64 even so."""
+    if not data:
+        return _NULL
+    if form is Form.JSON:
+        spelled = data.strip(b" \t\r\n")
+        # A string or null would read as something else than these bytes: they are written as text.
+        if spelled[:1] not in (b'"', b"n", b""):
+            try:
+                _check_depth(spelled)
+                _read_any(spelled)
+                return Raw(spelled)
+            except (msgspec.DecodeError, RecursionError, ValueError):
+                pass
+        try:
+            return Raw(_write(data.decode()))
+        except UnicodeDecodeError:
+            pass
+    return Raw(b'"%b"' % binascii.b2a_base64(data, newline=False))
+
+
+# ── topics and names ─────────────────────────────────────────────────────────────────────────────
+
+
+def topic_of(prefix: str, username: str, kind: Kind) -> str:
+    """
+    >>> topic_of("nodes", "lamp", Kind.PENDING)
+    'nodes/lamp/pending'
+    """
+    return f"{prefix}/{check_username(username)}/{kind.value}"
+
+
+def parse_topic(prefix: str, topic: str) -> tuple[str, Kind]:
+    """(username, kind) of a topic.
+
+    >>> parse_topic("nodes", "nodes/lamp/ack")
+    ('lamp', <Kind.ACK: 'ack'>)
+    """
+    username, slash, word = topic.removeprefix(f"{prefix}/").rpartition("/")
+    if not topic.startswith(f"{prefix}/") or not slash:
+        raise Malformed(f"{_short(topic)} is not a topic of {prefix}/…")
+    try:
+        kind = Kind(word)
+    except ValueError:
+        raise Malformed(f"{_short(topic)} ends in none of {', '.join(k.value for k in Kind)}") from None
+    return check_username(username), kind
+
+
+def check_username(name: str, field: str = "username") -> str:
+    """A name that can stand in a topic, and nowhere reaches beyond its own level."""
+    _name(name, field)
+    if any(c in name for c in "/+#"):
+        raise Malformed(f"{field} {_short(name)} contains / + or #, which mean something else in a topic")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """One or more levels before the usernames."""
+    for level in prefix.split("/"):
+        check_username(level, "a level of the prefix")
+    return prefix
+
+
+# ── small things ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _wire(text: bytes) -> _Wire:
+    if len(text) > SIZE_LIMIT:
+        raise TooLarge(f"a message of {len(text)} bytes; the limit is {SIZE_LIMIT}, send it in parts")
+    try:
+        text.decode()
+    except UnicodeDecodeError as problem:
+        raise Malformed(f"a message must be UTF-8; byte {problem.start} is not") from None
+    _check_depth(text)
+    try:
+        return _read(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
+
+
+def _check_depth(text: bytes) -> None:
+    if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
+        return
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        match found[0]:
+            case b"{" | b"[":
+                depth += 1
+                if depth > DEPTH_LIMIT:
+                    raise Malformed(f"nested deeper than {DEPTH_LIMIT} levels")
+            case b"}" | b"]":
+                depth -= 1
+            case _:
+                pass
+
+
+def _id(w: _Wire) -> tuple[str, bool]:
+    old = w.msg_id is None and w.message_id is not None
+    return _name(w.msg_id or w.message_id or "", "msg_id"), old
+
+
+def _name(value: str, field: str) -> str:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise Malformed(f"{field} is not text that UTF-8 can carry") from None
+    if not size:
+        raise Malformed(f"{field} is missing or empty")
+    if size > NAME_LIMIT:
+        raise TooLarge(f"{field} has {size} bytes, the limit is {NAME_LIMIT}; use a shorter one")
+    if "\0" in value:
+        raise Malformed(f"{field} contains a NUL character; remove it")
+    return value
+
+
+def _time(seconds: float | None) -> int:
+    """Clocks of small devices are often wrong; what cannot be a time is as good as none."""
+    if seconds is None or not 0 <= seconds < TIME_LIMIT // SECOND:
+        return 0
+    return int(seconds * SECOND)
+
+
+def _expiry(seconds: float | None) -> int:
+    if seconds is None:
+        return 0
+    if seconds < 0:
+        raise Malformed("exp is before 1970; it is a time in seconds, or 0 for none")
+    return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
+
+
+def _content(raw: Raw | None, form: Form | None) -> Content:
+    if raw is None:
+        return NOTHING
+    text = bytes(raw)
+    if text == b"null":
+        return Content(b"", None, text)
+    if text[:1] != b'"':
+        return Content(text, Form.JSON, text)
+    try:
+        string = _read_text(text)
+        data = string.encode()
+    except (msgspec.DecodeError, ValueError):
+        raise Malformed("a string that UTF-8 cannot carry") from None
+    if not string:
+        return Content(b"", None, text)
+    if form is not Form.JSON and (decoded := _from_base64(string, form is Form.BASE64)) is not None:
+        return Content(decoded, Form.BASE64, text)
+    return Content(data, Form.JSON, text)
+
+
+def _from_base64(string: str, expected: bool) -> bytes | None:
+    """What this string holds, if it is to be read as base64."""
+    if not _BASE64.fullmatch(string):
+        return None
+    decoded = binascii.a2b_base64(string)
+    if binascii.b2a_base64(decoded, newline=False) != string.encode():
+        return None  # bits left over: no encoder writes that
+    if expected or _MIXED.fullmatch(string):
+        return decoded
+    try:
+        return decoded if not _CONTROL.search(decoded.decode()) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "…")

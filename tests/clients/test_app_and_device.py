@@ -1,0 +1,139 @@
+"""An app and a device through a real hub, each with its own durable memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from duly.clients.app import App, Push, Refused
+from duly.clients.device import Command, Device, DeviceError
+from duly.errors import NotAuthenticated
+from tests.clients.conftest import Place
+
+
+def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
+    device = Device(place.url, place.tokens["lock"], data=str(data) if data else None)
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> dict[str, bool]:
+        effects.append(command.id)
+        return {"open": command.data["open"]}
+
+    @device.on("query")
+    async def query(command: Command) -> None:
+        raise DeviceError(3, "the sensor is broken")
+
+    return device
+
+
+async def test_a_command_is_done_and_its_answer_comes_back(place: Place) -> None:
+    effects: list[str] = []
+    async with lock(place, effects), App(place.url, place.tokens["phone"]) as app:
+        ack = await app.send("lock", "lock_control", {"open": True})
+        assert (ack.done, ack.code, ack.data) == (True, 0, {"open": True})
+        assert len(effects) == 1
+
+
+async def test_a_devices_failure_has_its_code_and_reason(place: Place) -> None:
+    async with lock(place, []), App(place.url, place.tokens["phone"]) as app:
+        ack = await app.send("lock", "query")
+        assert (ack.state, ack.code, ack.detail) == ("failed", 3, "the sensor is broken")
+        ack = await app.send("lock", "system")
+        assert (ack.state, ack.code) == ("failed", 7)
+
+
+async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(place: Place) -> None:
+    effects: list[str] = []
+    async with App(place.url, place.tokens["phone"]) as app:
+        command = await app.post("lock", "lock_control", {"open": True})
+        with pytest.raises(Refused, match="offline") as refused:
+            await command.ended()
+        assert refused.value.code == 1
+    async with lock(place, effects), App(place.url, place.tokens["phone"]) as app:
+        ack = await app.send("lock", "lock_control", {"open": True}, id=command.id)
+        assert ack.done
+    assert effects == [command.id]
+
+
+async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
+    effects: list[str] = []
+    async with App(place.url, place.tokens["phone"]) as app:
+        command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=60)
+        await command.accepted()
+        async with lock(place, effects):
+            assert (await command.ended()).done
+    assert effects == [command.id]
+
+
+async def test_without_a_grant_nothing_is_sent(place: Place) -> None:
+    effects: list[str] = []
+    async with lock(place, effects), App(place.url, place.tokens["tablet"]) as app:
+        with pytest.raises(Refused, match="may not") as refused:
+            await app.send("lock", "lock_control", {"open": True})
+        assert refused.value.code == 3
+    assert effects == []
+    assert [r.word for r in await place.hub.ledger.refusals()] == ["not_allowed"]
+
+
+async def test_a_wrong_token_is_refused(place: Place) -> None:
+    with pytest.raises(NotAuthenticated, match="not known"):
+        async with App(place.url, "duly_nonsense"):
+            pass
+
+
+async def test_commands_survive_a_restart_of_the_hub(place: Place, tmp_path: Path) -> None:
+    effects: list[str] = []
+    async with lock(place, effects, tmp_path / "lock.db"), App(place.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {"open": True})).done
+        await place.stop()
+        command = await app.post("lock", "lock_control", {"open": False}, queue=True)
+        await place.start()
+        assert (await asyncio.wait_for(command.ended(), 15)).done
+    assert len(effects) == 2
+
+
+async def test_a_device_that_forgets_nothing_does_nothing_twice(place: Place, tmp_path: Path) -> None:
+    effects: list[str] = []
+    memory = tmp_path / "lock.db"
+    async with App(place.url, place.tokens["phone"]) as app:
+        async with lock(place, effects, memory):
+            command = await app.post("lock", "lock_control", {"open": True})
+            await command.ended()
+        async with lock(place, effects, memory):
+            ack = await app.send("lock", "lock_control", {"open": True}, id=command.id)
+            assert ack.done
+    assert len(effects) == 1
+
+
+async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(place: Place) -> None:
+    async with lock(place, []) as device:
+        async with App(place.url, place.tokens["phone"]) as app:
+            pushes = app.pushes()
+            for n in range(3):
+                device.push("event_report", {"n": n})
+            seen = [await asyncio.wait_for(anext(pushes), 5) for _ in range(3)]
+            assert [p.data for p in seen if isinstance(p, Push)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+            await place.stop()
+            await place.start()
+            while not device._link.connected:
+                await asyncio.sleep(0.01)
+            device.push("event_report", {"n": 3})
+            last = await asyncio.wait_for(anext(pushes), 5)
+            while isinstance(last, Push) and last.type == "device_status":
+                last = await asyncio.wait_for(anext(pushes), 5)
+            assert isinstance(last, Push)
+            assert last.data == {"n": 3}
+
+
+async def test_an_apps_ids_go_on_after_a_restart(place: Place, tmp_path: Path) -> None:
+    numbers = []
+    async with lock(place, []):
+        for _ in range(2):
+            async with App(place.url, place.tokens["phone"], data=str(tmp_path / "app.db")) as app:
+                for _ in range(2):
+                    command = await app.post("lock", "lock_control", {"open": True})
+                    await command.ended()
+                    numbers.append(int(command.id.split("_")[1]))
+    assert numbers == [0, 1, 2, 3]

@@ -1,0 +1,535 @@
+"""Who somebody is and what they may do: deny by default, tokens shown once, guessing slowed down."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import timeit
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from duly.auth import LOGIN, Account, Accounts, LoginGuard, Principal, Role, check_name
+from duly.core import writes as w
+from duly.core.units import DAY, MINUTE, SECOND
+from duly.errors import Conflict, Fault, Malformed, NotAllowed, NotAuthenticated, SenderError
+from duly.ledgers import open_ledger
+from duly.ledgers.memory import Disk, MemoryLedger
+from duly.testing import ManualClock
+from tests import servers
+
+
+@pytest.fixture
+def ledger() -> MemoryLedger:
+    return MemoryLedger(ManualClock())
+
+
+@pytest.fixture
+def accounts(ledger: MemoryLedger) -> Accounts:
+    return Accounts(ledger)
+
+
+def shared(disk: Disk) -> MemoryLedger:
+    """A ledger that others write too, as PostgreSQL is."""
+    ledger = MemoryLedger(ManualClock(), disk=disk)
+    ledger.sole = False
+    return ledger
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["a", "lock-1", "Front_Door.2", "7", "_x", "x" * 64, "a..b", "a--"])
+def test_names_are_letters_digits_dot_underscore_and_dash(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", ".a", "x" * 65, "a b", "a/b", "a+", "#", "$SYS", "ä", "a\n", "a\0", "\ud800", "a:b"]
+)
+async def test_other_names_are_refused_and_nothing_is_stored(accounts: Accounts, name: str) -> None:
+    with pytest.raises(Malformed, match="cannot be a name"):
+        await accounts.add(Role.APP, name)
+    assert accounts.list() == ()
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_whoever_shows_a_token_is_its_principal(accounts: Accounts, role: Role) -> None:
+    token = await accounts.add(role, "somebody")
+    assert accounts.authenticate(token) == Principal("somebody", role)
+
+
+async def test_a_token_is_long_random_and_known_by_its_prefix(accounts: Accounts) -> None:
+    tokens = {await accounts.add(Role.APP, f"app-{i}") for i in range(20)}
+    assert len(tokens) == 20
+    assert all(re.fullmatch(r"duly_[A-Za-z0-9_-]{43}", token) for token in tokens)
+
+
+async def test_the_ledger_does_not_hold_the_token(accounts: Accounts, ledger: MemoryLedger) -> None:
+    token = await accounts.add(Role.APP, "app-1")
+    for shelf in ledger.disk.shelves.values():
+        for name, body in shelf.items():
+            assert token[5:] not in name
+            assert token[5:].encode() not in body
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_anything_else_is_nobodys_token(token: str) -> None:
+    async def show() -> None:
+        accounts = Accounts(MemoryLedger(ManualClock()))
+        real = await accounts.add(Role.ADMIN, "root")
+        for shown in (token, real + token if token else "", real[:-1], real.lower(), real[5:], "duly_"):
+            assert shown == real or accounts.authenticate(shown) is None
+
+    asyncio.run(show())
+
+
+async def test_authentication_is_quick_and_asks_nobody(accounts: Accounts) -> None:
+    tokens = [await accounts.add(Role.DEVICE, f"d{i}") for i in range(200)]
+    seconds = min(timeit.repeat(lambda: accounts.authenticate(tokens[77]), number=2_000, repeat=20)) / 2_000
+    assert seconds < 10e-6, "2 µs is the aim; the rest is for a busy machine"
+
+
+# ── adding, replacing, removing ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_name_is_given_once_whatever_the_role(accounts: Accounts, role: Role) -> None:
+    token = await accounts.add(Role.DEVICE, "front")
+    with pytest.raises(Conflict, match=r"'front' is taken \(device\); choose another"):
+        await accounts.add(role, "front")
+    assert accounts.authenticate(token) == Principal("front", Role.DEVICE)
+
+
+async def test_a_replaced_token_is_void_and_the_grants_stay(accounts: Accounts, ledger: MemoryLedger) -> None:
+    old = await accounts.add(Role.APP, "app-1")
+    await accounts.add(Role.DEVICE, "lock-1")
+    await accounts.grant("app-1", "lock-1")
+    (before, _) = accounts.list()
+    ledger.clock.advance(60)  # type: ignore[attr-defined]
+    new = await accounts.add(Role.APP, "app-1", replace=True)
+    assert accounts.authenticate(old) is None
+    assert accounts.authenticate(new) == Principal("app-1", Role.APP)
+    assert accounts.granted("app-1") == {"lock-1"}
+    assert accounts.list()[0] == before
+
+
+async def test_a_token_cannot_be_replaced_under_another_role(accounts: Accounts) -> None:
+    token = await accounts.add(Role.APP, "x")
+    with pytest.raises(Conflict, match=r"taken \(app\)"):
+        await accounts.add(Role.ADMIN, "x", replace=True)
+    assert accounts.authenticate(token) == Principal("x", Role.APP)
+
+
+async def test_replacing_what_is_not_there_makes_it(accounts: Accounts) -> None:
+    token = await accounts.add(Role.APP, "x", replace=True)
+    assert accounts.authenticate(token) == Principal("x", Role.APP)
+
+
+async def test_who_is_removed_is_unknown_and_the_next_of_that_name_inherits_nothing(
+    accounts: Accounts,
+) -> None:
+    token = await accounts.add(Role.APP, "app-1")
+    await accounts.add(Role.DEVICE, "lock-1")
+    await accounts.grant("app-1", "lock-1")
+    assert await accounts.remove("app-1")
+    assert not await accounts.remove("app-1")
+    assert accounts.authenticate(token) is None
+    assert accounts.apps_of("lock-1") == frozenset()
+    await accounts.add(Role.APP, "app-1")
+    await accounts.refresh()
+    assert not accounts.may(Principal("app-1", Role.APP), "lock-1")
+
+
+async def test_a_disabled_principal_is_let_in_again_with_everything_when_enabled(accounts: Accounts) -> None:
+    token = await accounts.add(Role.APP, "app-1")
+    await accounts.add(Role.DEVICE, "lock-1")
+    await accounts.grant("app-1", "lock-1")
+    who = accounts.authenticate(token)
+    assert who is not None
+    await accounts.disable("app-1")
+    assert accounts.authenticate(token) is None
+    assert not accounts.may(who, "lock-1"), "a connection that was open"
+    assert accounts.list()[0].disabled
+    await accounts.add(Role.APP, "app-1", replace=True)
+    assert accounts.list()[0].disabled, "a new token does not enable"
+    await accounts.enable("app-1")
+    assert accounts.authenticate(token) is None
+    assert accounts.may(who, "lock-1")
+    with pytest.raises(Malformed, match="nobody named 'x'"):
+        await accounts.disable("x")
+
+
+async def test_accounts_are_listed_by_name(accounts: Accounts, ledger: MemoryLedger) -> None:
+    await accounts.add(Role.USER, "eve")
+    await accounts.add(Role.ADMIN, "bob")
+    now = ledger.clock.now()
+    assert accounts.list() == (
+        Account("bob", Role.ADMIN, now, False),
+        Account("eve", Role.USER, now, False),
+    )
+
+
+# ── grants ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_nothing_is_allowed_until_it_is_granted_and_not_after_it_is_revoked(accounts: Accounts) -> None:
+    for role, name in (
+        (Role.APP, "app-1"),
+        (Role.APP, "app-2"),
+        (Role.DEVICE, "lock-1"),
+        (Role.DEVICE, "l-2"),
+    ):
+        await accounts.add(role, name)
+    app = Principal("app-1", Role.APP)
+    assert not accounts.may(app, "lock-1")
+    assert await accounts.grant("app-1", "lock-1")
+    assert not await accounts.grant("app-1", "lock-1"), "it was granted already"
+    assert accounts.may(app, "lock-1")
+    assert not accounts.may(app, "l-2")
+    assert not accounts.may(Principal("app-2", Role.APP), "lock-1")
+    assert (accounts.granted("app-1"), accounts.apps_of("lock-1")) == ({"lock-1"}, {"app-1"})
+    assert await accounts.revoke("app-1", "lock-1")
+    assert not await accounts.revoke("app-1", "lock-1")
+    assert not accounts.may(app, "lock-1")
+    assert (accounts.granted("app-1"), accounts.apps_of("lock-1")) == (frozenset(), frozenset())
+
+
+async def test_an_admin_may_everything_as_long_as_he_is_one(accounts: Accounts) -> None:
+    await accounts.add(Role.ADMIN, "root")
+    root = Principal("root", Role.ADMIN)
+    assert accounts.may(root, "anything")
+    await accounts.remove("root")
+    assert not accounts.may(root, "anything")
+
+
+@pytest.mark.parametrize("role", [Role.DEVICE, Role.USER, Role.SENTINEL])
+async def test_other_roles_may_command_nothing(accounts: Accounts, role: Role) -> None:
+    await accounts.add(role, "x")
+    await accounts.add(Role.DEVICE, "lock-1")
+    with pytest.raises(Malformed, match="no app named 'x'"):
+        await accounts.grant("x", "lock-1")
+    assert not accounts.may(Principal("x", role), "lock-1")
+    assert not accounts.may(Principal("x", role), "x")
+
+
+async def test_whoever_calls_himself_something_else_may_nothing(accounts: Accounts) -> None:
+    await accounts.add(Role.APP, "app-1")
+    assert not accounts.may(Principal("app-1", Role.ADMIN), "lock-1")
+    assert not accounts.may(Principal("nobody", Role.ADMIN), "lock-1")
+
+
+async def test_a_grant_names_an_app_and_a_device_that_are_there(accounts: Accounts) -> None:
+    await accounts.add(Role.APP, "app-1")
+    await accounts.add(Role.DEVICE, "lock-1")
+    for app, device, missing in (
+        ("app-2", "lock-1", "no app named 'app-2'"),
+        ("app-1", "lock-2", "no device named 'lock-2'"),
+        ("lock-1", "app-1", "no app named 'lock-1'"),
+    ):
+        with pytest.raises(Malformed, match=missing):
+            await accounts.grant(app, device)
+    assert accounts.granted("app-1") == frozenset()
+
+
+# ── what is stored, and what others change ───────────────────────────────────────────────────────
+
+
+async def test_everything_is_there_when_the_ledger_is_opened_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with await open_ledger(url) as ledger:
+        accounts = Accounts(ledger)
+        token = await accounts.add(Role.APP, "app-1")
+        await accounts.add(Role.DEVICE, "lock-1")
+        await accounts.grant("app-1", "lock-1")
+        listed = accounts.list()
+    async with await open_ledger(url + "?mode=ro") as ledger:
+        accounts = Accounts(ledger)
+        assert accounts.authenticate(token) is None, "nobody is known before the first refresh"
+        assert await accounts.refresh() == frozenset()
+        who = accounts.authenticate(token)
+        assert who is not None
+        assert accounts.may(who, "lock-1")
+        assert accounts.list() == listed
+
+
+async def test_what_another_process_changes_is_seen_after_a_refresh() -> None:
+    disk = Disk()
+    here, there = Accounts(shared(disk)), Accounts(shared(disk))
+    stays, goes, turns = [await there.add(Role.APP, name) for name in ("stays", "goes", "turns")]
+    off = await there.add(Role.APP, "off")
+    assert here.authenticate(stays) is None
+    assert await here.refresh() == frozenset()
+    assert here.authenticate(stays) == Principal("stays", Role.APP)
+
+    await there.remove("goes")
+    turned = await there.add(Role.APP, "turns", replace=True)
+    await there.disable("off")
+    assert await here.refresh() == {"goes", "turns", "off"}, "whom to hang up on"
+    assert [here.authenticate(token) is not None for token in (stays, goes, turns, off, turned)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert await here.refresh() == frozenset()
+
+
+async def test_a_change_is_made_to_what_stands_not_to_what_was_seen_last() -> None:
+    disk = Disk()
+    here, there = Accounts(shared(disk)), Accounts(shared(disk))
+    await here.refresh()
+    await there.add(Role.APP, "app-1")
+    await there.add(Role.DEVICE, "lock-1")
+    await there.grant("app-1", "lock-1")
+    with pytest.raises(Conflict):
+        await here.add(Role.USER, "app-1")
+    assert await here.remove("app-1")
+    await there.refresh()
+    assert there.apps_of("lock-1") == frozenset()
+    assert disk.shelves["grants"] == {}
+
+
+async def test_a_grant_left_behind_by_a_race_is_of_no_effect_and_not_inherited() -> None:
+    """One process grants while another removes the app: the grant is stored, and its app is gone."""
+    disk = Disk()
+    ledger = shared(disk)
+    accounts = Accounts(ledger)
+    await accounts.add(Role.DEVICE, "lock-1")
+    await ledger.write(w.Put("grants", "app-1/lock-1", b""))
+    await accounts.refresh()
+    assert accounts.apps_of("lock-1") == accounts.granted("app-1") == frozenset()
+    await accounts.add(Role.APP, "app-1")
+    assert not accounts.may(Principal("app-1", Role.APP), "lock-1")
+    await accounts.refresh()
+    assert not accounts.may(Principal("app-1", Role.APP), "lock-1")
+
+
+async def test_an_account_that_only_a_newer_duly_understands_is_not_let_in_and_locks_nobody_out(
+    accounts: Accounts, ledger: MemoryLedger
+) -> None:
+    token = await accounts.add(Role.APP, "app-1")
+    await ledger.write(
+        w.Put("principals", "robot", b'{"role":"robot","token":"00","created":1}'),
+        w.Put("principals", "later", b'{"role":"app","token":"01","created":1,"more":[1]}'),
+        w.Put("principals", "rubbish", b"\xff"),
+    )
+    await accounts.refresh()
+    assert accounts.authenticate(token) is not None
+    assert [account.name for account in accounts.list()] == ["app-1", "later"]
+    with pytest.raises(Conflict, match="'robot' is taken"):
+        await accounts.add(Role.APP, "robot")
+
+
+class Slow(MemoryLedger):
+    """Reads take their time: what they return may be overtaken."""
+
+    async def shelf(self, shelf: str) -> dict[str, bytes]:
+        found = await super().shelf(shelf)
+        await asyncio.sleep(0)
+        return found
+
+
+async def test_a_refresh_under_way_does_not_bring_back_what_is_removed_meanwhile() -> None:
+    accounts = Accounts(Slow(ManualClock()))
+    gone = await accounts.add(Role.APP, "gone")
+    refreshing = asyncio.ensure_future(accounts.refresh())
+    await asyncio.sleep(0)
+    await asyncio.gather(accounts.remove("gone"), refreshing)
+    assert accounts.authenticate(gone) is None
+
+
+@pytest.fixture
+async def hubs(postgres_server: servers.Postgres) -> AsyncIterator[tuple[Accounts, Accounts]]:
+    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    async with await open_ledger(url) as one, await open_ledger(url) as two:
+        yield Accounts(one), Accounts(two)
+
+
+async def test_of_two_hubs_that_give_the_same_name_one_does(hubs: tuple[Accounts, Accounts]) -> None:
+    for i in range(10):
+        made = await asyncio.gather(*(hub.add(Role.APP, f"app-{i}") for hub in hubs), return_exceptions=True)
+        tokens = [token for token in made if isinstance(token, str)]
+        assert [type(other) for other in made if not isinstance(other, str)] == [Conflict]
+        for hub in hubs:
+            await hub.refresh()
+            assert hub.authenticate(tokens[0]) == Principal(f"app-{i}", Role.APP)
+
+
+# ── any sequence of changes ──────────────────────────────────────────────────────────────────────
+
+APPS, DEVICES = ["a1", "a2"], ["d1", "d2"]
+
+
+class AccountsAgreeWithAModel(RuleBasedStateMachine):
+    """Two processes change what they like; a model says who may what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        disk = Disk()
+        self.both = (Accounts(shared(disk)), Accounts(shared(disk)))
+        self.roles: dict[str, Role] = {}
+        self.tokens: dict[str, str] = {}
+        self.void: set[str] = set()
+        self.grants: set[tuple[str, str]] = set()
+
+    @rule(which=st.sampled_from([0, 1]), name=st.sampled_from(APPS + DEVICES), replace=st.booleans())
+    def add(self, which: int, name: str, replace: bool) -> None:
+        role = Role.APP if name in APPS else Role.DEVICE
+        if name in self.roles and not replace:
+            with pytest.raises(Conflict):
+                asyncio.run(self.both[which].add(role, name))
+            return
+        token = asyncio.run(self.both[which].add(role, name, replace=replace))
+        if name in self.tokens:
+            self.void.add(self.tokens[name])
+        self.roles[name], self.tokens[name] = role, token
+
+    @rule(which=st.sampled_from([0, 1]), name=st.sampled_from(APPS + DEVICES))
+    def remove(self, which: int, name: str) -> None:
+        assert asyncio.run(self.both[which].remove(name)) == (name in self.roles)
+        if name in self.roles:
+            self.void.add(self.tokens.pop(name))
+            del self.roles[name]
+        self.grants = {grant for grant in self.grants if name not in grant}
+
+    @precondition(lambda self: {"a1", "d1"} <= self.roles.keys() or {"a2", "d2"} <= self.roles.keys())
+    @rule(which=st.sampled_from([0, 1]), app=st.sampled_from(APPS), device=st.sampled_from(DEVICES))
+    def grant(self, which: int, app: str, device: str) -> None:
+        if app in self.roles and device in self.roles:
+            assert asyncio.run(self.both[which].grant(app, device)) == ((app, device) not in self.grants)
+            self.grants.add((app, device))
+        else:
+            with pytest.raises(Malformed):
+                asyncio.run(self.both[which].grant(app, device))
+
+    @rule(which=st.sampled_from([0, 1]), app=st.sampled_from(APPS), device=st.sampled_from(DEVICES))
+    def revoke(self, which: int, app: str, device: str) -> None:
+        assert asyncio.run(self.both[which].revoke(app, device)) == ((app, device) in self.grants)
+        self.grants.discard((app, device))
+
+    @invariant()
+    def both_say_what_the_model_says(self) -> None:
+        for accounts in self.both:
+            asyncio.run(accounts.refresh())
+            for name, token in self.tokens.items():
+                assert accounts.authenticate(token) == Principal(name, self.roles[name])
+            assert not any(accounts.authenticate(token) for token in self.void)
+            for app in APPS:
+                assert accounts.granted(app) == {d for a, d in self.grants if a == app}
+                for device in DEVICES:
+                    assert accounts.may(Principal(app, Role.APP), device) == ((app, device) in self.grants)
+            for device in DEVICES:
+                assert accounts.apps_of(device) == {a for a, d in self.grants if d == device}
+
+
+TestAccountsAgreeWithAModel = AccountsAgreeWithAModel.TestCase
+
+
+# ── guessing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def waits(guard: LoginGuard, failures: int) -> list[int]:
+    """How long each failure in a row makes one wait, in seconds, if one always waits."""
+    now, waited = 0, []
+    for _ in range(failures):
+        guard.failed("eve", now)
+        left = guard.blocked("eve", now) or 0
+        waited.append(left // SECOND)
+        now += left
+        assert guard.blocked("eve", now) is None
+    return waited
+
+
+def test_five_failures_are_free_then_each_costs_twice_the_last_up_to_five_minutes() -> None:
+    assert waits(LoginGuard(), 16) == [0] * 5 + [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+
+def test_the_wait_is_told_and_ends_on_time() -> None:
+    guard = LoginGuard()
+    for _ in range(6):
+        guard.failed("eve", 100)
+    assert guard.blocked("eve", 100) == SECOND
+    assert guard.blocked("eve", 100 + SECOND - 1) == 1
+    assert guard.blocked("eve", 100 + SECOND) is None
+    assert guard.blocked("bob", 100) is None, "each for himself"
+
+
+def test_a_success_forgives_everything() -> None:
+    guard = LoginGuard()
+    waits(guard, 12)
+    guard.succeeded("eve")
+    guard.succeeded("nobody")
+    assert len(guard) == 0
+    assert waits(guard, 6) == [0, 0, 0, 0, 0, 1]
+
+
+def test_memory_is_bounded_and_whoever_failed_longest_ago_is_forgotten() -> None:
+    guard = LoginGuard(remembered=100)
+    for who in ("eve", "bob"):
+        for _ in range(6):
+            guard.failed(who, 0)
+    guard.failed("eve", 0)
+    for i in range(99):
+        guard.failed(f"address {i}", 0)
+    assert len(guard) == 100
+    assert guard.blocked("bob", 0) is None
+    assert guard.blocked("eve", 0) == 2 * SECOND
+
+
+def test_ten_thousand_are_remembered_however_long_their_names_and_whatever_is_in_them() -> None:
+    guard = LoginGuard()
+    for i in range(10_050):
+        guard.failed(f"{i}\ud800" + "x" * 1_000, i)
+    assert len(guard) == 10_000
+    assert all(len(key) == 16 for key in guard._failures)
+
+
+def test_a_clock_set_back_locks_nobody_out() -> None:
+    guard = LoginGuard()
+    for _ in range(9):
+        guard.failed("eve", DAY)
+    assert guard.blocked("eve", DAY - 1) is None
+    guard.failed("eve", 0)
+    assert guard.blocked("eve", 0) == 16 * SECOND
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 10 * MINUTE)), max_size=60))
+def test_nobody_ever_waits_longer_than_the_cap_nor_before_the_free_tries_are_used(
+    tries: list[tuple[str, int]],
+) -> None:
+    guard = LoginGuard()
+    now, failures = 0, {"a": 0, "b": 0}
+    for who, later in tries:
+        now += later
+        left = guard.blocked(who, now)
+        assert left is None or (failures[who] > 5 and 0 < left <= LOGIN.cap)
+        if left is None:
+            guard.failed(who, now)
+            failures[who] += 1
+
+
+@pytest.mark.parametrize(("free", "remembered"), [(-1, 10), (5, 0)])
+def test_a_guard_that_makes_no_sense_is_refused(free: int, remembered: int) -> None:
+    with pytest.raises(Malformed):
+        LoginGuard(free=free, remembered=remembered)
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "word"), [(NotAuthenticated, "not_authenticated"), (NotAllowed, "not_allowed")]
+)
+def test_both_refusals_are_the_senders_to_mend(error: type[SenderError], word: str) -> None:
+    assert issubclass(error, SenderError)
+    assert (error.word, error.fault, error.retry) == (word, Fault.SENDER, False)
