@@ -288,7 +288,7 @@ class Embedded:
 
     def start(self) -> None:
         async def begin() -> None:
-            self.broker = Broker(self._folder, self.port)
+            self.broker = Broker(self._folder, self.port, ack_wait=2.0)
             await self.broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
             await self.broker.start()
 

@@ -54,8 +54,9 @@ READY_WITHIN: Final = 10.0
 
 STOP_WITHIN: Final = 5.0
 
-ACK_WAIT: Final = 10
-"""Seconds after which an unacknowledged message is sent again, also on a living connection."""
+ACK_WAIT: Final = 3.0
+"""Seconds after which an unacknowledged message is sent again. On a living connection too, so it is longer than
+a commit takes; and not before, even to a client that has come back, so it is short."""
 
 ACK_PENDING: Final = 1024
 """Messages under way to one subscription. All subscriptions of a session together may have 65535."""
@@ -146,6 +147,7 @@ class Broker:
         listen: str = "127.0.0.1",
         *,
         sync: bool = False,
+        ack_wait: float = ACK_WAIT,
         on_restart: Callable[[int], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
     ) -> None:
@@ -158,6 +160,7 @@ class Broker:
         """why it is not running now; None when all is well"""
         self._folder = Path(data_dir) / "broker"
         self._sync = sync
+        self._ack_wait = ack_wait
         self._on_restart = on_restart
         self._on_refused = on_refused
         self._users: tuple[BrokerUser, ...] = ()
@@ -429,7 +432,7 @@ class Broker:
             DISK_LIMIT,
             quoted(self.listen),
             self.port,
-            quoted(f"{ACK_WAIT}s"),
+            quoted(f"{round(self._ack_wait * 1000)}ms"),
             ACK_PENDING,
             PAYLOAD_LIMIT,
         )

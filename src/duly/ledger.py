@@ -27,6 +27,7 @@ from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.units import MINUTE
 from duly.core.writes import (
     Admit,
     Advance,
@@ -338,7 +339,9 @@ class Ledger(ABC):
             repeat = verdict
             current = verdict.word is Word.DUPLICATE and (self.sole or _settled(verdict.state))
         if current:
-            message, until = write.message, write.until
+            message = write.message
+            # A repeat need not know how long the first is remembered: believe it for a while only.
+            until = write.until if verdict.fresh else min(write.until, write.at + MINUTE)
             self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
 
     def _moved(self, key: bytes, state: State, answer: Answer | None) -> None:

@@ -18,7 +18,7 @@ from duly.core import writes as w
 from duly.core.lifecycle import State
 from duly.core.messages import FORGOTTEN, Answer, Message, Word
 from duly.core.units import HOUR
-from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed
+from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed, Stopped
 from duly.ledgers import open_ledger, sql
 from duly.ledgers.postgres import PostgresLedger
 from duly.testing import ManualClock
@@ -270,6 +270,20 @@ async def test_waiting_on_one_hub_is_woken_by_an_end_on_the_other(hubs: Hubs) ->
     assert not still.done()
     still.cancel()
     await asyncio.wait([still])
+
+
+async def test_whoever_waits_hears_of_the_closing_even_if_it_takes_long(url: str) -> None:
+    ledger = await PostgresLedger.open(url)
+    await ledger.write(admit(message()))
+    waiting = asyncio.ensure_future(ledger.wait(message().key))
+    await until(lambda: bool(ledger._waiters))
+    still = asyncio.Event()
+    ledger._spawn(still.wait())  # a look at the ledger that is under way
+    closing = asyncio.ensure_future(ledger.close())
+    with pytest.raises(Stopped):
+        await asyncio.wait_for(waiting, 5)
+    still.set()
+    await closing
 
 
 # ── a server that goes away ──────────────────────────────────────────────────────────────────────

@@ -120,15 +120,12 @@ class App:
         self.name = ""
 
     async def __aenter__(self) -> Self:
-        where = "memory:" if self._data is None else f"sqlite:///{self._data}"
-        self._ledger: Ledger = await open_ledger(where)
+        self._ledger = await self._open_ledger()
         n, ms = (await self._ledger.marks()).get("ids", (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
         policy = OutboxPolicy("hub", COMMAND, patience=PATIENCE)
         self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
-        self._link = Link(
-            self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors
-        )
+        self._link = self._open_link()
         try:
             await self._link.start()
             welcome = await self._link.ready()
@@ -138,6 +135,12 @@ class App:
             await self._close()
             raise
         return self
+
+    async def _open_ledger(self) -> Ledger:
+        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+
+    def _open_link(self) -> Link:
+        return Link(self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -97,8 +97,7 @@ class Device:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
-        where = "memory:" if self._data is None else f"sqlite:///{self._data}"
-        self._ledger: Ledger = await open_ledger(where)
+        self._ledger = await self._open_ledger()
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             self._ledger.worker,
@@ -107,7 +106,7 @@ class Device:
             repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
-        self._link = Link(self._url, self._token, up=self._up, heard=self._heard)
+        self._link = self._open_link()
         try:
             await self._engine.start()
             await self._link.start()
@@ -116,6 +115,12 @@ class Device:
             await self._close()
             raise
         return self
+
+    async def _open_ledger(self) -> Ledger:
+        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+
+    def _open_link(self) -> Link:
+        return Link(self._url, self._token, up=self._up, heard=self._heard)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -165,6 +165,9 @@ class Status(Struct, frozen=True):
 Fd: TypeAlias = Pending | Ack | Complete | Failed | Status
 
 
+_ABSENT: Final = Raw(b"")
+
+
 class _Wire(Struct, omit_defaults=True):
     """Every field of every kind, under old and new names, as it may stand on the wire."""
 
@@ -179,9 +182,9 @@ class _Wire(Struct, omit_defaults=True):
     timestamp: int | float | None = None
     exp: int | float | None = None
     expiration: int | float | None = None
-    payload: Raw | None = None
-    value: Raw | None = None
-    error: Raw | None = None
+    payload: Raw = _ABSENT
+    value: Raw = _ABSENT
+    error: Raw = _ABSENT
     online: bool | None = None
     battery: int | None = None
     rssi: int | None = None
@@ -189,7 +192,7 @@ class _Wire(Struct, omit_defaults=True):
     version: str | None = None
     uptime: int | float | None = None
     session: str | None = None
-    data: Raw | None = None
+    data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
 
@@ -347,7 +350,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        data=_written(m.data.data, form) if m.data.data else None,
+        data=_written(m.data.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -489,10 +492,10 @@ def _expiry(seconds: float | None) -> int:
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
 
 
-def _content(raw: Raw | None, form: Form | None) -> Content:
-    if raw is None:
-        return NOTHING
+def _content(raw: Raw, form: Form | None) -> Content:
     text = bytes(raw)
+    if not text:
+        return NOTHING
     if text == b"null":
         return Content(b"", None, text)
     if text[:1] != b'"':

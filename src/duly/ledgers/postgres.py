@@ -198,6 +198,9 @@ class PostgresLedger(Ledger):
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
+        # The pool is closed last. Whoever was woken by the closing must not find it open and wait again.
+        if self._closed:
+            raise Stopped("this ledger is closed")
         try:
             with _translated():
                 yield

@@ -24,6 +24,7 @@ import apsw
 
 from duly.clock import Clock
 from duly.core import writes as w
+from duly.core.messages import FRESH
 from duly.errors import (
     DulyError,
     LedgerDamaged,
@@ -333,8 +334,13 @@ class _Writer:
         try:
             with _translated(self._path):
                 db.execute("BEGIN IMMEDIATE")
-                for batch in batches:
-                    batch.results = [w.execute(group, apply) for group in batch.groups]
+                plain = _plain_admissions(batches)
+                if plain is not None and self._verbs.admit_all(plain):
+                    for batch in batches:
+                        batch.results = [[FRESH] for _ in batch.groups]
+                else:
+                    for batch in batches:
+                        batch.results = [w.execute(group, apply) for group in batch.groups]
                 db.execute("COMMIT")
         except Exception as problem:
             self._roll_back()
@@ -397,6 +403,18 @@ class _Writer:
             if future is None:
                 return
             session.settle(future, result, error)
+
+
+def _plain_admissions(batches: list[Batch]) -> list[w.Admit] | None:
+    """The admissions of a flush that consists of nothing else; None if it does."""
+    plain: list[w.Admit] = []
+    for batch in batches:
+        for group in batch.groups:
+            write = group[0] if len(group) == 1 else None
+            if type(write) is not w.Admit or write.then:
+                return None
+            plain.append(write)
+    return plain or None
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

@@ -163,7 +163,8 @@ class MqttLink:
         self._in_flight = in_flight
         self._session: _Session | None = None
         self._ready = asyncio.Event()
-        self._tried = asyncio.Event()
+        self._settled = asyncio.Event()
+        """up, or refused"""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -184,9 +185,11 @@ class MqttLink:
         """Wait until the link is up; `ConnectionRefused` or `ConnectionLost` says why it is not."""
         try:
             async with asyncio.timeout(within):
-                await self._ready.wait()
+                await self._settled.wait()
         except TimeoutError:
             raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}") from None
+        if not self._ready.is_set():
+            raise ConnectionRefused(self.problem)
 
     async def stop(self) -> None:
         """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
@@ -251,11 +254,16 @@ class MqttLink:
                 self._is_up(present)
                 await _first(session.closed.wait(), self._stopping.wait())
                 self.problem = session.reason or "stopped"
-            except (ConnectionLost, ConnectionRefused) as problem:
+            except ConnectionLost as problem:
                 self.problem = str(problem)
+            except ConnectionRefused as problem:
+                self.problem = str(problem)
+                self._settled.set()
             finally:
                 was_up, self._session = self._ready.is_set(), None
                 self._ready.clear()
+                if was_up:
+                    self._settled.clear()
                 await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
@@ -271,6 +279,7 @@ class MqttLink:
         self.connections += 1
         self.problem = ""
         self._ready.set()
+        self._settled.set()
         if self._on_connect is not None:
             self._call(self._on_connect, session_present)
 
