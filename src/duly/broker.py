@@ -55,8 +55,8 @@ READY_WITHIN: Final = 10.0
 STOP_WITHIN: Final = 5.0
 
 ACK_WAIT: Final = 3.0
-"""Seconds after which an unacknowledged message is sent again. On a living connection too, so it is longer than
-a commit takes; and not before, even to a client that has come back, so it is short."""
+"""Seconds after which an unacknowledged message is sent again. On a living connection too, so it is longer
+than a commit takes; and not before, even to a client that has come back, so it is short."""
 
 ACK_PENDING: Final = 1024
 """Messages under way to one subscription. All subscriptions of a session together may have 65535."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import ssl
@@ -116,10 +117,13 @@ class Hub:
         try:
             await site.start()
         except OSError as problem:
+            taken = problem.errno == errno.EADDRINUSE
             raise Malformed(
-                f"port {settings.port} on {settings.listen} is taken ({problem.strerror}); "
-                f"stop the other program or use --port {settings.port + 1}"
-            ) from None
+                f"port {settings.port} on {settings.listen} is taken; stop the other program, or use another "
+                f"port, --port {settings.port % 65_535 + 1} or --port 0 for any free one"
+                if taken
+                else f"cannot listen on {settings.listen} port {settings.port}: {problem.strerror}"
+            ) from problem
         port = runner.addresses[0][1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
 
@@ -156,26 +160,29 @@ class Hub:
     def login(self, token: str | None, address: str) -> Principal:
         if token is None:
             raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
-        if secrets.compare_digest(token.encode(), self._token.encode()):
+        # Strangers send anything, also text that UTF-8 cannot carry.
+        if secrets.compare_digest(token.encode(errors="surrogatepass"), self._token.encode()):
             return Principal(LOCAL, Role.ADMIN)
+        who = self._borrowed.get(token) or self.accounts.authenticate(token)
+        if who is not None:
+            # Nobody guesses 32 random bytes: only strangers wait. Otherwise one device with an old token
+            # would lock out everybody else behind the same address.
+            self._guard.succeeded(address)
+            return who
         now = self.ledger.clock.now()
         wait = self._guard.blocked(address, now)
         if wait is not None:
             raise NotAuthenticated(
                 f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s"
             )
-        who = self._borrowed.get(token) or self.accounts.authenticate(token)
-        if who is None:
-            self._guard.failed(address, now)
-            raise NotAuthenticated("this token is not known; 'duly add' makes one")
-        self._guard.succeeded(address)
-        return who
+        self._guard.failed(address, now)
+        raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         await self.gateway.connected(session, who, cursors)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> None:
-        await self.gateway.receive(session, who, raw)
+    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
+        return await self.gateway.receive(session, who, raw)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
@@ -247,23 +254,24 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> o
     """The verbs on accounts: the same through a running hub and without one."""
     match verb:
         case "add":
-            role = Role(wanted["role"])
-            return {
-                "token": await accounts.add(role, wanted["name"]),
-                "name": wanted["name"],
-                "role": role.value,
-            }
+            role, name = Role(wanted["role"]), wanted["name"]
+            token = await accounts.add(role, name, replace="replace" in wanted)
+            return {"token": token, "name": name, "role": role.value}
         case "remove":
-            await accounts.remove(wanted["name"])
+            return {"changed": await accounts.remove(wanted["name"])}
         case "grant":
-            await accounts.grant(wanted["app"], wanted["device"])
+            return {"changed": await accounts.grant(wanted["app"], wanted["device"])}
         case "revoke":
-            await accounts.revoke(wanted["app"], wanted["device"])
+            return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
         case "list":
-            return accounts.list()
+            everybody = accounts.list()
+            granted = {one.name: sorted(accounts.granted(one.name)) for one in everybody}
+            return {
+                "accounts": everybody,
+                "grants": {app: devices for app, devices in granted.items() if devices},
+            }
         case _:
             raise Malformed(f"there is no verb {verb!r}")
-    return {}
 
 
 def control_policy(settings: Settings) -> ControlPolicy:

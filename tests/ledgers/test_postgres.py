@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import secrets
 import signal
 import sys
@@ -120,23 +119,28 @@ async def test_a_new_name_whose_other_taker_is_in_the_middle_of_it_is_waited_for
     await observer.close()
 
 
-async def test_items_put_and_dropped_by_both_hubs_add_up(hubs: Hubs) -> None:
-    """Each change says what it found; what was new or gone more often than not tells what is there now."""
-
-    async def shuffle(hub: PostgresLedger, seed: int) -> int:
-        rng = random.Random(seed)
-        balance = 0
-        for _ in range(30):
-            name = rng.choice("abc")
-            write: w.Write = rng.choice([w.Put("s", name, hub.worker.encode()), w.Drop("s", name)])
-            others = [w.Put("s", other, b"x") for other in rng.sample("abc", 2)]
-            results = await hub.write(write, *others)
-            balance += sum(map(bool, results[1:]))
-            balance += bool(results[0]) * (1 if isinstance(write, w.Put) else -1)
-        return balance
-
-    balances = await asyncio.gather(*(shuffle(hub, seed) for seed in range(4) for hub in hubs))
-    assert sum(balances) == len(await hubs[0].shelf("s"))
+@pytest.mark.parametrize(
+    ("first", "second", "finds"),
+    [
+        (w.Drop("users", "eve"), w.Drop("users", "eve"), False),
+        (w.Drop("users", "eve"), w.Put("users", "eve", b"2"), True),
+        (w.Drop("users", "eve"), w.PutNew("users", "eve", b"2"), True),
+        (w.Put("users", "eve", b"1"), w.Drop("users", "eve"), True),
+    ],
+)
+async def test_an_item_that_another_hub_is_changing_is_waited_for(
+    hubs: Hubs, url: str, first: w.Write, second: w.Write, finds: bool
+) -> None:
+    await hubs[1].write(w.Put("users", "eve", b"0"))
+    observer = await asyncpg.connect(url)
+    async with hubs[0].transaction() as tx:
+        await tx.write(first)
+        waiting = asyncio.ensure_future(hubs[1].write(second))
+        await until_blocked(observer, hubs[1])
+    assert await waiting == [finds]
+    left = {} if isinstance(second, w.Drop) else {"eve": b"2"}
+    assert await hubs[0].shelf("users") == left
+    await observer.close()
 
 
 async def test_an_id_sent_to_both_hubs_is_fresh_once(hubs: Hubs) -> None:

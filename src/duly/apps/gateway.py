@@ -13,7 +13,7 @@ HTTP request that waits, an MQTT node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -44,7 +44,7 @@ PUSHES_KEPT: Final = 10_000
 TRIM_EVERY: Final = 1_000
 
 
-class Session(Protocol):
+class Session(Hashable, Protocol):
     """Somebody connected."""
 
     def push(self, frame: bytes) -> None:
@@ -138,22 +138,25 @@ class Gateway:
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> None:
-        """A frame from somebody who has authenticated. What is wrong with it is answered, never raised."""
+    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
+        """A frame from somebody who has authenticated. What is wrong with it is answered, never raised.
+        Whether it gets a `server_ack`: what devices tell does not."""
         seq_id: str | None = None
         try:
             frame = frames.decode(raw)
             seq_id = frame.seq_id
-            await self._take(session, who, frame)
+            return await self._take(session, who, frame)
         except SenderError as problem:
             await self._refuse(session, who, seq_id, problem.word, str(problem))
         except LedgerError as problem:
             session.push(_encoded_trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem)))
+        return True
 
-    async def _take(self, session: Session, who: Principal, frame: Frame) -> None:
+    async def _take(self, session: Session, who: Principal, frame: Frame) -> bool:
         if frame.type in self.policy.commands:
             await self.submit(session, who, frame)
-        elif frame.type == "ack" and who.role is Role.DEVICE:
+            return True
+        if frame.type == "ack" and who.role is Role.DEVICE:
             await self._answered(who, frame)
         elif frame.type in self.policy.pushes and who.role is Role.DEVICE:
             await self._push(who.name, frame.type, frame.data)
@@ -166,6 +169,7 @@ class Gateway:
                 if known
                 else f"there is no frame type {frame.type!r}"
             )
+        return False
 
     async def submit(self, session: Session, who: Principal, frame: Frame) -> Message | None:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
@@ -198,16 +202,17 @@ class Gateway:
             raise Malformed("an ack needs seq_id and to: the command and the app it answers")
         state, answer = frames.answer_of(frame)
         key = key_of(frame.to, frame.seq_id)
-        if not self._inbox.is_live(key):
+        kind = self._inbox.kind_of(key)
+        if self._inbox.outbox.state(key) is None:
             # A late word, or a stranger's: only the ledger knows whose command that was.
             record = await self._ledger.find(key)
-            if record is None or record.message.recipient != who.name:
+            if record is None or record.message.recipient != who.name or not record.state.terminal:
                 await self._note(
                     who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
                 )
                 return
-        keep = self._inbox.kind_of(key) != CHUNK
-        await self.engine.put(Answered(key, state, answer, by=who.name, keep=keep))
+            kind = record.message.kind
+        await self.engine.put(Answered(key, state, answer, by=who.name, keep=kind != CHUNK))
 
     async def _refuse(
         self, session: Session, who: Principal, seq_id: str | None, word: str, reason: str

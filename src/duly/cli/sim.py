@@ -15,6 +15,7 @@ def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run just this one.")] = None,
+    world: Annotated[str, typer.Option(help="kernel, gateway, or all of them.")] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -26,8 +27,12 @@ def sim(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from duly.testing.sim import run_seeds
+    from duly.testing.sim import WORLDS, run_seeds
 
+    if world not in (*WORLDS, "all"):
+        known = ", ".join(WORLDS)
+        raise typer.BadParameter(f"there is no world {world!r}; choose {known} or all", param_hint="--world")
+    worlds = tuple(WORLDS) if world == "all" else (world,)
     chosen = range(seed, seed + 1) if seed is not None else range(first, first + seeds)
     began = time.perf_counter()
     reports: list[Report] = []
@@ -40,8 +45,8 @@ def sim(
         transient=True,
     )
     with progress:
-        task = progress.add_task("worlds", total=len(chosen))
-        for report in run_seeds(chosen, jobs if len(chosen) > 1 else 1):
+        task = progress.add_task("worlds", total=len(chosen) * len(worlds))
+        for report in run_seeds(chosen, jobs if len(chosen) > 1 else 1, worlds):
             reports.append(report)
             progress.advance(task)
     elapsed = time.perf_counter() - began
@@ -57,35 +62,41 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
     for report in broken[:1]:
         violation = report.violations[0]
         where = f" [{violation.key[6:].decode(errors='replace')}]".replace("\0", "/") if violation.key else ""
-        typer.echo(f"seed {report.seed} breaks '{violation.checker}': {violation.sentence}{where}\n")
+        typer.echo(
+            f"seed {report.seed} ({report.world}) breaks '{violation.checker}': {violation.sentence}{where}\n"
+        )
         typer.echo("\n".join(violation.trace))
-        typer.echo(f"\nAgain: duly sim --seed {report.seed}")
+        typer.echo(f"\nAgain: duly sim --world {report.world} --seed {report.seed}")
     total = sum(len(report.violations) for report in reports)
     typer.echo(
-        f"{len(reports)} seeds, {sum(r.messages for r in reports)} messages, "
+        f"{len({r.seed for r in reports})} seeds in {len({r.world for r in reports})} worlds, "
+        f"{sum(r.messages for r in reports)} messages, "
         f"{sum(r.faults for r in reports)} faults, {sum(r.effects for r in reports)} effects "
         f"in {elapsed:.1f} s: {total} violations"
     )
     if broken:
-        typer.echo("failing seeds: " + ", ".join(str(report.seed) for report in broken))
-    if len(reports) == 1:
-        typer.echo(f"digest {reports[0].digest}")
+        typer.echo("failing seeds: " + ", ".join(f"{report.seed} ({report.world})" for report in broken))
+    if len({report.seed for report in reports}) == 1:
+        for report in reports:
+            typer.echo(f"digest {report.world} {report.digest}")
 
 
 def _print_json(reports: list[Report], broken: list[Report], elapsed: float) -> None:
     import msgspec
 
     summary = {
-        "seeds": len(reports),
+        "seeds": len({r.seed for r in reports}),
+        "worlds": sorted({r.world for r in reports}),
         "messages": sum(r.messages for r in reports),
         "faults": sum(r.faults for r in reports),
         "effects": sum(r.effects for r in reports),
         "seconds": round(elapsed, 3),
         "violations": sum(len(r.violations) for r in reports),
-        "digests": {r.seed: r.digest for r in reports},
+        "digests": {f"{r.world} {r.seed}": r.digest for r in reports},
         "failing": [
             {
                 "seed": report.seed,
+                "world": report.world,
                 "checker": violation.checker,
                 "sentence": violation.sentence,
                 "key": violation.key[6:].decode(errors="replace").replace("\0", "/"),

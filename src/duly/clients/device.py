@@ -174,19 +174,22 @@ class Device:
                 if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
                     self._report(message.key, verdict.state, verdict.answer)
                 elif verdict.word in (Word.CONFLICT, Word.EXPIRED, Word.REFUSED) and not verdict.retry:
-                    code = DeviceCode.TIMEOUT if verdict.word is Word.EXPIRED else DeviceCode.BAD_PARAMETERS
-                    self._say(message.scope, message.id, Answer(code, b"", verdict.reason))
+                    late = verdict.word is Word.EXPIRED
+                    code = DeviceCode.TIMEOUT if late else DeviceCode.BAD_PARAMETERS
+                    state = State.EXPIRED if late else State.FAILED
+                    self._say(message.scope, message.id, Answer(code, b"", verdict.reason), state)
 
     def _report(self, key: bytes, state: State, answer: Answer) -> None:
         if state is State.UNKNOWN:
             return  # nobody can tell; the hub finds that out by our silence
         scope, id_ = names_in(key)
-        self._say(scope, id_, answer)
+        self._say(scope, id_, answer, state)
 
-    def _say(self, app: str, seq_id: str, answer: Answer) -> None:
+    def _say(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
         ack = Frame(
-            "ack", seq_id, app, code=answer.code, data=frames.raw(answer.data), detail=answer.reason or None
-        )
+            "ack", seq_id, app, code=answer.code, data=frames.raw(answer.data), state=state.word,
+            detail=answer.reason or None,
+        )  # fmt: skip
         self._link.send(frames.encode(ack))
 
     async def _run(self, message: Message, attempt: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from ssl import SSLContext
 from typing import Final
 
 import aiohttp
@@ -31,12 +32,14 @@ class Link:
         up: Callable[[Frame], None],
         heard: Callable[[Frame], None],
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        tls: SSLContext | None = None,
     ) -> None:
         self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
         self._token = token
         self._up = up
         self._heard = heard
         self._cursors = cursors
+        self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +75,9 @@ class Link:
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
-                    async with http.ws_connect(self._url, heartbeat=20, max_msg_size=FRAME_LIMIT) as socket:
+                    async with http.ws_connect(
+                        self._url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                    ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
                         await self._serve(socket, welcome)

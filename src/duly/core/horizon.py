@@ -90,6 +90,8 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
         return None
     if not horizon.ageless:
         return Verdict(
-            Word.REFUSED, reason="it says neither how old it is nor when it expires; add one of them"
+            Word.REFUSED,
+            reason="it says neither how old it is nor when it expires; add one of them",
+            cause="ageless",
         )
     return None

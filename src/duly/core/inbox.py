@@ -18,7 +18,7 @@ from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.order import LanePolicy, Lanes, Move, Release, Supersede
-from duly.core.outbox import EXPIRED, UNABLE, Outbox, OutboxPolicy, unable
+from duly.core.outbox import EXPIRED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
 from duly.core.steps import (
     Answered,
     Arrived,
@@ -292,7 +292,7 @@ class Inbox:
             return self._next(message, now)  # it turned out to be a repeat
         ref = self.outbox.ref(message)
         if isinstance(move, Supersede):
-            return [self._finish(message, State.SUPERSEDED, Answer(0, b"", move.reason), now)]
+            return [self._finish(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", move.reason), now)]
         if message.expires and message.expires <= now:
             return [self._finish(message, State.EXPIRED, EXPIRED, now)]
         late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
@@ -320,7 +320,7 @@ class Inbox:
         return Step(writes, done)
 
     def _superseded(self, message: Message, reason: str, now: int) -> list[Todo]:
-        return self._ended(message, State.SUPERSEDED, Answer(0, b"", reason), now)
+        return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
 
     def _lost(self, message: Message, now: int) -> list[Todo]:
         """Another worker has it; or it has just started, and nothing is lost."""
@@ -343,7 +343,7 @@ LATE = "a later one took effect before it arrived"
 
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:
-    return Advance(message.key, State.SUPERSEDED, now, Answer(0, b"", reason))
+    return Advance(message.key, State.SUPERSEDED, now, Answer(TIMED_OUT, b"", reason))
 
 
 def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> Raise:

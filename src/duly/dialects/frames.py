@@ -283,11 +283,14 @@ def device_ack(message: Message, answer: Answer) -> Frame:
     )
 
 
+_ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}
+
+
 def answer_of(frame: Frame) -> tuple[State, Answer]:
-    """How a command ended, by the device's word."""
+    """How a command ended, by the device's word. A device that orders for itself says so in `state`."""
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
-    state = State.DONE if frame.code == DeviceCode.DONE else State.FAILED
+    state = State.DONE if frame.code == DeviceCode.DONE else _ENDS.get(frame.state or "", State.FAILED)
     return state, Answer(frame.code, bytes(frame.data), frame.detail or "")
 
 

@@ -35,7 +35,10 @@ class Server(Protocol):
     @property
     def ledger(self) -> Ledger: ...
     def login(self, token: str | None, address: str) -> Principal: ...
-    async def receive(self, session: Waiter, who: Principal, raw: bytes) -> None: ...
+    async def receive(self, session: Waiter, who: Principal, raw: bytes) -> bool:
+        """Whether a `server_ack` comes."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
 
 
@@ -115,7 +118,8 @@ class _Http:
 
     async def _one(self, who: Principal, raw: bytes, wait: float) -> tuple[int, dict[str, str], bytes]:
         waiter = Waiter()
-        await self._server.receive(waiter, who, raw)
+        if not await self._server.receive(waiter, who, raw):
+            waiter.push(_TAKEN)
         async with asyncio.timeout(ANSWER_SECONDS):
             said = await waiter.said
         frame = frames.decode(said)
@@ -157,14 +161,14 @@ class _Http:
         limit = _number(request.query.get("limit"), 100, 1_000)
         before = request.query.get("before")
         scope = request.query.get("scope") if who.role is Role.ADMIN else who.name
-        records = await self._server.ledger.messages(
+        page = await self._server.ledger.messages(
             scope=scope,
             open_only=request.query.get("open") in ("1", "true"),
-            before=bytes.fromhex(before) if before else None,
+            before=_key(before) if before else None,
             limit=limit,
         )
-        following = records[-1].message.key.hex() if len(records) == limit else None
-        return _json({"messages": [show(record) for record in records], "next": following})
+        following = page.next.hex() if page.next else None
+        return _json({"messages": [show(record) for record in page.records], "next": following})
 
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
         limit = _number(request.query.get("limit"), 100, 10_000)
@@ -213,6 +217,9 @@ def _with_id(raw: bytes, id_: str) -> bytes:
     return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
 
 
+_TAKEN: Final = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
+"""What a device tells is stored by now; on a WebSocket it would not be answered."""
+
 _STATUS: Final = {
     "too_large": 413,
     "id_conflict": 422,
@@ -253,9 +260,16 @@ def _seconds(text: str | None) -> float:
 def _number(text: str | None, default: int, most: int) -> int:
     if text is None:
         return default
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise Malformed(f"limit is a number from 1 to {most}, not {text!r}")
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise Malformed(f"limit is a number from 1 to {most}, not {text[:80]!r}")
     return int(text)
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise Malformed(f"before is the 'next' of the page before, not {text[:80]!r}") from None
 
 
 def _json(value: object, status: int = 200) -> web.Response:

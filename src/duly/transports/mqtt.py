@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -50,6 +51,9 @@ CLOSE_WITHIN: Final = 2.0
 
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
+
+_UNSAFE: Final = re.compile(r"[\s.*>/%]")
+"""What brokers refuse in a client id; written as %2E and so on when a username has it."""
 
 _NEVER: Final = -2
 """gmqtt's `reconnect_retries` for none at all: 0 still allows one, -1 means no limit."""
@@ -108,7 +112,7 @@ class Address(Struct, frozen=True, kw_only=True):
             tls=parts.scheme == "mqtts",
             username=username,
             password=unquote(parts.password or ""),
-            client_id=options.pop("client_id", "") or username,
+            client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
             keepalive=int(keepalive),
             **options,
         )

@@ -6,11 +6,12 @@ disk.py      a ledger whose process may die around every commit
 nodes.py     the production machines and engine, with a wire between them
 world.py     one run: faults, then calm, then replays of old frames; and its log
 checkers.py  what must hold, seen from outside
+gateway.py   the same course of events with the production gateway, apps and devices
 runner.py    many seeds, shrinking, the report
 """
 
 from __future__ import annotations
 
-from duly.testing.sim.runner import Report, Violation, run_seed, run_seeds
+from duly.testing.sim.runner import WORLDS, Report, Violation, run_seed, run_seeds
 
-__all__ = ["Report", "Violation", "run_seed", "run_seeds"]
+__all__ = ["WORLDS", "Report", "Violation", "run_seed", "run_seeds"]

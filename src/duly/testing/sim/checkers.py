@@ -16,7 +16,6 @@ from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
 from duly.core.messages import Message, Mode, Verdict, Word
 from duly.core.outbox import Outbox
-from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE
 from duly.testing.sim.world import Wanted, World
 
 Finding: TypeAlias = tuple[str, bytes]
@@ -29,9 +28,9 @@ def once(world: World) -> Iterator[Finding]:
     for effect in world.log.effects:
         key = effect.message.key
         before = seen.get(key)
-        if before is not None and effect.message.kind == ONCE:
+        if before is not None and effect.message.kind in world.at_most_once:
             yield "took effect twice, though at most once was declared", key
-        if before is not None and effect.message.kind == AGAIN and before == effect.incarnation:
+        elif before == effect.incarnation:
             yield "took effect twice without a crash in between", key
         seen[key] = effect.incarnation
     for key, count in Counter(_ledger_effects(world)).items():
@@ -130,6 +129,8 @@ def honest(world: World) -> Iterator[Finding]:
     hub = world.settled_disks["hub"]
     for key, told in world.log.outcomes.items():
         final, answer = told[-1]
+        if key in world.log.freed and final is State.FAILED:
+            continue
         for (before, _), (after, _) in pairwise(told):
             if before is not State.UNKNOWN or after not in (State.DONE, State.FAILED):
                 yield f"its sender was told {before.word}, then {after.word}", key
@@ -137,7 +138,7 @@ def honest(world: World) -> Iterator[Finding]:
             yield "its sender was told it is done, and nothing happened", key
         silent = final in (State.FAILED, State.EXPIRED, State.SUPERSEDED, State.CANCELLED)
         kind = world.log.wanted[key].message.kind
-        if silent and key in happened and kind in (ONCE, LEDGER):
+        if silent and key in happened and kind in world.at_most_once:
             yield f"its sender was told {final.word}, and it happened", key
         record = hub.messages.get(key)
         if record is not None and final is not State.UNKNOWN and record.state is not final:

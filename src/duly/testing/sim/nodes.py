@@ -47,6 +47,8 @@ class Node:
         self.disk = Disk()
         self.incarnation = 0
         self.alive = False
+        self.ready = False
+        """it has begun, and may be used"""
         self.tasks: set[asyncio.Task[None]] = set()
 
     def machine(self, worker: str) -> Machine:
@@ -64,18 +66,26 @@ class Node:
     async def start(self) -> None:
         self.incarnation += 1
         self.alive = True
-        worker = f"{self.name}#{self.incarnation}"
         world = self.world
         self.ledger = SimLedger(
-            self.clock, self.disk, worker,
+            self.clock, self.disk, f"{self.name}#{self.incarnation}",
             fault=lambda moment: world.fault(self, moment), crash=self.crash,
             watch=lambda disk, write, result: world.committed(self, disk, write, result),
         )  # fmt: skip
-        self.engine = Engine(self.machine(worker), self.ledger, self._perform_alive, capacity=64)
         world.log.note(self.name, "starts")
+        await self.begin()
+        self.ready = True
+        self.spawn(self._prune())
+
+    async def begin(self) -> None:
+        """What the process does, on its ledger."""
+        machine = self.machine(self.ledger.worker)
+        self.engine = Engine(machine, self.ledger, self._perform_alive, capacity=64)
         await self.engine.start()
         await self.started()
-        self.spawn(self._prune())
+
+    async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        raise NotImplementedError
 
     def _perform_alive(self, effect: Effect) -> None:
         if self.alive:
@@ -85,13 +95,17 @@ class Node:
         if not self.alive:
             return
         self.world.log.note(self.name, "dies")
-        self.alive = False
+        self.alive = self.ready = False
         self.ledger.dead = True
-        self.engine.kill()
+        self.die()
         for task in self.tasks:
             task.cancel()
         self.tasks.clear()
         self.world.crashed(self)
+
+    def die(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.kill()
 
     def spawn(self, program: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(program)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from duly.core.messages import names_in
 from duly.testing.sim.checkers import CHECKERS
+from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
 from duly.testing.sim.world import World
 
@@ -27,6 +29,7 @@ class Report(Struct, frozen=True):
     """What one seed came to. `digest` covers the whole log: the same seed gives the same digest."""
 
     seed: int
+    world: str
     messages: int
     faults: int
     effects: int
@@ -34,24 +37,30 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-def run_seed(seed: int) -> Report:
-    """Run the world of one seed and check it; a failure is shrunk to the mildest plan that still fails."""
-    report = _run(plan(seed))
+WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld}
+
+
+def run_seed(seed: int, world: str = "kernel") -> Report:
+    """Run one seed in one world and check it; a failure is shrunk to the mildest plan that still fails."""
+    report = _run(plan(seed), world)
     return _shrink(plan(seed), report) if report.violations else report
 
 
-def run_seeds(seeds: Iterable[int], jobs: int | None = None) -> Iterator[Report]:
-    """Run many, in parallel; reports come in the order of the seeds."""
+def run_seeds(
+    seeds: Iterable[int], jobs: int | None = None, worlds: Iterable[str] = tuple(WORLDS)
+) -> Iterator[Report]:
+    """Run many, each in every world, in parallel; reports come in the order of the seeds."""
+    pairs = [(seed, world) for seed in seeds for world in worlds]
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from (run_seed(*pair) for pair in pairs)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=4)
+        yield from pool.map(run_seed, *zip(*pairs, strict=True), chunksize=4)
 
 
-def _run(chosen: Plan) -> Report:
-    world = World(chosen)
+def _run(chosen: Plan, name: str = "kernel") -> Report:
+    world = WORLDS[name](chosen)
     world.run()
     violations = tuple(
         Violation(checker.__name__, sentence, key, _trace(world, key))
@@ -62,6 +71,7 @@ def _run(chosen: Plan) -> Report:
     inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())
     return Report(
         chosen.seed,
+        name,
         len(log.wanted),
         world.faults + world.network.faults,
         len(log.effects) + inside,
@@ -99,7 +109,7 @@ def _shrink(chosen: Plan, report: Report) -> Report:
             candidate = msgspec.structs.replace(chosen, **milder(chosen))
             if candidate == chosen:
                 continue
-            attempt = _run(candidate)
+            attempt = _run(candidate, report.world)
             if any(violation.checker == checker for violation in attempt.violations):
                 chosen, report, shrinking = candidate, attempt, True
     return report

@@ -60,6 +60,8 @@ class Log:
         self.promised: dict[str, dict[bytes, Message]] = {}
         """what a node has said it has stored"""
         self.reinstalled: dict[str, float] = {}
+        self.freed: set[bytes] = set()
+        """what was refused without being taken: its id is free, and another copy may still be accepted"""
         self.abandoned: set[bytes] = set()
         """what a reinstalled sender no longer asks after"""
         self.commits: list[tuple[str, w.Write, w.Result]] = []
@@ -68,13 +70,13 @@ class Log:
     def note(self, who: str, what: str, key: bytes = b"") -> None:
         self.lines.append((asyncio.get_running_loop().time(), who, what, key))
 
-    def submitted(self, sender: Sender, message: Message, minted: SeqId) -> None:
+    def submitted(self, sender: Node, message: Message, minted: SeqId) -> None:
         self.wanted[message.key] = Wanted(message, sender.world.epochs[sender.name], minted.n)
         order = message.order
         lane = f" {order.key}/{order.mode.value}" if order else ""
         self.note(sender.name, f"wants {message.kind}{lane} of {message.recipient}", message.key)
 
-    def effect(self, receiver: Receiver, message: Message, attempt: int) -> None:
+    def effect(self, receiver: Node, message: Message, attempt: int) -> None:
         now = asyncio.get_running_loop().time()
         self.effects.append(Effect(now, receiver.name, receiver.incarnation, message, attempt))
         self.note(receiver.name, f"EFFECT, attempt {attempt}", message.key)
@@ -92,6 +94,14 @@ class Log:
 
 
 class World:
+    """A world of the bare kernel. Other worlds put other nodes into the same course of events."""
+
+    sender: type[Node] = Sender
+    receiver: type[Node] = Receiver
+    hub: type[Node] = Hub
+    kinds: tuple[str, ...] = (ONCE, AGAIN, LEDGER)
+    at_most_once: frozenset[str] = frozenset({ONCE, LEDGER})
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = Random(f"world {plan.seed}")
@@ -131,7 +141,7 @@ class World:
     def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
         """Every write of every node, as it is committed."""
         self.log.commits.append((node.name, write, result))
-        if isinstance(write, w.Append):
+        if isinstance(write, w.Append) and write.stream == "effects":
             self.log.note(node.name, "EFFECT committed", write.key)
         if isinstance(write, w.Advance) and isinstance(result, w.Moved) and result.moved:
             self.log.note(node.name, f"commits {write.to.word}", write.key)
@@ -164,9 +174,9 @@ class World:
         def skew() -> int:
             return round((rng.random() * 2 - 1) * plan.skew * SECOND)
 
-        senders = [Sender(self, f"app{i}", skew()) for i in range(plan.senders)]
-        receivers = [Receiver(self, f"dev{i}", skew()) for i in range(plan.receivers)]
-        hub = Hub(self, "hub", 0)
+        senders = [self.sender(self, f"app{i}", skew()) for i in range(plan.senders)]
+        receivers = [self.receiver(self, f"dev{i}", skew()) for i in range(plan.receivers)]
+        hub = self.hub(self, "hub", 0)
         for node in (hub, *receivers, *senders):
             self.nodes[node.name] = node
             self.epochs[node.name] = 0
@@ -187,7 +197,7 @@ class World:
         self._replay(len(self.network.captured) if plan.replays else 0)
         await asyncio.sleep(END - BEYOND)
 
-    async def _use(self, sender: Sender, receivers: list[Receiver]) -> None:
+    async def _use(self, sender: Node, receivers: list[Node]) -> None:
         rng, plan = self.rng, self.plan
         # All begin at the same moment: with clocks that agree, their first ids are the same.
         await asyncio.sleep(0.5)
@@ -197,15 +207,15 @@ class World:
             if i:
                 await asyncio.sleep(burst if rng.random() < 0.6 else rng.random() * 2 * BUSY / plan.messages)
             recipient = rng.choice(receivers).name
-            kind = rng.choice([ONCE, AGAIN, LEDGER])
+            kind = rng.choice(self.kinds)
             order = draw_order(rng.random())
             lasts = round(rng.uniform(5, 60) * SECOND) if rng.random() < 0.2 and plan.drop else 0
-            if sender.alive and hasattr(sender, "ids"):
+            if sender.alive and sender.ready:
                 sender.spawn(sender.submit(recipient, kind, order, lasts))
 
-    def _schedule_faults(self, senders: list[Sender], receivers: list[Receiver], hub: Hub) -> None:
+    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hub: Node) -> None:
         rng, plan, later = self.rng, self.plan, self.loop.call_later
-        others: list[Node] = [*senders, *receivers]
+        others = [*senders, *receivers]
         for _ in range(plan.cuts):
             other, begin = rng.choice(others).name, rng.random() * BUSY
             later(begin, self.network.sever, "hub", other)
@@ -250,7 +260,7 @@ class World:
             self.log.note("liar", "sends other content under a known id", message.key)
             self._deliver("liar", "hub", Command(message))
 
-    def _reinstall(self, sender: Sender) -> None:
+    def _reinstall(self, sender: Node) -> None:
         """The app is removed and installed again: its memory is gone, its name is not."""
         if not sender.alive:
             return

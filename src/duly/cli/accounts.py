@@ -1,0 +1,194 @@
+"""`duly add remove grant revoke list`: who there is, and who may do what.
+
+The law: the same verbs with and without a running hub. The hub that holds the ledger is asked, so that what
+it knows and what is stored never differ; where none runs, the ledger itself is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from duly.cli.common import (
+    Data,
+    Exit,
+    Json,
+    LedgerUrl,
+    Token,
+    Trouble,
+    Unreachable,
+    Url,
+    find_hub,
+    note,
+    open_to_read,
+    print_json,
+    settings_of,
+    table,
+)
+
+App = Annotated[str, typer.Argument(metavar="APP")]
+Device = Annotated[str, typer.Argument(metavar="DEVICE")]
+
+
+class Kind(str, Enum):
+    APP = "app"
+    DEVICE = "device"
+    USER = "user"
+    SENTINEL = "sentinel"
+    ADMIN = "admin"
+
+
+def add(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="app, device, user, sentinel or admin")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give an existing one a new token; its old one is void.")
+    ] = False,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Make an account. Its token is printed once: only a hash of it is kept."""
+    wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
+    made = _do("add", wanted, data, ledger, url, token)
+    if json:
+        print_json(made)
+        return
+    note(f"{kind.value} {name} has been added. Its token, which cannot be shown again:")
+    typer.echo(made["token"])
+
+
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Remove an account with all its grants."""
+    done = _do("remove", {"name": name}, data, ledger, url, token)
+    if not done["changed"]:
+        raise Trouble(Exit.REFUSED, f"there is nobody named {name}; 'duly list' shows who there is")
+    _say(json, done, f"{name} has been removed")
+
+
+def grant(
+    app: App,
+    device: Device,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Let an app command a device, and hear what it reports."""
+    done = _do("grant", {"app": app, "device": device}, data, ledger, url, token)
+    _say(json, done, f"{app} may {'' if done['changed'] else 'already '}command {device}")
+
+
+def revoke(
+    app: App,
+    device: Device,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Take a grant back."""
+    done = _do("revoke", {"app": app, "device": device}, data, ledger, url, token)
+    if not done["changed"]:
+        raise Trouble(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows who may what")
+    _say(json, done, f"{app} may no longer command {device}")
+
+
+def list_(
+    data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
+) -> None:
+    """Show the accounts, who may command whom, and who is online."""
+    known = _do("list", {}, data, ledger, url, token)
+    accounts, grants = known["accounts"], known["grants"]
+    online = known.get("online")
+    if json:
+        print_json({"accounts": accounts, "grants": grants, "online": online})
+        return
+    if not accounts:
+        typer.echo("nobody yet; begin with: duly add app phone")
+        return
+    rows = []
+    for one in accounts:
+        name, role = one["name"], one["role"]
+        here = "?" if online is None else "yes" if name in online else "no" if role == "device" else ""
+        rows.append([name, role, "disabled" if one["disabled"] else here, _relations(name, role, grants)])
+    table(["name", "kind", "online", "grants"], rows)
+    if online is None:
+        note(f"(no hub runs in {settings_of(data).data}: read from the ledger)")
+
+
+def _relations(name: str, role: str, grants: dict[str, list[str]]) -> str:
+    if role == "app":
+        devices = grants.get(name)
+        return f"commands {', '.join(devices)}" if devices else "may command nothing yet"
+    if role == "device":
+        apps = [app for app, devices in grants.items() if name in devices]
+        return f"commanded by {', '.join(apps)}" if apps else "commanded by nobody yet"
+    return "may command everything" if role == "admin" else ""
+
+
+def _say(json: bool, done: dict[str, Any], sentence: str) -> None:
+    if json:
+        print_json(done)
+    else:
+        typer.echo(sentence)
+
+
+def _do(
+    verb: str,
+    wanted: dict[str, str],
+    data: str | None,
+    ledger: str | None,
+    url: str | None,
+    token: str | None,
+) -> dict[str, Any]:
+    hub = None if ledger is not None else find_hub(data, url, token)
+    if hub is not None:
+        try:
+            answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", wanted)
+            if verb == "list":
+                answer["online"] = hub.ask("/v1/state")["devices"]
+            return answer
+        except Unreachable:
+            if not hub.local:
+                raise  # its note may be of one that was killed: the ledger knows
+    return asyncio.run(_do_in_ledger(verb, wanted, data, ledger))
+
+
+async def _do_in_ledger(
+    verb: str, wanted: dict[str, str], data: str | None, ledger: str | None
+) -> dict[str, Any]:
+    from pathlib import Path
+
+    import msgspec
+
+    from duly.auth import Accounts
+    from duly.hub import administer
+    from duly.ledgers import open_ledger
+
+    settings = settings_of(data, ledger)
+    if verb == "list":
+        opening = open_to_read(data, ledger)
+    else:
+        if not settings.ledger:
+            Path(settings.data).mkdir(parents=True, exist_ok=True)
+        opening = open_ledger(settings.ledger_url)
+    async with await opening as book:
+        accounts = Accounts(book)
+        await accounts.refresh()
+        result: dict[str, Any] = msgspec.to_builtins(await administer(accounts, verb, wanted))
+        return result

@@ -1,0 +1,294 @@
+"""What every verb needs: which hub or ledger is meant, how to ask it, how to say that it went wrong.
+
+The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr,
+with an exit code that a script can act on. The hub that runs is asked; where none runs, the ledger is opened.
+A hub's own word that it runs may be stale (kill -9); the ledger's lock never is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+from duly.errors import (
+    DulyError,
+    LedgerUnavailable,
+    Malformed,
+    NotAllowed,
+    NotAuthenticated,
+    SenderError,
+)
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from duly.ledger import Ledger
+    from duly.settings import Settings
+
+ASK_SECONDS: Final = 30.0
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_ALLOWED = 4
+    UNKNOWN = 5
+    REFUSED = 6
+
+
+class Trouble(Exception):
+    """What to tell, and with which code to exit."""
+
+    def __init__(self, code: Exit, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def code_of(problem: DulyError) -> Exit:
+    match problem:
+        case NotAuthenticated() | NotAllowed():
+            return Exit.NOT_ALLOWED
+        case Malformed():
+            return Exit.USAGE
+        case SenderError():
+            return Exit.REFUSED
+        case LedgerUnavailable():
+            return Exit.UNREACHABLE
+        case _:
+            return Exit.FAILED
+
+
+def guarded(verbs: Callable[[], object]) -> NoReturn:
+    """Run the command line; whatever goes wrong is one sentence and a code."""
+    try:
+        verbs()
+    except (Trouble, DulyError) as problem:
+        typer.echo(f"duly: {problem}", err=True)
+        raise SystemExit(problem.code if isinstance(problem, Trouble) else code_of(problem)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    raise SystemExit(0)
+
+
+# ── options that many verbs share ────────────────────────────────────────────────────────────────
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of a length of time as people write it.
+
+    >>> duration("500ms"), duration("30s"), duration("2m"), duration("1.5")
+    (0.5, 30.0, 120.0, 1.5)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a length of time; write 500ms, 30s, 2m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder.")]
+LedgerUrl = Annotated[
+    str | None, typer.Option("--ledger", metavar="URL", help="The ledger, if it is not in the data folder.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", envvar="DULY_URL", help="A hub elsewhere; needs a token."),
+]
+Token = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", envvar="DULY_TOKEN", help="From 'duly add'.")
+]
+
+
+# ── which hub ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hub:
+    """A hub to ask: where it is, and the token to ask with. `local`: by its own note in the data folder."""
+
+    def __init__(self, url: str, token: str, *, local: bool) -> None:
+        self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+        self.token = token
+        self.local = local
+
+    @property
+    def tls(self) -> SSLContext | None:
+        """Its certificate names it as the world knows it, not as this machine does; and here the token
+        goes to whoever owns the data folder anyway."""
+        if not self.url.startswith("https:"):
+            return None
+        import ssl
+
+        return ssl._create_unverified_context() if self.local else ssl.create_default_context()
+
+    def ask(self, path: str, body: dict[str, str] | None = None) -> Any:
+        """The JSON at a path; with a body it is posted. Raises `Unreachable` or `Trouble`."""
+        import urllib.error
+        import urllib.request
+
+        import msgspec
+
+        request = urllib.request.Request(
+            self.url + path,
+            data=None if body is None else msgspec.json.encode(body),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
+        )
+        # A proxy of the environment is for the world, not for a hub.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.tls)
+        )
+        try:
+            with opener.open(request, timeout=ASK_SECONDS) as answer:
+                return msgspec.json.decode(answer.read())
+        except urllib.error.HTTPError as problem:
+            raise _refusal(problem.code, problem.read()) from None
+        except (OSError, msgspec.DecodeError, ValueError) as problem:
+            raise Unreachable(self.url, getattr(problem, "reason", problem)) from None
+
+    def borrow(self, name: str) -> str:
+        """A token with which to be somebody, for as long as this hub runs."""
+        return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
+
+
+class Unreachable(Trouble):
+    def __init__(self, url: str, why: object) -> None:
+        super().__init__(
+            Exit.UNREACHABLE,
+            f"the hub at {url} does not answer ({why}); is it running? Start it with 'duly up'",
+        )
+
+
+def _refusal(status: int, body: bytes) -> Trouble:
+    import msgspec
+
+    try:
+        said = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        said = {}
+    code = {400: Exit.USAGE, 401: Exit.NOT_ALLOWED, 403: Exit.NOT_ALLOWED, 404: Exit.UNKNOWN}.get(status)
+    if code is None:
+        code = Exit.UNREACHABLE if status >= 500 else Exit.REFUSED
+    return Trouble(code, str(said.get("detail") or f"the hub answers with HTTP status {status}"))
+
+
+def settings_of(data: str | None, ledger: str | None = None) -> Settings:
+    from duly.settings import load
+
+    return load({"data": data, "ledger": ledger})
+
+
+def local_hub(data: str | None) -> Hub | None:
+    """The hub of this data folder, if it runs."""
+    from pathlib import Path
+
+    from duly.hub import read_notice
+
+    notice = read_notice(Path(settings_of(data).data))
+    return None if notice is None else Hub(notice.url, notice.token, local=True)
+
+
+def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub | None:
+    """The hub that is meant: by its address and a token, or the one of the data folder if it runs."""
+    if url is not None:
+        if not re.match(r"(https?|wss?)://", url):
+            raise Trouble(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
+        if token is None:
+            raise Trouble(Exit.USAGE, "a hub elsewhere wants a token: --token, or DULY_TOKEN")
+        return Hub(url, token, local=False)
+    hub = local_hub(data)
+    return Hub(hub.url, token, local=True) if hub is not None and token is not None else hub
+
+
+def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub:
+    hub = find_hub(data, url, token)
+    if hub is None:
+        folder = settings_of(data).data
+        raise Trouble(
+            Exit.UNREACHABLE,
+            f"no hub runs in {folder}; start one with 'duly up', or say where it is: --data, or --url and --token",
+        )
+    return hub
+
+
+async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
+    """The ledger, without getting in anybody's way."""
+    from duly.ledgers import open_ledger
+
+    url = settings_of(data, ledger).ledger_url
+    if url.startswith("sqlite:") and "mode=" not in url:
+        url += "&mode=ro" if "?" in url else "?mode=ro"
+    return await open_ledger(url)
+
+
+# ── printing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def note(sentence: str) -> None:
+    """For the person, not for the pipe."""
+    typer.echo(sentence, err=True)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as they need to be; the last one runs free."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    for number, line in enumerate(lines):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+        text = "  ".join([*cells, line[-1]]).rstrip()
+        typer.secho(text, dim=number == 0)
+
+
+def clock(ms: float) -> str:
+    """A time of day, in milliseconds; the date too, if it is not today."""
+    moment = time.localtime(ms / 1000)
+    day = "" if moment[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", moment)
+    return f"{day}{time.strftime('%H:%M:%S', moment)}.{int(ms) % 1000:03d}"
+
+
+def took(ms: float) -> str:
+    """A length, given in milliseconds."""
+    if abs(ms) < 10:
+        return f"{ms:.1f} ms"
+    return f"{ms:.0f} ms" if abs(ms) < 10_000 else f"{ms / 1000:.1f} s"
+
+
+_COLOURS: Final = {
+    "done": typer.colors.GREEN,
+    "accepted": typer.colors.GREEN,
+    "failed": typer.colors.RED,
+    "refused": typer.colors.RED,
+    "expired": typer.colors.RED,
+    "unknown": typer.colors.YELLOW,
+    "superseded": typer.colors.YELLOW,
+    "duplicate": typer.colors.YELLOW,
+}
+
+
+def tint(word: str) -> str:
+    """A state in its colour; `typer.echo` leaves colours out where nobody would see them."""
+    return typer.style(word, fg=_COLOURS[word]) if word in _COLOURS else word
+
+
+def state_code(state: str) -> Exit:
+    """What a command's end, or that it has none yet, means to a script."""
+    match state:
+        case "done":
+            return Exit.OK
+        case "failed" | "expired" | "superseded" | "cancelled":
+            return Exit.FAILED
+        case _:
+            return Exit.UNKNOWN

@@ -1,0 +1,271 @@
+"""`duly device`: a lock or a lamp without hardware, on `duly.Device` like any other.
+
+The law: one line in the effects file is one thing that really happened, flushed to the disk before anybody
+is told. Whoever doubts that an effect happened once counts lines; nothing else here is evidence.
+
+    2026-11-15T22:01:47.123Z 1763244107120_7 phone lock_control {"open":true}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, unquote
+
+import typer
+
+from duly.cli.common import (
+    Data,
+    Exit,
+    Hub,
+    Json,
+    Token,
+    Trouble,
+    Unreachable,
+    Url,
+    clock,
+    find_hub,
+    need_hub,
+    print_json,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from duly.clients.device import Command, Device
+    from duly.clients.link import Link
+
+FIRST_SECONDS = 10.0
+
+
+class Kind(str, Enum):
+    LOCK = "lock"
+    LAMP = "lamp"
+
+
+def device(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    kind: Annotated[Kind, typer.Option("--kind", metavar="lock|lamp", help="What it is.")] = Kind.LOCK,
+    effects: Annotated[
+        Path | None, typer.Option("--effects", metavar="FILE", help="Write a line for everything it really does.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="FILE", help="Its memory of what it has done. [in the data folder; none with --url]"
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Be a simulated lock or lamp.
+
+    A lock understands lock_control {"open": true}, a lamp dev_control {"on": true} or {"toggle": true}; both
+    understand query, and do everything else they are told by writing it down. It needs an account: 'duly add
+    device NAME'. Without --token it uses the hub on this machine. Ctrl-C stops it.
+    """
+    hub = need_hub(data, url, token)
+    if token is None:
+        _check_account(hub, name)
+    if store is None and hub.local:
+        store = Path(settings_of(data).data) / f"device-{name}.db"
+    thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
+    asyncio.run(_run(hub, name, data if token is None else None, token, thing, store, json))
+
+
+def _check_account(hub: Hub, name: str) -> None:
+    roles = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
+    if name not in roles:
+        raise Trouble(Exit.NOT_ALLOWED, f"there is no device {name}; make it with: duly add device {name}")
+    if roles[name] != "device":
+        raise Trouble(Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is")
+
+
+class Effects:
+    """What really happened, one line each, on the disk before it is told."""
+
+    def __init__(self, place: Path | None) -> None:
+        self._place = place
+        self._fd: int | None = None
+
+    def read(self) -> list[tuple[str, str, str, Any]]:
+        """(id, sender, type, data) of every whole line."""
+        import msgspec
+
+        if self._place is None or not self._place.exists():
+            return []
+        found = []
+        for line in self._place.read_bytes().splitlines(keepends=True):
+            parts = line.split(b" ", 4)
+            if line.endswith(b"\n") and len(parts) == 5:
+                _, id_, sender, type_, data = parts
+                found.append((unquote(id_.decode()), sender.decode(), type_.decode(), msgspec.json.decode(data)))
+        return found
+
+    def add(self, command: Command) -> None:
+        import msgspec
+
+        if self._place is None:
+            return
+        if self._fd is None:
+            self._fd = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        id_ = quote(command.id, safe=":_-.~+=@,/")  # strangers' ids may hold blanks
+        head = f"{at} {id_} {command.sender} {command.type} ".encode()
+        os.write(self._fd, head + msgspec.json.encode(command.data) + b"\n")
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Thing:
+    """The lock or lamp itself: what it is now, by everything that happened to it."""
+
+    def __init__(self, kind: str, effects: Effects, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        self.kind = kind
+        self.effects = effects
+        self.state: dict[str, Any] = {"open": False} if kind == "lock" else {"on": False}
+        self._tell = tell
+        for _, _, type_, data in effects.read():
+            with contextlib.suppress(ValueError):
+                self.state = self._after(type_, data)
+
+    @property
+    def main(self) -> str:
+        return "lock_control" if self.kind == "lock" else "dev_control"
+
+    def _after(self, type_: str, data: Any) -> dict[str, Any]:
+        """The state after a command; a `ValueError` says what is wrong with it."""
+        if type_ != self.main:
+            return self.state
+        (key,) = ("open",) if self.kind == "lock" else ("on",)
+        if isinstance(data, dict) and isinstance(data.get(key), bool):
+            return self.state | data
+        if isinstance(data, dict) and data.get("toggle") is True:
+            return self.state | {key: not self.state[key]}
+        raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
+
+    def install(self, device: Device) -> None:
+        from duly.clients.device import DeviceError
+        from duly.dialects.frames import COMMANDS, DeviceCode
+
+        async def act(command: Command) -> dict[str, Any]:
+            try:
+                after = self._after(command.type, command.data)
+            except ValueError as problem:
+                raise DeviceError(DeviceCode.BAD_PARAMETERS, str(problem)) from None
+            self.effects.add(command)
+            self.state = after
+            self.told("did", command)
+            return after
+
+        async def query(command: Command) -> dict[str, Any]:
+            self.told("was asked", command)
+            return self.state
+
+        other = "dev_control" if self.kind == "lock" else "lock_control"
+        media = {"media_download", "media_download_chunk"}
+        device.on("query", effect="at_least_once")(query)
+        device.on(*sorted(COMMANDS - {"query", other} - media))(act)
+
+    def told(self, what: str, command: Command) -> None:
+        self._tell(
+            what,
+            {
+                "id": command.id,
+                "from": command.sender,
+                "type": command.type,
+                "data": command.data,
+                "attempt": command.attempt,
+                "state": self.state,
+            },
+        )
+
+
+def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
+    import msgspec
+
+    now = time.time() * 1000
+    if json:
+        print_json({"what": what, "time": round(now), **more})
+        return
+    data = "" if more["data"] is None else " " + msgspec.json.encode(more["data"]).decode()
+    state = msgspec.json.encode(more["state"]).decode()
+    typer.echo(f"{clock(now)}  {what} {more['type']}{data} for {more['from']}  → {state}   [{more['id']}]")
+
+
+def make_device(hub: Hub, name: str, data: str | None, token: str | None, store: Path | None) -> Device:
+    """A device at this hub. Without a token of its own it borrows one, which ends with the hub that lent it:
+    so it borrows again from each new one."""
+    from duly.clients.device import Device
+    from duly.clients.link import Link
+
+    class BorrowingLink(Link):
+        lender = ""
+
+        async def _introduce(self, socket: Any) -> Any:
+            now = find_hub(data) if token is None else None
+            if now is not None and now.token != self.lender:
+                with contextlib.suppress(Unreachable):
+                    self._token = await asyncio.to_thread(now.borrow, name)
+                    self.lender = now.token
+            return await super()._introduce(socket)
+
+    class LocalDevice(Device):
+        def _open_link(self) -> Link:
+            return BorrowingLink(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
+
+    return LocalDevice(hub.url, token or hub.token, data=None if store is None else str(store.absolute()))
+
+
+async def _run(
+    hub: Hub, name: str, data: str | None, token: str | None, thing: Thing, store: Path | None, json: bool
+) -> None:
+    device = make_device(hub, name, data, token, store)
+    thing.install(device)
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    try:
+        try:
+            async with asyncio.timeout(FIRST_SECONDS):
+                await device.__aenter__()
+        except TimeoutError:
+            raise Unreachable(hub.url, "no connection") from None
+        try:
+            _begin(json, thing, device.name, hub.url, store)
+            life = loop.create_task(device._engine.wait())
+            telling = loop.create_task(told.wait())
+            await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
+            telling.cancel()
+            if life.done():
+                raise Trouble(Exit.FAILED, f"the device has ended by itself: {life.exception()!r}")
+            life.cancel()
+        finally:
+            await device.__aexit__(None, None, None)
+    finally:
+        thing.effects.close()
+
+
+def _begin(json: bool, thing: Thing, name: str, url: str, store: Path | None) -> None:
+    import msgspec
+
+    if json:
+        print_json({"what": "online", "name": name, "kind": thing.kind, "url": url, "state": thing.state})
+        return
+    typer.echo(f"{thing.kind} {name} is online at {url}, {msgspec.json.encode(thing.state).decode()}")
+    if store is None:
+        typer.echo("it has no --store: after a restart it will not know what it has done")

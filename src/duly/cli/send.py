@@ -1,0 +1,256 @@
+"""`duly send`: one command to one device, and both acknowledgements as they come.
+
+The law: what is shown is what went over the wire. The same id is sent again while no word comes, as any app
+does. An id made here is a UUIDv7: it has its time but no counter, so that who sends as another app does not
+get in the way of that app's own counting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.common import (
+    Data,
+    Exit,
+    Hub,
+    Json,
+    Token,
+    Trouble,
+    Unreachable,
+    Url,
+    clock,
+    duration,
+    need_hub,
+    note,
+    print_json,
+    state_code,
+    tint,
+    took,
+)
+
+if TYPE_CHECKING:
+    from duly.dialects.frames import Frame
+
+CONNECT_SECONDS = 5.0
+
+
+def send(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    type_: Annotated[str, typer.Argument(metavar="TYPE", help="lock_control, dev_control, query, …")],
+    body: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The command's data.")] = None,
+    as_: Annotated[str | None, typer.Option("--as", metavar="APP", help="Send as this app.")] = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="SEQ", help="Use this id; the same id again is a repeat.")
+    ] = None,
+    queue: Annotated[bool, typer.Option("--queue", help="Keep it for a device that is away.")] = False,
+    exp: Annotated[
+        float | None, typer.Option("--exp", parser=duration, metavar="30s", help="Not to be done after this.")
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", parser=duration, metavar="10s", help="For the device's answer. [10s; with --queue 1s]"
+        ),
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option("--order", metavar="KEY", help="In order with others of this key.")
+    ] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Of one order key only the newest counts.")] = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Send a command to a device, and show both acknowledgements.
+
+    `server_ack` says that the hub has stored it, `ack` how it ended. Without --token it is sent through the hub
+    on this machine, as the one app that may command the device.
+
+    Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if nobody can tell (yet), 6 if the hub
+    refused it.
+    """
+    hub = _as_whom(device, as_, need_hub(data, url, token), token)
+    frame = _frame(device, type_, body, id_, queue, exp, order, latest)
+    patience = wait if wait is not None else 1.0 if queue else 10.0
+    log = _Log(device, json)
+    asyncio.run(_send(hub, frame, patience, log))
+    code = log.code()
+    if code is Exit.UNKNOWN and log.accepted:
+        if queue and wait is None:
+            code = Exit.OK
+        if not json:
+            note(f"not ended yet; see how it went with: duly outcome {frame.seq_id}")
+    elif code is Exit.UNKNOWN and not log.said:
+        note("the hub said nothing to it; nobody can tell whether it has it. Send it again with the same --id")
+    raise typer.Exit(code)
+
+
+def _as_whom(device: str, as_: str | None, hub: Hub, token: str | None) -> Hub:
+    if as_ is None and token is not None:
+        return hub
+    if as_ is None:
+        grants: dict[str, list[str]] = hub.ask("/v1/admin/list", {})["grants"]
+        apps = [app for app, devices in grants.items() if device in devices]
+        if not apps:
+            raise Trouble(
+                Exit.NOT_ALLOWED, f"no app may command {device}; allow one with: duly grant APP {device}"
+            )
+        if len(apps) > 1:
+            raise Trouble(
+                Exit.USAGE, f"several apps may command {device}; choose one with --as: {', '.join(apps)}"
+            )
+        as_ = apps[0]
+    return Hub(hub.url, hub.borrow(as_), local=hub.local)
+
+
+def _frame(
+    device: str,
+    type_: str,
+    body: str | None,
+    id_: str | None,
+    queue: bool,
+    exp: float | None,
+    order: str | None,
+    latest: bool,
+) -> Frame:
+    import secrets
+
+    import msgspec
+
+    from duly.core.ids import uuid7
+    from duly.core.messages import Mode
+    from duly.dialects.frames import NOTHING, Frame, FrameOrder
+
+    if body is not None:
+        try:
+            msgspec.json.decode(body)
+        except msgspec.DecodeError as problem:
+            raise Trouble(
+                Exit.USAGE, f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'"
+            ) from None
+    mode = Mode.LATEST if latest else Mode.REPLAY
+    return Frame(
+        type_,
+        id_ or uuid7(time.time_ns() // 1000, secrets.randbits(80)),
+        device,
+        data=NOTHING if body is None else msgspec.Raw(body.encode()),
+        exp=None if exp is None else round((time.time() + exp) * 1000),
+        queue=queue,
+        order=FrameOrder(order or "", mode) if order is not None or latest else None,
+    )
+
+
+class _Log:
+    """What came back, and when, counted from the first sending."""
+
+    def __init__(self, device: str, json: bool) -> None:
+        self._device = device
+        self._json = json
+        self._began = time.monotonic()
+        self.said: Frame | None = None
+        self.ended: Frame | None = None
+        self.seen: list[dict[str, Any]] = []
+
+    @property
+    def accepted(self) -> bool:
+        from duly.dialects.frames import ServerCode
+
+        return self.said is not None and self.said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
+
+    def begin(self, frame: Frame, again: int) -> None:
+        if not again:
+            self._began = time.monotonic()
+        what = f"sent         {frame.type} to {self._device}, id {frame.seq_id}"
+        self._line("sent" if not again else "sent again", what if not again else f"sent again   (resend {again})")
+
+    def heard(self, frame: Frame) -> None:
+        from duly.dialects.frames import DeviceCode, ServerCode, load
+
+        after = f" after {took((time.monotonic() - self._began) * 1000)}"
+        if frame.type == "server_ack":
+            self.said = frame
+            code = frame.code if frame.code is not None else ServerCode.INTERNAL
+            word = ServerCode(code).name.lower().replace("_", " ") if 0 <= code <= 5 else "?"
+            shown = tint(word if code in (0, 5) else "refused")
+            more = f", it is {tint(frame.state)}" if frame.state else ""
+            why = f": {frame.detail}" if frame.detail else ""
+            self._line("server_ack", f"server_ack   code {code} {shown}{more}{why}{after}", frame)
+        else:
+            self.ended = frame
+            code = frame.code if frame.code is not None else -1
+            name = DeviceCode(code).name.lower().replace("_", " ") if 0 <= code <= 7 else ""
+            state = frame.state or "done"
+            what = "" if name in (state, "done") else f" {name}"
+            why = f": {frame.detail}" if frame.detail else ""
+            answer = f"  {bytes(frame.data).decode()}" if load(frame.data) is not None else ""
+            self._line("ack", f"ack          code {code}{what}, {tint(state)}{why}{after}{answer}", frame)
+
+    def _line(self, what: str, line: str, frame: Frame | None = None) -> None:
+        import msgspec
+
+        if not self._json:
+            typer.echo(f"{clock(time.time() * 1000)}  {line}")
+            return
+        ms = round((time.monotonic() - self._began) * 1000, 1)
+        fields = {} if frame is None else msgspec.to_builtins(frame)
+        if frame is not None and frame.data:
+            fields["data"] = msgspec.Raw(bytes(frame.data))
+        print_json({"what": what, "after_ms": ms, **fields})
+
+    def code(self) -> Exit:
+        from duly.dialects.frames import ServerCode
+
+        if self.ended is not None:
+            return state_code(self.ended.state or "done")
+        if self.said is None or self.accepted or self.said.code == ServerCode.INTERNAL:
+            return Exit.UNKNOWN
+        return Exit.NOT_ALLOWED if self.said.code == ServerCode.NOT_ALLOWED else Exit.REFUSED
+
+
+async def _send(hub: Hub, frame: Frame, patience: float, log: _Log) -> None:
+    from duly.clients.link import Link
+    from duly.core.retry import COMMAND
+    from duly.core.units import SECOND
+    from duly.dialects import frames
+
+    raw = frames.encode(frame)
+    news: asyncio.Queue[Frame | None] = asyncio.Queue()
+    link = Link(hub.url, hub.token, up=lambda _: news.put_nowait(None), heard=news.put_nowait, tls=hub.tls)
+    await link.start()
+    try:
+        try:
+            await asyncio.wait_for(link.ready(), CONNECT_SECONDS)
+        except TimeoutError:
+            raise Unreachable(hub.url, "no connection") from None
+        loop = asyncio.get_running_loop()
+        sent, attempt, resend = 0, 0, float("inf")
+        until = float("inf")
+        while True:
+            try:
+                heard = await asyncio.wait_for(news.get(), min(resend, until) - loop.time())
+            except TimeoutError:
+                if loop.time() >= until:
+                    return
+                heard = None
+            if heard is None:  # a connection is there (again), or it is time to repeat
+                log.begin(frame, sent)
+                link.send(raw)
+                sent += 1
+                attempt += 1
+                pause = COMMAND.delay(attempt, b"")
+                resend = float("inf") if pause is None else loop.time() + pause / SECOND
+                if until == float("inf"):
+                    until = loop.time() + max(patience, CONNECT_SECONDS)
+            elif heard.seq_id in (frame.seq_id, None) and heard.type in ("server_ack", "ack"):
+                log.heard(heard)
+                if heard.type == "ack" or not (log.accepted or heard.code == frames.ServerCode.INTERNAL):
+                    return
+                if log.accepted:
+                    resend = float("inf")
+                    until = min(until, loop.time() + patience)
+    finally:
+        await link.stop()

@@ -1,0 +1,126 @@
+"""`duly up`: run a hub until somebody stops it.
+
+The law: one line, `ready …`, once everything serves; a person reads how to go on behind it, a program reads
+no further. It ends when it is told to, cleanly; or by itself, and then says why and exits with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, print_json
+from duly.errors import DulyError
+
+if TYPE_CHECKING:
+    from duly.settings import Settings
+
+
+def up(
+    data: Data = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", help="HTTP and WebSocket; 0 is any free one. [7800]")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="ADDR", help="Where to listen. [127.0.0.1]")
+    ] = None,
+    ledger: LedgerUrl = None,
+    mqtt_port: Annotated[
+        int | None, typer.Option("--mqtt-port", metavar="N", help="The embedded MQTT broker's. [7883]")
+    ] = None,
+    mqtt: Annotated[
+        str | None,
+        typer.Option("--mqtt", metavar="URL", help="Another MQTT broker instead of the embedded one."),
+    ] = None,
+    no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None,
+    tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Its key.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond this machine without TLS all the same.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a hub: apps and devices connect to it.
+
+    Everything it keeps is in the data folder (duly-data here, if you do not say). Ctrl-C stops it; nothing
+    it has accepted is lost, however it ends.
+    """
+    from duly.settings import load
+
+    settings = load(
+        {
+            "data": data,
+            "port": port,
+            "listen": listen,
+            "ledger": ledger,
+            "mqtt_port": mqtt_port,
+            "mqtt": mqtt,
+            "no_mqtt": no_mqtt,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "insecure": insecure,
+        }
+    )
+    try:
+        import uvloop
+    except ImportError:  # not made for this platform: slower, not different
+        asyncio.run(_serve(settings, json))
+    else:
+        uvloop.run(_serve(settings, json))
+
+
+async def _serve(settings: Settings, json: bool) -> None:
+    from duly.hub import Hub
+
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def stop() -> None:
+        told.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)  # whoever insists need not wait
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    hub = Hub(settings)
+    try:
+        await hub.start()
+    except DulyError as problem:
+        if isinstance(problem.__cause__, OSError):  # nothing is wrong with what was typed
+            raise Trouble(Exit.FAILED, str(problem)) from None
+        raise
+    except OSError as problem:
+        raise Trouble(Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}") from None
+    _announce(hub, settings, json)
+    life = loop.create_task(hub.run())
+    telling = loop.create_task(told.wait())
+    try:
+        await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            problem = life.exception()
+            raise Trouble(
+                Exit.FAILED, f"the hub has ended by itself: {problem!r}. What it accepted is stored"
+            )
+    finally:
+        for task in (life, telling):
+            task.cancel()
+        await asyncio.gather(life, telling, return_exceptions=True)
+        await hub.stop()
+
+
+def _announce(hub: object, settings: Settings, json: bool) -> None:
+    url = str(getattr(hub, "url", ""))
+    mqtt = getattr(hub, "mqtt_url", None)
+    if json:
+        print_json({"url": url, "mqtt": mqtt, "data": settings.data, "pid": os.getpid()})
+        return
+    typer.echo(f"ready {url} {mqtt}" if mqtt else f"ready {url}")
+    where = "" if settings.data == "duly-data" else f" --data {settings.data}"
+    typer.echo(
+        f"\nNext:  duly add device lock{where}   duly add app phone{where}   duly grant phone lock{where}"
+    )
+    typer.echo(f"Then:  duly device lock{where}       duly send lock lock_control '{{\"open\":true}}'{where}")

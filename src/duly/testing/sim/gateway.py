@@ -1,0 +1,380 @@
+"""Worlds of the gateway: the production `Gateway`, `App` and `Device`, with simulated sockets between them.
+
+A socket keeps order and repeats nothing, but it breaks, with whatever was on its way, and is made again.
+What then must hold is the same as in any other world, and the same checkers judge it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from duly.apps.control import ControlPolicy
+from duly.apps.gateway import Gateway, GatewayPolicy, Session
+from duly.auth import Accounts, Principal, Role
+from duly.clients.app import App
+from duly.clients.device import Command, Device, DeviceError
+from duly.clients.link import RECONNECT
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, key_of
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Effect, Reply
+from duly.core.units import MINUTE, SECOND
+from duly.dialects import frames
+from duly.dialects.frames import Frame, ServerCode
+from duly.errors import DulyError
+from duly.ledger import Ledger
+from duly.testing.sim.nodes import Node
+from duly.testing.sim.world import World
+
+if TYPE_CHECKING:
+    from duly.clients.link import Link
+
+LOCK, LAMP = "lock_control", "dev_control"
+"""Opening must happen at most once; lighting may be repeated."""
+
+POLICY: Final = ControlPolicy(
+    max_age=2 * MINUTE, remember=5 * MINUTE, skew=MINUTE, patience=30 * SECOND, lasts=30 * SECOND,
+    resend=RetryPolicy.fixed(3 * SECOND, tries=6),
+)  # fmt: skip
+WANTED: Final = b'"wanted"'
+
+
+class Wire:
+    """One connection: two queues that keep order, until it breaks."""
+
+    def __init__(self, world: World, client: str) -> None:
+        self._world = world
+        self.client = client
+        self.broken = False
+        self.on_break: list[Callable[[], None]] = []
+        self._free = [0.0, 0.0]
+
+    def carry(self, way: int, deliver: Callable[[bytes], None], frame: bytes) -> None:
+        world = self._world
+        if self.broken or ("hub", self.client) in world.network.cut:
+            self.break_()
+            return
+        if world.faulty and world.rng.random() < world.plan.drop / 8:
+            world.faults += 1
+            self.break_()
+            return
+        loop = asyncio.get_running_loop()
+        at = max(
+            self._free[way] + 1e-6, loop.time() + 0.001 + world.rng.random() * min(world.network.slow, 0.5)
+        )
+        self._free[way] = at
+        loop.call_at(at, self._arrive, deliver, frame)
+
+    def _arrive(self, deliver: Callable[[bytes], None], frame: bytes) -> None:
+        if not self.broken:
+            deliver(frame)
+
+    def break_(self) -> None:
+        if not self.broken:
+            self.broken = True
+            for told in self.on_break:
+                asyncio.get_running_loop().call_soon(told)
+
+
+class HubSession:
+    """The hub's end of a wire."""
+
+    def __init__(self, wire: Wire, deliver: Callable[[bytes], None]) -> None:
+        self._wire = wire
+        self._deliver = deliver
+
+    def push(self, frame: bytes) -> None:
+        self._wire.carry(0, self._deliver, frame)
+
+    def close(self, reason: str) -> None:
+        self._wire.break_()
+
+
+class SimLink:
+    """The client's end: what `duly.clients.link.Link` is on a real network."""
+
+    def __init__(
+        self, node: Node, up: Callable[[Frame], None], heard: Callable[[Frame], None],
+        cursors: Callable[[], dict[str, int] | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._up = up
+        self._heard = heard
+        self._cursors = cursors
+        self._wire: Wire | None = None
+        self._session: HubSession | None = None
+        self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._attempt = 0
+        self._welcomed = False
+
+    async def start(self) -> None:
+        self._connect()
+
+    async def ready(self) -> Frame:
+        return await self._first
+
+    async def stop(self) -> None:
+        if self._wire is not None:
+            self._wire.break_()
+
+    def _connect(self) -> None:
+        node, world = self._node, self._node.world
+        hub = world.nodes["hub"]
+        assert isinstance(hub, GatewayHub)
+        if not node.alive or self._wire is not None:
+            return
+        if not hub.ready or ("hub", node.name) in world.network.cut:
+            self._again()
+            return
+        self._wire = wire = Wire(world, node.name)
+        self._session = HubSession(wire, self._receive)
+        self._welcomed = False
+        wire.on_break = [lambda: self._broke(wire), lambda: hub.lost(session, node.name)]
+        session = self._session
+        hub.wires.append(wire)
+        hub.spawn(hub.welcome(session, node.name, self._cursors()))
+
+    def _again(self) -> None:
+        self._attempt += 1
+        delay = RECONNECT.delay(min(self._attempt, 5), self._node.name.encode()) or 0
+        asyncio.get_running_loop().call_later(delay / SECOND, self._connect)
+
+    def _broke(self, wire: Wire) -> None:
+        if self._wire is wire:
+            self._wire = None
+            if self._node.alive:
+                self._again()
+
+    def _receive(self, raw: bytes) -> None:
+        if not self._node.alive:
+            return
+        frame = frames.decode(raw)
+        if not self._welcomed:
+            self._welcomed = True
+            self._attempt = 0
+            self._up(frame)
+            if not self._first.done():
+                self._first.set_result(frame)
+            return
+        self._heard(frame)
+
+    def send(self, frame: bytes) -> None:
+        wire, session, hub = self._wire, self._session, self._node.world.nodes["hub"]
+        if wire is None or session is None or not self._welcomed or not self._node.alive:
+            return
+        assert isinstance(hub, GatewayHub)
+        name = self._node.name
+        hub.recorded.append((name, frame))
+        wire.carry(1, lambda raw: hub.hear(session, name, raw), frame)
+
+
+class _Everybody(Accounts):
+    """Everybody may command everything: who may what is not what these worlds are about."""
+
+    def __init__(self, devices: list[str], apps: list[str]) -> None:
+        self._devices = frozenset(devices)
+        self._people = frozenset(apps)
+
+    def may(self, principal: Principal, device: str) -> bool:
+        return True
+
+    def granted(self, app: str) -> frozenset[str]:
+        return self._devices
+
+    def apps_of(self, device: str) -> frozenset[str]:
+        return self._people
+
+
+class _SeenGateway(Gateway):
+    """The production gateway, with an observer at its window."""
+
+    node: Node
+
+    def _perform(self, effect: Effect) -> None:
+        if not self.node.alive:
+            return
+        if isinstance(effect, Reply):
+            self.node.world.log.replied(self.node, effect.message, effect.verdict)
+        super()._perform(effect)
+
+
+def _principal(name: str) -> Principal:
+    return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
+
+
+class GatewayHub(Node):
+    wires: list[Wire]
+    recorded: list[tuple[str, bytes]]
+
+    async def begin(self) -> None:
+        self.wires = []
+        self.recorded = getattr(self, "recorded", [])
+        names = list(self.world.nodes)
+        accounts = _Everybody(
+            [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
+        )
+        self.gateway = _SeenGateway(self.ledger, accounts, GatewayPolicy(control=POLICY))
+        self.gateway.node = self
+        self.engine = self.gateway.engine
+        await self.gateway.start()
+
+    def die(self) -> None:
+        super().die()
+        for wire in self.wires:
+            wire.break_()
+
+    async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
+        await self._quietly(session, self.gateway.connected(session, _principal(name), cursors))
+
+    def hear(self, session: Session, name: str, raw: bytes) -> None:
+        if self.alive:
+            self.spawn(self._quietly(session, self.gateway.receive(session, _principal(name), raw)))
+
+    def lost(self, session: Session, name: str) -> None:
+        if self.alive:
+            self.spawn(self._quietly(session, self.gateway.disconnected(session, _principal(name))))
+
+    async def _quietly(self, session: Session, call: Any) -> None:
+        try:
+            await call
+        except DulyError as problem:
+            session.close(str(problem))  # as the transport does
+
+
+def _die(client: App | Device) -> None:
+    """A process is gone: its engine stands still and its socket breaks."""
+    if hasattr(client, "_engine"):
+        client._engine.kill()
+    link: Any = getattr(client, "_link", None)
+    if link is not None and link._wire is not None:
+        link._wire.break_()
+
+
+class _SimApp(App):
+    def __init__(self, node: GatewayApp) -> None:
+        super().__init__("", "")
+        self.node = node
+
+    async def _open_ledger(self) -> Ledger:
+        return self.node.ledger
+
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard, lambda: self._cursors)  # type: ignore[return-value]
+
+    def _perform(self, effect: Effect) -> None:
+        if self.node.alive:
+            super()._perform(effect)
+
+    def _server_ack(self, key: bytes, frame: Frame) -> None:
+        if frame.code in (ServerCode.OFFLINE, ServerCode.BAD_PARAMETERS):
+            self.node.world.log.freed.add(key)
+        super()._server_ack(key, frame)
+
+    def _end(self, key: bytes, state: State, answer: Answer) -> None:
+        self.node.world.log.outcome(self.node.name, key, state, answer)
+        super()._end(key, state, answer)
+
+
+class GatewayApp(Node):
+    async def begin(self) -> None:
+        self.app = _SimApp(self)
+        await self.app.__aenter__()
+        self.engine = self.app._engine
+
+    def die(self) -> None:
+        _die(self.app)
+
+    async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        minted = self.app._ids.next(self.clock.now())
+        lane = None if order is None else order.key
+        latest = order is not None and order.mode is Mode.LATEST
+        order = Order(lane or "", Mode.LATEST if latest else Mode.REPLAY, minted.n)
+        expires = self.clock.now() + lasts if lasts else 0
+        message = Message(self.name, str(minted), kind, recipient, WANTED, expires=expires, order=order)
+        self.world.log.submitted(self, message, minted)
+        try:
+            await self.app.post(
+                recipient, kind, "wanted", id=str(minted), order=lane, latest=latest,
+                expires=lasts / SECOND if lasts else None, queue=bool(lasts),
+            )  # fmt: skip
+        except DulyError:
+            return
+
+
+class _SimDevice(Device):
+    def __init__(self, node: GatewayDevice) -> None:
+        super().__init__("", "")
+        self.node = node
+
+    async def _open_ledger(self) -> Ledger:
+        return self.node.ledger
+
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard)  # type: ignore[return-value]
+
+    def _perform(self, effect: Effect) -> None:
+        if self.node.alive:
+            super()._perform(effect)
+
+
+class GatewayDevice(Node):
+    async def begin(self) -> None:
+        self.device = device = _SimDevice(self)
+        device.on(LOCK, effect="at_most_once")(self._handle)
+        device.on(LAMP, effect="at_least_once")(self._handle)
+        await device.__aenter__()
+        self.engine = device._engine
+
+    def die(self) -> None:
+        _die(self.device)
+        for task in self.device._tasks:
+            task.cancel()
+
+    async def _handle(self, command: Command) -> object:
+        world, draw = self.world, self.world.rng.random
+        await asyncio.sleep(draw() * 0.1)
+        if world.faulty and draw() < world.plan.failing:
+            raise DeviceError(1, "busy")
+        key = key_of(command.sender, command.id)
+        want = world.log.wanted[key].message
+        forged = command.data != "wanted"
+        message = msgspec.structs.replace(want, body=b"forged") if forged else want
+        world.log.effect(self, message, command.attempt)
+        await asyncio.sleep(draw() * 0.1)
+        return "wanted"
+
+
+class GatewayWorld(World):
+    sender = GatewayApp
+    receiver = GatewayDevice
+    hub = GatewayHub
+    kinds = (LOCK, LAMP)
+    at_most_once = frozenset({LOCK})
+
+    def _replay(self, count: int) -> None:
+        """Somebody recorded what apps and devices said, and says it again with their credentials."""
+        hub = self.nodes["hub"]
+        assert isinstance(hub, GatewayHub)
+        if not hub.ready:
+            return
+        recorded = hub.recorded
+        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
+        for name, frame in chosen:
+            if name.startswith("app"):
+                self.faults += 1
+                hub.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+
+    def _lie(self) -> None:
+        hub = self.nodes["hub"]
+        assert isinstance(hub, GatewayHub)
+        known = list(self.log.promised.get("hub", {}).values())
+        if known and hub.ready:
+            self.faults += 1
+            message = self.rng.choice(known)
+            frame = Frame(message.kind, message.id, message.recipient, data=frames.dump("forged"))
+            self.log.note("liar", "sends other content under a known id", message.key)
+            hub.hear(HubSession(Wire(self, "liar"), lambda raw: None), message.scope, frames.encode(frame))

@@ -1,0 +1,473 @@
+"""The embedded broker: permissions as MQTT clients meet them, kills of it and of us, and its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+
+from duly.broker import Broker, BrokerError, BrokerUser, subject_of
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS
+from duly.errors import Malformed
+from duly.transport import Ack, ConnectionRefused
+from duly.transports.mqtt import MqttLink
+
+QUICK = RetryPolicy.fixed(20 * MS, tries=None)
+HUB = BrokerUser("hub", "h", ["#"], ["#"])
+
+
+def node(name: str, password: str = "secret") -> BrokerUser:
+    """What seed 001 lets a node do."""
+    return BrokerUser(
+        name,
+        password,
+        publish=[
+            "nodes/+/pending",
+            "nodes/+/ack",
+            "nodes/+/complete",
+            "nodes/+/failed",
+            f"nodes/{name}/status",
+        ],
+        subscribe=[
+            *(f"nodes/{name}/{k}" for k in ("pending", "ack", "complete", "failed")),
+            "nodes/+/status",
+        ],
+    )
+
+
+async def until(true: Callable[[], Any], within: float = 10) -> None:
+    async with asyncio.timeout(within):
+        while not true():  # noqa: ASYNC110 - what it waits for is in another process
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = Broker(tmp_path, ack_wait=1.0)
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+class Client:
+    """A link and what it heard."""
+
+    def __init__(self, broker: Broker, name: str, password: str, *topics: str, client_id: str = "") -> None:
+        self.heard: list[bytes] = []
+        url = broker.url.replace("://", f"://{name}:{password}@") + (
+            f"?client_id={client_id}" if client_id else ""
+        )
+        self.link = MqttLink(url, self._hear, subscriptions=topics, retry=QUICK)
+
+    def _hear(self, topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
+        self.heard.append(payload)
+        ack()
+
+    async def __aenter__(self) -> Client:
+        await self.link.start()
+        await self.link.connected()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.link.stop()
+
+
+# ── permissions ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_nobody_gets_in_unless_named(broker: Broker) -> None:
+    for users in ([], [node("a")]):
+        await broker.set_users(users)
+        for name, password in (("x", "y"), ("a", "wrong"), ("$nobody", ""), ("", "")):
+            client = Client(broker, name, password, client_id="c")
+            with pytest.raises(ConnectionRefused, match="not authorised"):
+                async with client:
+                    pass
+            await client.link.stop()
+    assert broker.refused["connect"] > 0
+
+
+async def test_a_node_may_do_what_it_may_and_no_more(broker: Broker) -> None:
+    refused: list[str] = []
+    broker._on_refused = refused.append
+    await broker.set_users([HUB, node("a.b"), node("c")])
+    async with (
+        Client(broker, "hub", "h", "nodes/+/pending", "nodes/+/ack", "nodes/+/status") as hub,
+        Client(broker, "a.b", "secret", "nodes/a.b/pending", "nodes/+/status") as ab,
+        Client(broker, "c", "secret", "nodes/c/pending") as c,
+    ):
+        await c.link.publish("nodes/a.b/pending", b"task")
+        await ab.link.publish("nodes/c/pending", b"task back")
+        await ab.link.publish("nodes/a.b/status", b"mine", retain=True)
+        await until(lambda: ab.heard == [b"task", b"mine"] and c.heard == [b"task back"])
+        # A forbidden publish is acknowledged and dropped: only the broker's log tells.
+        await c.link.publish("nodes/a.b/status", b"forged")
+        await c.link.publish("elsewhere", b"forged")
+        await c.link.publish("$JS/API/STREAM/PURGE/$MQTT_msgs", b"")
+        await until(lambda: broker.refused["publish"] == 3)
+        assert any("nodes.a//b.status" in line for line in refused)
+        for spied in (
+            "nodes/a.b/pending",
+            "nodes/+/pending",
+            "#",
+            "nodes/#",
+            "$MQTT/#",
+            "$MQTT/msgs/#",
+            "$JS/#",
+        ):
+            with pytest.raises(ConnectionRefused, match="listen"):
+                await c.link.subscribe(spied)
+        assert c.link.up
+        await c.link.publish("nodes/hub/ack", b"last")
+        await until(lambda: hub.heard[-1:] == [b"last"])
+        assert b"forged" not in hub.heard + ab.heard
+
+
+async def test_empty_lists_allow_nothing(broker: Broker) -> None:
+    await broker.set_users([HUB, BrokerUser("mute", "m")])
+    async with Client(broker, "hub", "h", "#") as hub, Client(broker, "mute", "m") as mute:
+        with pytest.raises(ConnectionRefused):
+            await mute.link.subscribe("a")
+        await mute.link.publish("a", b"forged")
+        await hub.link.publish("a", b"real")
+        await until(lambda: hub.heard)
+        assert hub.heard == [b"real"]
+
+
+async def test_users_change_while_others_stay(broker: Broker) -> None:
+    await broker.set_users([HUB, node("a"), node("b")])
+    async with Client(broker, "hub", "h", "nodes/+/pending") as hub, Client(broker, "a", "secret") as a:
+        b = Client(broker, "b", "secret")
+        async with b:
+            await broker.set_users([HUB, node("a"), node("c")])
+            await until(lambda: "not authorised" in b.link.problem)
+        async with Client(broker, "c", "secret", "nodes/c/pending") as c:
+            await a.link.publish("nodes/c/pending", b"hello")
+            await until(lambda: c.heard == [b"hello"] == hub.heard)
+        assert (hub.link.connections, a.link.connections) == (1, 1), "undisturbed"
+
+
+async def test_who_takes_over_a_session_reads_nothing_of_it(broker: Broker) -> None:
+    """Sessions go by client id, and anybody may claim one: his own permissions decide what he hears."""
+    await broker.set_users([HUB, node("a"), node("c")])
+    async with Client(broker, "a", "secret", "nodes/a/pending"):
+        pass
+    async with Client(broker, "hub", "h") as hub:
+        async with Client(broker, "c", "secret", client_id="a") as thief:
+            await hub.link.publish("nodes/a/pending", b"private")
+            await until(lambda: broker.refused["subscribe"])
+            await asyncio.sleep(0.2)
+        async with Client(broker, "a", "secret", "nodes/a/pending") as a:
+            await until(lambda: a.heard == [b"private"])
+    assert thief.heard == []
+
+
+async def test_a_password_may_be_a_hash(broker: Broker) -> None:
+    # bcrypt of "U*U": a published test vector
+    await broker.set_users([BrokerUser("a", "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW")])
+    async with Client(broker, "a", "U*U") as a:
+        assert a.link.up
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        BrokerUser("", "p"),
+        BrokerUser("a", ""),
+        BrokerUser("a b", "p"),
+        BrokerUser("a", "p\n"),
+        BrokerUser("a", "p", ["a b"]),
+        BrokerUser("a", "p", ["a.>"]),
+        BrokerUser("a", "p", ["a/#/b"]),
+        BrokerUser("a", "p", ["a+"]),
+        BrokerUser("a", "p", [""]),
+        BrokerUser("a", "p", ["a//b"]),
+    ],
+)
+async def test_users_that_cannot_be(tmp_path: Path, user: BrokerUser) -> None:
+    with pytest.raises(Malformed):
+        await Broker(tmp_path).set_users([user])
+
+
+async def test_names_and_passwords_cannot_break_the_configuration(broker: Broker) -> None:
+    nasty = [
+        'q"q',
+        "back\\slash",
+        "$HOME",
+        "{}",
+        "#c",
+        "//c",
+        "'",
+        "ключ",
+        "include",
+        "a,b",
+        "p@ss:w/rd",
+        "\\x00",
+    ]
+    await broker.set_users([BrokerUser(n, n + "!", ["t"], ["t"]) for n in nasty])
+
+    def connect(name: str) -> int:
+        codes: list[int] = []
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="nasty")
+        client.username_pw_set(name, name + "!")
+        client.on_connect = lambda c, u, f, reason, p: codes.append(reason.value)
+        client.connect("127.0.0.1", broker.port)
+        while not codes:
+            client.loop(0.1)
+        client.disconnect()
+        client.loop(0.1)
+        return codes[0]
+
+    for name in nasty:
+        assert await asyncio.to_thread(connect, name) == 0, name
+
+
+async def test_two_users_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(Malformed, match="twice"):
+        await Broker(tmp_path).set_users([node("a"), node("a")])
+
+
+def test_subjects() -> None:
+    assert subject_of("#") == ">"
+    assert subject_of("a/+/b.c/#") == "a.*.b//c.>"
+
+
+async def test_secrets_are_for_us_only(broker: Broker, tmp_path: Path) -> None:
+    await broker.set_users([node("a")])
+    assert (tmp_path / "broker" / "users.conf").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "broker").stat().st_mode & 0o077 == 0
+
+
+# ── kills ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_it_acknowledged_survives_its_kill(tmp_path: Path) -> None:
+    """Killed while messages pour in: every one whose PUBACK we have seen is delivered."""
+    restarts: list[int] = []
+    broker = Broker(tmp_path, ack_wait=1.0, on_restart=restarts.append)
+    await broker.set_users([HUB])
+    await broker.start()
+    async with Client(broker, "hub", "h", "t", client_id="bob"):
+        pass
+    acknowledged: list[int] = []
+    async with Client(broker, "hub", "h", client_id="alice") as alice:
+
+        async def send(n: int) -> None:
+            await alice.link.publish("t", b"%d" % n)
+            acknowledged.append(n)
+
+        sending = asyncio.gather(*(send(n) for n in range(5000)), return_exceptions=True)
+        await until(lambda: len(acknowledged) > 2000)
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        await sending
+        assert 2000 < len(acknowledged) < 5000
+        await alice.link.connected()
+    assert restarts == [1] == [broker.restarts]
+    assert broker.problem is None
+    async with Client(broker, "hub", "h", "t", client_id="bob") as bob:
+        await until(lambda: set(acknowledged) <= {int(payload) for payload in bob.heard})
+    await broker.stop()
+
+
+async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path) -> None:
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        broker = Broker(tmp_path / how.name)
+        await broker.set_users([HUB])
+        await broker.start()
+        async with Client(broker, "hub", "h", "t", client_id="bob"):
+            pass
+        async with Client(broker, "hub", "h", client_id="alice") as alice:
+            await alice.link.publish("t", b"kept")
+            await alice.link.publish("r", b"retained", retain=True)
+        if how is signal.SIGKILL:
+            assert broker.pid is not None
+            os.kill(broker.pid, how)
+        await broker.stop()
+        again = Broker(tmp_path / how.name)
+        await again.set_users([HUB])
+        await again.start()
+        async with Client(again, "hub", "h", "t", "r", client_id="bob") as bob:
+            await until(lambda bob=bob: sorted(bob.heard) == [b"kept", b"retained"])
+        await again.stop()
+
+
+async def test_keeps_coming_back(broker: Broker) -> None:
+    for count in (1, 2, 3):
+        pid = broker.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda count=count: broker.restarts == count)
+        assert broker.pid not in (None, pid)
+
+
+async def test_users_set_while_it_is_down_are_in_force_after(broker: Broker) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGKILL)
+    await broker.set_users([node("a")])
+    await until(lambda: broker.restarts == 1)
+    async with Client(broker, "a", "secret") as a:
+        assert a.link.up
+
+
+OWNER = """
+    import asyncio, sys
+    from duly.broker import Broker
+    async def main():
+        broker = Broker(sys.argv[1])
+        await broker.start()
+        print(broker.pid, flush=True)
+        await asyncio.Event().wait()
+    asyncio.run(main())
+"""
+
+
+def owner(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+async def test_does_not_outlive_us(tmp_path: Path) -> None:
+    process, pid = await asyncio.to_thread(owner, tmp_path)
+    assert runs(pid)
+    process.kill()
+    await asyncio.to_thread(process.communicate)
+    await until(lambda: not runs(pid), 3)
+    broker = Broker(tmp_path)
+    await broker.start()
+    await broker.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised by /proc")
+async def test_ends_a_leftover_but_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Broker(tmp_path)
+    await first.start()
+    leftover = first.pid
+    assert leftover is not None
+    # As after a kill of us that the kernel did not pass on: nobody watches it, nobody holds the folder.
+    assert first._task is not None
+    first._task.cancel()
+    first._release()
+    second = Broker(tmp_path)
+    await second.start()
+    assert not runs(leftover)
+    await second.stop()
+
+    stranger = await asyncio.to_thread(subprocess.Popen, ["sleep", "60"])
+    (tmp_path / "broker" / "nats.pid").write_text(str(stranger.pid))
+    third = Broker(tmp_path)
+    await third.start()
+    assert stranger.poll() is None
+    await third.stop()
+    stranger.kill()
+    stranger.wait()
+    await first._end_child()
+
+
+# ── starting ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_is_ready_at_once(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    began = time.monotonic()
+    await broker.start()
+    assert time.monotonic() - began < 1
+    socket.create_connection(("127.0.0.1", broker.port), 1).close()
+    await broker.stop()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", broker.port), 1)
+
+
+async def test_says_which_port_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        broker = Broker(tmp_path, port)
+        with pytest.raises(BrokerError, match=f"port {port} .*for example {port + 1}"):
+            await broker.start()
+    await broker.start()
+    await broker.stop()
+
+
+async def test_a_folder_has_one_broker(broker: Broker, tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match="another duly"):
+        await Broker(tmp_path).start()
+    assert broker.pid is not None
+
+
+async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        await Broker(tmp_path, listen="192.0.2.1").start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks in /proc")
+async def test_listens_on_loopback_only(broker: Broker) -> None:
+    assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
+    assert broker.pid is not None
+    listening = await asyncio.to_thread(_listening, broker.pid)
+    assert listening == {"0100007F"}
+
+
+def _listening(pid: int) -> set[str]:
+    """The addresses a process listens on, in the kernel's writing."""
+    inodes = {str(fd.readlink())[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[9] in inodes}
+
+
+async def test_its_log_is_kept(broker: Broker, tmp_path: Path) -> None:
+    assert "Server is ready" in (tmp_path / "broker" / "nats.log").read_text()
+
+
+# ── clients we did not write ─────────────────────────────────────────────────────────────────────
+
+
+async def test_paho_talks_to_it(broker: Broker) -> None:
+    await broker.set_users([node("a"), node("b")])
+    async with Client(broker, "b", "secret", "nodes/b/pending") as b:
+
+        def talk() -> list[bytes]:
+            heard: list[bytes] = []
+            client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="a", clean_session=False)
+            client.username_pw_set("a", "secret")
+            client.on_message = lambda c, u, message: heard.append(message.payload)
+            client.connect("127.0.0.1", broker.port)
+            client.subscribe("nodes/a/pending", 1)
+            client.loop_start()
+            client.publish("nodes/b/pending", b"from paho", 1).wait_for_publish(5)
+            client.publish("nodes/a/pending", b"to myself", 1).wait_for_publish(5)
+            deadline = time.monotonic() + 5
+            while not heard and time.monotonic() < deadline:
+                time.sleep(0.01)
+            client.disconnect()
+            client.loop_stop()
+            return heard
+
+        assert await asyncio.to_thread(talk) == [b"to myself"]
+        await until(lambda: b.heard == [b"from paho"])
