@@ -287,7 +287,7 @@ class Gateway:
         assert isinstance(n, int)
         frame = _numbered(stored, n)
         self._watch("pushed", device=device, kind=kind, cursor=n)
-        for app in self._accounts.apps_of(device):
+        for app in sorted(self._accounts.apps_of(device)):
             _push_to(self._apps.get(app, ()), frame)
         if n % TRIM_EVERY == 0:
             await self._ledger.trim(_stream(device), n - PUSHES_KEPT)
