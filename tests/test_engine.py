@@ -248,6 +248,26 @@ def test_a_commit_that_went_through_without_saying_so_is_found_out() -> None:
     virtual(program())
 
 
+def test_a_reader_hears_when_what_it_read_is_stored_and_not_before() -> None:
+    async def program() -> None:
+        async with Rig() as rig:
+            told: list[int] = []
+            rig.ledger.gate.clear()
+            for n in range(3):
+                await rig.engine.put(Arrived(message(n)), lambda n=n: told.append(n))
+            await asyncio.sleep(1)
+            assert told == []
+            rig.ledger.gate.set()
+            await asyncio.sleep(1)
+            assert told == [0, 1, 2]
+            rig.ledger.failing = True
+            await rig.engine.put(Arrived(message(3)), lambda: told.append(3))
+            await asyncio.sleep(1)
+            assert told == [0, 1, 2], "what could not be stored is not acknowledged"
+
+    virtual(program())
+
+
 def test_a_hot_repeat_is_answered_without_a_commit() -> None:
     async def program() -> None:
         async with Rig() as rig:

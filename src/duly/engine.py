@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from duly.core.messages import Answer, Message, Verdict
 from duly.core.retry import RetryPolicy
@@ -58,6 +58,10 @@ class Machine(Protocol):
     def unable(self, event: Event) -> list[Effect]: ...
 
 
+_Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
+"""An event, and whom to tell when it is committed."""
+
+
 class Engine:
     """Drives one machine on one ledger.
 
@@ -76,7 +80,7 @@ class Engine:
         self._ledger = ledger
         self._perform = perform
         self._capacity = capacity
-        self._events: deque[Event] = deque()
+        self._events: deque[_Taken] = deque()
         self._room = asyncio.Event()
         self._room.set()
         self._news = asyncio.Event()
@@ -96,20 +100,23 @@ class Engine:
         todo = await self._restore()
         self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
 
-    def offer(self, event: Event) -> None:
-        """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping."""
+    def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
+        """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
+
+        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
+        """
         self._check_running()
         if len(self._events) >= self._capacity:
             raise Overloaded(f"{self._capacity} events are waiting; try again later")
-        self._push(event)
+        self._push(event, committed)
 
-    async def put(self, event: Event) -> None:
+    async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
         while len(self._events) >= self._capacity and not self._stopping:
             self._room.clear()
             await self._room.wait()
         self._check_running()
-        self._push(event)
+        self._push(event, committed)
 
     async def stop(self) -> None:
         """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
@@ -140,10 +147,10 @@ class Engine:
         while True:
             steps = self._perform_effects(todo)
             now = self._look_at_the_clock()
-            taken: list[Event] = []
+            taken: list[_Taken] = []
             while self._events and len(steps) < GROUP:
                 taken.append(self._events.popleft())
-                steps += self._perform_effects(self._handle(taken[-1], now))
+                steps += self._perform_effects(self._handle(taken[-1][0], now))
             self._room.set()
             wake = machine.next_wake()
             if wake is not None and wake <= now:
@@ -151,6 +158,7 @@ class Engine:
             if steps:
                 todo = await self._commit(steps, taken)
                 continue
+            _tell(taken)
             todo = []
             if self._stopping and not self._events:
                 return
@@ -176,12 +184,13 @@ class Engine:
                 return self._machine.repeated(event.message, known, event.origin, now)
         return self._machine.handle(event, now)
 
-    async def _commit(self, steps: list[Step], taken: list[Event]) -> list[Todo]:
+    async def _commit(self, steps: list[Step], taken: list[_Taken]) -> list[Todo]:
         try:
             committed = await self._ledger.commit([step.writes for step in steps])
         except LedgerError as problem:
             return await self._recover(steps, taken, problem)
         self._failures = 0
+        _tell(taken)
         now = self._ledger.clock.now()
         return [
             todo for step, results in zip(steps, committed, strict=True) for todo in step.done(results, now)
@@ -198,13 +207,13 @@ class Engine:
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 
-    async def _recover(self, steps: list[Step], taken: list[Event], problem: LedgerError) -> list[Todo]:
+    async def _recover(self, steps: list[Step], taken: list[_Taken], problem: LedgerError) -> list[Todo]:
         self.down = problem
         for step in steps:
             for effect in step.failed:
                 self._perform(effect)
         # What a recipient or a handler said is not said again: it waits for the ledger.
-        self._events.extendleft(event for event in reversed(taken) if not isinstance(event, Arrived))
+        self._events.extendleft(each for each in reversed(taken) if not isinstance(each[0], Arrived))
         while not self._stopping:
             self._failures += 1
             await self._rest(RECOVERY.delay(self._failures, b"") or 0)
@@ -233,12 +242,12 @@ class Engine:
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
         waiting, self._events = self._events, deque()
-        for event in waiting:
+        for event, committed in waiting:
             if isinstance(event, Arrived):
                 for effect in self._machine.unable(event):
                     self._perform(effect)
             else:
-                self._events.append(event)
+                self._events.append((event, committed))
         self._room.set()
 
     async def _restore(self) -> list[Todo]:
@@ -256,8 +265,8 @@ class Engine:
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _push(self, event: Event) -> None:
-        self._events.append(event)
+    def _push(self, event: Event, committed: Callable[[], None] | None) -> None:
+        self._events.append((event, committed))
         self._news.set()
 
     def _check_running(self) -> None:
@@ -274,3 +283,9 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _tell(taken: list[_Taken]) -> None:
+    for _, committed in taken:
+        if committed is not None:
+            committed()

@@ -37,10 +37,12 @@ from duly.cli.common import (
     print_json,
     settings_of,
 )
+from duly.errors import NotAuthenticated
 
 if TYPE_CHECKING:
     from duly.clients.device import Command, Device
     from duly.clients.link import Link
+    from duly.dialects.frames import Frame
 
 FIRST_SECONDS = 10.0
 
@@ -206,7 +208,14 @@ def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
     typer.echo(f"{clock(now)}  {what} {more['type']}{data} for {more['from']}  → {state}   [{more['id']}]")
 
 
-def make_device(hub: Hub, name: str, data: str | None, token: str | None, store: Path | None) -> Device:
+def make_device(
+    hub: Hub,
+    name: str,
+    data: str | None,
+    token: str | None,
+    store: Path | None,
+    online: Callable[[str], None],
+) -> Device:
     """A device at this hub. Without a token of its own it borrows one, which ends with the hub that lent it:
     so it borrows again from each new one."""
     from duly.clients.device import Device
@@ -218,54 +227,68 @@ def make_device(hub: Hub, name: str, data: str | None, token: str | None, store:
         async def _introduce(self, socket: Any) -> Any:
             now = find_hub(data) if token is None else None
             if now is not None and now.token != self.lender:
-                with contextlib.suppress(Unreachable):
+                try:
                     self._token = await asyncio.to_thread(now.borrow, name)
-                    self.lender = now.token
+                except Unreachable as problem:
+                    raise TimeoutError(str(problem)) from None
+                except Trouble as problem:
+                    raise NotAuthenticated(str(problem)) from None
+                self.lender = now.token
             return await super()._introduce(socket)
 
-    class LocalDevice(Device):
+    class CommandLineDevice(Device):
         def _open_link(self) -> Link:
             return BorrowingLink(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
 
-    return LocalDevice(hub.url, token or hub.token, data=None if store is None else str(store.absolute()))
+        def _up(self, welcome: Frame) -> None:
+            super()._up(welcome)
+            online(self.name)
+
+    return CommandLineDevice(hub.url, token or hub.token, data=None if store is None else str(store.absolute()))
 
 
 async def _run(
     hub: Hub, name: str, data: str | None, token: str | None, thing: Thing, store: Path | None, json: bool
 ) -> None:
-    device = make_device(hub, name, data, token, store)
-    thing.install(device)
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
+    impatience = loop.call_later(FIRST_SECONDS, told.set)
+    connections = 0
+
+    def online(known_as: str) -> None:
+        nonlocal connections
+        connections += 1
+        impatience.cancel()
+        _announce(json, thing, known_as, hub.url, connections)
+
+    device = make_device(hub, name, data, token, store, online)
+    thing.install(device)
+    if store is None and not json:
+        typer.echo("it has no --store: after a restart it will not know what it has done")
+    life = loop.create_task(device.run())
+    telling = loop.create_task(told.wait())
     try:
-        try:
-            async with asyncio.timeout(FIRST_SECONDS):
-                await device.__aenter__()
-        except TimeoutError:
-            raise Unreachable(hub.url, "no connection") from None
-        try:
-            _begin(json, thing, device.name, hub.url, store)
-            life = loop.create_task(device._engine.wait())
-            telling = loop.create_task(told.wait())
-            await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
-            telling.cancel()
-            if life.done():
-                raise Trouble(Exit.FAILED, f"the device has ended by itself: {life.exception()!r}")
-            life.cancel()
-        finally:
-            await device.__aexit__(None, None, None)
+        await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()
+            raise Trouble(Exit.FAILED, "the device has ended by itself")
+        if not connections and loop.time() >= impatience.when():
+            raise Unreachable(hub.url, "no connection")
     finally:
+        for task in (life, telling):
+            task.cancel()
+        await asyncio.gather(life, telling, return_exceptions=True)
         thing.effects.close()
 
 
-def _begin(json: bool, thing: Thing, name: str, url: str, store: Path | None) -> None:
+def _announce(json: bool, thing: Thing, name: str, url: str, connections: int) -> None:
     import msgspec
 
     if json:
         print_json({"what": "online", "name": name, "kind": thing.kind, "url": url, "state": thing.state})
         return
-    typer.echo(f"{thing.kind} {name} is online at {url}, {msgspec.json.encode(thing.state).decode()}")
-    if store is None:
-        typer.echo("it has no --store: after a restart it will not know what it has done")
+    again = "" if connections == 1 else " again"
+    state = msgspec.json.encode(thing.state).decode()
+    typer.echo(f"{clock(time.time() * 1000)}  {thing.kind} {name} is online{again} at {url}  → {state}")

@@ -119,7 +119,7 @@ class _Http:
     async def _one(self, who: Principal, raw: bytes, wait: float) -> tuple[int, dict[str, str], bytes]:
         waiter = Waiter()
         if not await self._server.receive(waiter, who, raw):
-            waiter.push(_TAKEN)
+            return 202, {}, _TAKEN
         async with asyncio.timeout(ANSWER_SECONDS):
             said = await waiter.said
         frame = frames.decode(said)

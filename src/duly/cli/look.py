@@ -1,0 +1,355 @@
+"""`duly outcome trace why watch`: what became of a message, and why nothing happened.
+
+The law: every question has an answer, from the hub if it runs and from its ledger if it does not. An id is
+unique within its sender only; where several senders used one, all of them are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from duly.cli.common import (
+    Data,
+    Exit,
+    Hub,
+    Json,
+    LedgerUrl,
+    Token,
+    Trouble,
+    Unreachable,
+    Url,
+    clock,
+    find_hub,
+    need_hub,
+    note,
+    open_to_read,
+    print_json,
+    state_code,
+    table,
+    tint,
+    took,
+)
+
+if TYPE_CHECKING:
+    from duly.ledger import Ledger
+
+PAGE: Final = 1_000
+PAGES: Final = 20
+"""Of ids that carry no time, this many pages are looked through; name the sender to look further."""
+
+Id = Annotated[str, typer.Argument(metavar="ID")]
+Scope = Annotated[str | None, typer.Option("--scope", metavar="APP", help="Whose id it is.")]
+
+
+def outcome(
+    id_: Id,
+    scope: Scope = None,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show how a message ended.
+
+    Exits with 0 if it was done, 1 if it failed, 5 if nobody can tell (yet), 6 if it was refused.
+    """
+    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    if json:
+        print_json(_single(records) if records else {"id": id_, "state": "refused", "refusals": refusals})
+    else:
+        for record in records:
+            typer.echo(_headline(record))
+        if not records:
+            _show_refusals(refusals)
+    raise typer.Exit(state_code(records[0]["state"]) if records else Exit.REFUSED)
+
+
+def trace(
+    id_: Id,
+    scope: Scope = None,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show the way a message took: every hop with times, attempts and reasons."""
+    from duly.core.ids import time_of
+    from duly.core.units import MS
+
+    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    made = (time_of(id_) or 0) / MS or None
+    if json:
+        print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
+        return
+    for record in records:
+        typer.echo(_headline(record))
+        for line in _hops(record, made):
+            typer.echo(f"  {line}")
+    if refusals:
+        if records:
+            typer.echo("\nunder this id these were refused:")
+        _show_refusals(refusals)
+
+
+def why(
+    id_: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")] = 20,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show why nothing happened: what was refused, and the reasons."""
+    found = _source(data, ledger, url, token).refusals(limit if id_ is None else 10_000)
+    refusals = [one for one in found if id_ in (None, one["id"])][:limit]
+    if json:
+        print_json(refusals)
+    elif refusals:
+        _show_refusals(refusals)
+    elif id_ is None:
+        typer.echo("nothing has been refused")
+    if id_ is not None and not refusals:
+        raise Trouble(Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}")
+
+
+def watch(data: Data = None, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Show live what goes through the hub. Ctrl-C ends it.
+
+    Needs an admin's token, or the data folder of the hub.
+    """
+    hub = need_hub(data, url, token)
+    asyncio.run(_watch(hub, data if hub.local and token is None else None, json))
+
+
+# ── asking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Asked:
+    """A hub that is asked over HTTP."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def page(self, before: bytes) -> tuple[list[dict[str, Any]], bytes | None]:
+        answer = self._hub.ask(f"/v1/messages?limit={PAGE}&before={before.hex()}")
+        following = answer["next"]
+        return answer["messages"], bytes.fromhex(following) if following else None
+
+    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
+        from urllib.parse import quote
+
+        try:
+            answer: dict[str, Any] = self._hub.ask(f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}")
+        except Trouble as problem:
+            if problem.code is Exit.UNKNOWN:
+                return None
+            raise
+        return answer
+
+    def refusals(self, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._hub.ask(f"/v1/refusals?limit={limit}")["refusals"]
+        return found
+
+
+class _Read:
+    """A ledger that is read; it answers as the hub would."""
+
+    def __init__(self, data: str | None, ledger: str | None) -> None:
+        self._data, self._ledger = data, ledger
+
+    def page(self, before: bytes) -> tuple[list[dict[str, Any]], bytes | None]:
+        async def read(ledger: Ledger) -> tuple[list[dict[str, Any]], bytes | None]:
+            from duly.transports.http import show
+
+            page = await ledger.messages(before=before, limit=PAGE)
+            return [show(record) for record in page.records], page.next
+
+        return self._with(read)
+
+    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
+        async def read(ledger: Ledger) -> dict[str, Any] | None:
+            from duly.core.messages import key_of
+            from duly.transports.http import show, show_delivery
+
+            record = await ledger.outcome(scope, id_)
+            if record is None:
+                return None
+            deliveries = await ledger.deliveries(key_of(scope, id_))
+            return show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+
+        return self._with(read)
+
+    def refusals(self, limit: int) -> list[dict[str, Any]]:
+        async def read(ledger: Ledger) -> list[dict[str, Any]]:
+            from duly.transports.http import show_refusal
+
+            return [show_refusal(one) for one in await ledger.refusals(limit)]
+
+        return self._with(read)
+
+    def _with(self, read: Any) -> Any:
+        async def run() -> Any:
+            async with await open_to_read(self._data, self._ledger) as ledger:
+                return await read(ledger)
+
+        return asyncio.run(run())
+
+
+def _source(data: str | None, ledger: str | None, url: str | None, token: str | None) -> _Asked | _Read:
+    hub = None if ledger is not None else find_hub(data, url, token)
+    if hub is None:
+        return _Read(data, ledger)
+    if hub.local:
+        try:
+            hub.ask("/v1/state")
+        except Unreachable:
+            return _Read(data, ledger)  # its note is of one that was killed
+        except Trouble:
+            pass
+    return _Asked(hub)
+
+
+def _find(
+    id_: str, scope: str | None, source: _Asked | _Read
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages under an id, and what was refused under it."""
+    scopes = [scope] if scope is not None else _scopes(id_, source)
+    found = [record for one in scopes if (record := source.one(one, id_)) is not None]
+    refusals = [one for one in source.refusals(10_000) if one["id"] == id_ and scope in (None, one["scope"])]
+    if not found and not refusals:
+        raise Trouble(
+            Exit.UNKNOWN,
+            f"nothing is known of {id_}; it never arrived, or it is older than what is remembered",
+        )
+    return found, refusals
+
+
+def _scopes(id_: str, source: _Asked | _Read) -> list[str]:
+    """Who used this id. A key begins with the id's own time, so they all lie together."""
+    from duly.core.ids import time_of
+    from duly.core.units import MS
+
+    ms = (time_of(id_) or 0) // MS
+    before: bytes | None = (ms + 1).to_bytes(6, "big")
+    found: list[str] = []
+    for _ in range(PAGES):
+        if before is None:
+            break
+        records, before = source.page(before)
+        found += [record["scope"] for record in records if record["id"] == id_]
+        if before is not None and before[:6] < ms.to_bytes(6, "big"):
+            break
+    return found
+
+
+# ── showing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _single(records: list[dict[str, Any]]) -> object:
+    return records[0] if len(records) == 1 else records
+
+
+def _headline(record: dict[str, Any]) -> str:
+    ack = record.get("ack")
+    how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
+    return (
+        f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
+        f"{tint(record['state'])}{how}{_data(ack)}"
+    )
+
+
+def _data(ack: dict[str, Any] | None) -> str:
+    import msgspec
+
+    data = (ack or {}).get("data")
+    return "" if data is None else "  " + msgspec.json.encode(data).decode()
+
+
+def _hops(record: dict[str, Any], made: float | None) -> list[str]:
+    accepted, moved = record["accepted_at"], record["moved_at"]
+    lines = []
+    if made is not None:
+        lines.append(f"{clock(made)}             made by {record['scope']}, by its own clock")
+    since = "" if made is None else f"+{took(accepted - made)}"
+    lines.append(f"{clock(accepted)}  {since:>9}  accepted: stored by the hub")
+    for one in record.get("deliveries", []):
+        tries = one["attempts"]
+        times = "not sent yet" if not tries else "sent once" if tries == 1 else f"sent {tries} times"
+        reason = f", {one['error']}" if one["error"] else ""
+        lines.append(f"{'':12}  {'':9}  to {one['recipient']} ({one['channel']}): {times}{reason}")
+    if record["state"] == "accepted":
+        until = f" until {clock(record['exp'])}" if "exp" in record else ""
+        lines.append(f"{'':12}  {'':9}  waiting for its turn or its device{until}")
+    else:
+        ack = record.get("ack")
+        how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
+        lines.append(f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}")
+    return lines
+
+
+def _show_refusals(refusals: list[dict[str, Any]]) -> None:
+    rows = [[clock(one["at"]), one["scope"], one["id"] or "-", one["word"], one["reason"]] for one in refusals]
+    table(["time", "from", "id", "refused", "because"], rows)
+
+
+# ── watching ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _watch(hub: Hub, data: str | None, json: bool) -> None:
+    import aiohttp
+    import msgspec
+
+    began = False
+    async with aiohttp.ClientSession() as http:
+        while True:
+            try:
+                async with http.ws_connect(
+                    f"{hub.url}/v1/ws",
+                    headers={"Authorization": f"Bearer {hub.token}"},
+                    heartbeat=20,
+                    ssl=hub.tls or True,
+                ) as socket:
+                    await socket.send_str('{"type":"watch"}')
+                    async for message in socket:
+                        seen = msgspec.json.decode(message.data)
+                        if seen["type"] == "welcome":
+                            began = True
+                            note(f"watching {hub.url}; Ctrl-C ends it")
+                        elif seen["type"] == "server_ack":
+                            raise Trouble(Exit.NOT_ALLOWED, seen.get("detail") or "the hub does not allow it")
+                        elif seen["type"] == "seen":
+                            print_json(seen) if json else typer.echo(_seen(seen))
+                note("the hub has hung up; waiting for it")
+            except (aiohttp.ClientError, OSError) as problem:
+                if not began:
+                    raise Unreachable(hub.url, problem) from None
+            await asyncio.sleep(0.5)
+            hub = (find_hub(data) if data is not None or hub.local else None) or hub
+
+
+def _seen(seen: dict[str, Any]) -> str:
+    who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
+    match seen["what"]:
+        case "said" if seen["word"] == "fresh":
+            what = tint("accepted")
+        case "said":
+            what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
+        case "sent":
+            what = "sent" if seen["attempt"] == 1 else f"sent again, attempt {seen['attempt']}"
+        case "ended":
+            what = f"{tint(seen['state'])}, code {seen['code']}"
+        case "pushed":
+            what = f"{seen['kind']} #{seen['cursor']}"
+        case "refused":
+            what = f"{tint('refused')}: {seen['reason']}"
+        case other:
+            what = str(other)
+    id_ = f"   [{seen['id']}]" if seen.get("id") else ""
+    return f"{clock(seen.get('time', time.time() * 1000))}  {who:<20}  {what}{id_}"
