@@ -33,6 +33,9 @@ from duly.ledger import Ledger
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners know one when they see it."""
 
+RESERVED: Final = frozenset({"hub", "local"})
+"""The hub among the MQTT nodes, and whoever may read its data folder."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _PRINCIPALS: Final = "principals"
 _GRANTS: Final = "grants"
@@ -72,6 +75,8 @@ class _Stored(Struct, frozen=True):
     """the token's SHA-256, in hex"""
     created: int
     disabled: bool = False
+    broker: str = ""
+    """the token's bcrypt, for a broker that checks it itself (devices)"""
 
 
 _decode: Final = msgspec.json.Decoder(_Stored).decode
@@ -84,6 +89,8 @@ def check_name(name: str) -> str:
     >>> check_name("lock-1")
     'lock-1'
     """
+    if name in RESERVED:
+        raise Malformed(f"{name!r} is the hub's own name; choose another")
     if not _NAME.fullmatch(name):
         raise Malformed(
             f"{name[:80]!r} cannot be a name; use 1 to 64 letters a–z, digits and . _ -, "
@@ -134,11 +141,13 @@ class Accounts:
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
-            new = _Stored(role, _digest(token).hex(), self._ledger.clock.now())
+            new = _Stored(
+                role, _digest(token).hex(), self._ledger.clock.now(), broker=_for_the_broker(role, token)
+            )
             if old is not None:
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=new.token)
+                new = changed(old, token=new.token, broker=new.broker)
                 await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
             else:
                 # A grant that was being made while its principal was removed must not be inherited.
@@ -230,6 +239,16 @@ class Accounts:
             book.link(app, device)
         self._book, self._loaded = book, True
 
+    def role_of(self, name: str) -> Role | None:
+        """What kind of principal this is; None for nobody, or somebody disabled."""
+        one = self._book.stored.get(name)
+        return None if one is None or one.disabled else one.role
+
+    def broker_logins(self) -> dict[str, str]:
+        """Who may log in at the broker, with the bcrypt of their tokens."""
+        stored = sorted(self._book.stored.items())
+        return {name: one.broker for name, one in stored if one.broker and not one.disabled}
+
     def list(self) -> tuple[Account, ...]:
         """All accounts, by name."""
         stored = sorted(self._book.stored.items())
@@ -290,6 +309,15 @@ class _Book:
 def _grant(app: str, device: str) -> str:
     """The name of a grant on its shelf; no name of a principal has a slash."""
     return f"{app}/{device}"
+
+
+def _for_the_broker(role: Role, token: str) -> str:
+    if role is not Role.DEVICE:
+        return ""
+    import bcrypt
+
+    # The cheapest cost: a token has 256 random bits, there is nothing to guess.
+    return bcrypt.hashpw(token.encode(), bcrypt.gensalt(4)).decode()
 
 
 def _digest(token: str) -> bytes:

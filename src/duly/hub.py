@@ -13,8 +13,9 @@ import errno
 import os
 import secrets
 import ssl
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -30,8 +31,13 @@ from duly.ledgers import open_ledger
 from duly.settings import Settings
 from duly.transports import http, websocket
 
+if TYPE_CHECKING:
+    from duly.broker import Broker
+
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 75.0
+"""How long a connection may take for its first request, and between requests."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
 
@@ -57,6 +63,9 @@ class Hub:
         self._chores: set[asyncio.Task[None]] = set()
         self._closing = contextlib.AsyncExitStack()
         self.url = ""
+        self.mqtt_url = ""
+        self._broker: Broker | None = None
+        self._broker_password = ""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,6 +87,7 @@ class Hub:
         self.gateway = Gateway(self.ledger, self.accounts, GatewayPolicy(control=control_policy(settings)))
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
+        await self._start_mqtt()
         await self._listen()
         self._every(PRUNE_SECONDS, self._prune)
         self._every(REFRESH_SECONDS, self._refresh)
@@ -103,7 +113,7 @@ class Hub:
                 web.post("/v1/admin/{verb}", self._admin),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=75)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS)
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
         tls = None
@@ -126,6 +136,73 @@ class Hub:
             ) from problem
         port = runner.addresses[0][1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+
+    # ── MQTT: a broker of our own, or somebody else's ────────────────────────────────────────────
+
+    async def _start_mqtt(self) -> None:
+        settings, closing = self.settings, self._closing
+        if settings.no_mqtt:
+            return
+        # Not everybody has MQTT devices: what only they need is only then loaded.
+        from duly.broker import Broker
+        from duly.mqtt_devices import HUB, MqttDevices
+        from duly.transports.mqtt import MqttLink
+
+        devices = MqttDevices(self.gateway, self.accounts)
+        address = settings.mqtt
+        if not address:
+            self._broker = Broker(self._data, settings.mqtt_port, settings.listen)
+            self._broker_password = secrets.token_urlsafe(32)
+            await self._set_broker_users()
+            await self._broker.start()
+            closing.push_async_callback(self._broker.stop)
+            address = self._broker.url.replace("mqtt://", f"mqtt://{HUB}:{self._broker_password}@")
+            self.mqtt_url = self._broker.url
+        else:
+            self.mqtt_url = address.rsplit("@", 1)[-1] if "@" in address else address
+            self.mqtt_url = self.mqtt_url if "://" in self.mqtt_url else f"mqtt://{self.mqtt_url}"
+        arrivals: asyncio.Queue[tuple[str, bytes, Callable[[], None]]] = asyncio.Queue()
+
+        def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
+            arrivals.put_nowait((topic, payload, ack))
+
+        async def read() -> None:
+            while True:
+                topic, payload, ack = await arrivals.get()
+                with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
+                    await devices.receive(topic, payload, ack)
+
+        def back(session_present: bool) -> None:
+            self._do(devices.reconnected())
+
+        link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
+        await link.start()
+        closing.push_async_callback(link.stop)
+        reader = asyncio.get_running_loop().create_task(read())
+        closing.callback(reader.cancel)
+        if self._broker is not None:
+            await link.connected()
+
+    async def _set_broker_users(self) -> None:
+        if self._broker is None:
+            return
+        from duly.broker import BrokerUser
+        from duly.dialects.fd import PREFIX
+        from duly.mqtt_devices import HUB
+
+        answers = [f"{PREFIX}/+/{kind}" for kind in ("ack", "complete", "failed", "pending")]
+        users = [BrokerUser(HUB, self._broker_password, [f"{PREFIX}/#"], [f"{PREFIX}/#"])]
+        for name, password in self.accounts.broker_logins().items():
+            own = f"{PREFIX}/{name}"
+            users.append(
+                BrokerUser(name, password, [*answers, f"{own}/status"], [f"{own}/#", f"{PREFIX}/+/status"])
+            )
+        await self._broker.set_users(users)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
 
     # ── chores ───────────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +301,10 @@ class Hub:
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
             case _:
-                return await administer(self.accounts, verb, wanted)
+                result = await administer(self.accounts, verb, wanted)
+                if verb in ("add", "remove"):
+                    await self._set_broker_users()
+                return result
 
     # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
 

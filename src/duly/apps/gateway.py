@@ -78,6 +78,10 @@ class Gateway:
         self.engine = Engine(self._inbox, ledger, self._perform)
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
+        self._told: dict[Session, dict[str, int]] = {}
+        """how far each app's session has been told what each device pushed"""
+        self._behind: set[tuple[Session, str]] = set()
+        """who is just being told what they missed"""
         self._watchers: list[Session] = []
 
     async def start(self) -> None:
@@ -105,17 +109,16 @@ class Gateway:
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(_stream(device))).last for device in devices}
         session.push(frames.encode(self._welcome(who, heads)))
-        for device, cursor in (cursors or {}).items():
-            if device in heads:
-                await self._catch_up(session, device, cursor, heads[device])
+        seen = cursors or {}
+        self._told[session] = {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()}
         self._apps.setdefault(who.name, []).append(session)
-        for device, head in heads.items():
-            # What was pushed while we read is behind the head and not in the session's list yet.
-            await self._catch_up(session, device, head, (await self._ledger.extent(_stream(device))).last)
+        for device in devices:
+            await self._catch_up(session, device)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         if session in self._watchers:
             self._watchers.remove(session)
+        self._told.pop(session, None)
         sessions = self._apps.get(who.name, [])
         if session in sessions:
             sessions.remove(session)
@@ -188,11 +191,18 @@ class Gateway:
         return message
 
     def _completed(self, message: Message, *, queue: bool) -> Message:
-        """Every command has an end: without `exp`, a day for one that may wait, else half a minute."""
+        """Every command has an end: without `exp`, a day for one that may wait, else half a minute.
+
+        An end that we set must not make an old command young again. So what may wait has its day from the
+        time in its id; and where the id has none, no end is set, and the ledger remembers it for ever.
+        """
         changes: dict[str, Any] = {}
-        if not message.expires:
-            lasts = DAY if queue else self.policy.control.lasts
-            changes["expires"] = self._ledger.clock.now() + lasts
+        if not message.expires and message.made:
+            changes["expires"] = (
+                message.made + DAY if queue else self._ledger.clock.now() + self.policy.control.lasts
+            )
+        elif not message.expires and queue:
+            raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
             changes["order"] = Order("", Mode.ANY, message.order.n)
         return msgspec.structs.replace(message, **changes) if changes else message
@@ -207,7 +217,7 @@ class Gateway:
             # A late word, or a stranger's: only the ledger knows whose command that was.
             record = await self._ledger.find(key)
             if record is None or record.message.recipient != who.name or not record.state.terminal:
-                await self._note(
+                await self.note(
                     who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
                 )
                 return
@@ -219,12 +229,20 @@ class Gateway:
     ) -> None:
         verdict = Verdict(Word.REFUSED, reason=reason, cause=word)
         session.push(frames.encode(frames.server_ack(seq_id, verdict)))
-        await self._note(who.name, seq_id or "", word, reason)
+        await self.note(who.name, seq_id or "", word, reason)
 
-    async def _note(self, scope: str, id_: str, word: str, reason: str) -> None:
+    async def note(self, scope: str, id_: str, word: str, reason: str) -> None:
         """[P5] "Why did nothing happen?" has an answer."""
         self._watch("refused", scope=scope, id=id_, word=word, reason=reason)
         await self._ledger.write(Refuse(scope, id_[:200], word, reason, self._ledger.clock.now()))
+
+    async def recipient_of(self, key: bytes) -> str | None:
+        """Whom a command was for, as long as anything is known of it."""
+        recipient = self._inbox.recipient_of(key)
+        if recipient is None:
+            record = await self._ledger.find(key)
+            recipient = None if record is None else record.message.recipient
+        return recipient
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -288,23 +306,38 @@ class Gateway:
         frame = _numbered(stored, n)
         self._watch("pushed", device=device, kind=kind, cursor=n)
         for app in sorted(self._accounts.apps_of(device)):
-            _push_to(self._apps.get(app, ()), frame)
+            for session in list(self._apps.get(app, ())):
+                await self._tell(session, device, n, frame)
         if n % TRIM_EVERY == 0:
             await self._ledger.trim(_stream(device), n - PUSHES_KEPT)
 
-    async def _catch_up(self, session: Session, device: str, cursor: int, head: int) -> None:
-        extent = await self._ledger.extent(_stream(device))
-        if cursor + 1 < extent.first:
-            gap = {"type": "gap", "from": device, "after": cursor, "first": extent.first}
-            session.push(msgspec.json.encode(gap))
-            cursor = extent.first - 1
-        while cursor < head:
-            entries = await self._ledger.entries(_stream(device), cursor)
-            if not entries:
-                return
-            for entry in entries:
-                session.push(_numbered(entry.body, entry.n))
-            cursor = entries[-1].n
+    async def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
+        """Tell a session the next push, once and in order; if it is behind, the ledger has what comes first."""
+        told = self._told.get(session)
+        if told is None or (session, device) in self._behind:
+            return
+        if n == told.setdefault(device, n - 1) + 1:
+            told[device] = n
+            session.push(frame)
+        elif n > told[device]:
+            await self._catch_up(session, device)
+
+    async def _catch_up(self, session: Session, device: str) -> None:
+        told = self._told[session]
+        self._behind.add((session, device))
+        try:
+            extent = await self._ledger.extent(_stream(device))
+            if told[device] + 1 < extent.first:
+                gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
+                session.push(msgspec.json.encode(gap))
+                told[device] = extent.first - 1
+            # What is pushed while we read waits for us in the ledger: we are done when that has no more.
+            while entries := await self._ledger.entries(_stream(device), told[device]):
+                for entry in entries:
+                    session.push(_numbered(entry.body, entry.n))
+                told[device] = entries[-1].n
+        finally:
+            self._behind.discard((session, device))
 
 
 def _stream(device: str) -> str:

@@ -10,11 +10,14 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import sim
+from duly.cli import accounts, demo, device, doctor, look, send, sim, up
+from duly.cli.common import guarded
 
 app = typer.Typer(
     name="duly",
     help="Messages that take effect once, in the right order, and tell their sender how it ended.",
+    epilog="Begin with 'duly demo', or with 'duly up' and what it says. "
+    "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -39,8 +42,22 @@ def _duly(
     pass
 
 
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("add")(accounts.add)
+app.command("remove")(accounts.remove)
+app.command("grant")(accounts.grant)
+app.command("revoke")(accounts.revoke)
+app.command("list")(accounts.list_)
+app.command("send")(send.send)
+app.command("device")(device.device)
+app.command("outcome")(look.outcome)
+app.command("trace")(look.trace)
+app.command("why")(look.why)
+app.command("watch")(look.watch)
+app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
 
 
 def main() -> None:
-    app()
+    guarded(app)

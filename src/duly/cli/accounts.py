@@ -7,7 +7,8 @@ it knows and what is stored never differ; where none runs, the ledger itself is 
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     APP = "app"
     DEVICE = "device"
     USER = "user"
@@ -166,27 +167,25 @@ def _do(
         except Unreachable:
             if not hub.local:
                 raise  # its note may be of one that was killed: the ledger knows
+    settings = settings_of(data, ledger)
+    if verb != "list" and not settings.ledger:
+        Path(settings.data).mkdir(parents=True, exist_ok=True)
     return asyncio.run(_do_in_ledger(verb, wanted, data, ledger))
 
 
 async def _do_in_ledger(
     verb: str, wanted: dict[str, str], data: str | None, ledger: str | None
 ) -> dict[str, Any]:
-    from pathlib import Path
-
     import msgspec
 
     from duly.auth import Accounts
     from duly.hub import administer
     from duly.ledgers import open_ledger
 
-    settings = settings_of(data, ledger)
     if verb == "list":
         opening = open_to_read(data, ledger)
     else:
-        if not settings.ledger:
-            Path(settings.data).mkdir(parents=True, exist_ok=True)
-        opening = open_ledger(settings.ledger_url)
+        opening = open_ledger(settings_of(data, ledger).ledger_url)
     async with await opening as book:
         accounts = Accounts(book)
         await accounts.refresh()

@@ -213,7 +213,8 @@ def need_hub(data: str | None, url: str | None = None, token: str | None = None)
         folder = settings_of(data).data
         raise Trouble(
             Exit.UNREACHABLE,
-            f"no hub runs in {folder}; start one with 'duly up', or say where it is: --data, or --url and --token",
+            f"no hub runs in {folder}; start one with 'duly up', or say where it is: --data, or --url with "
+            "--token",
         )
     return hub
 
@@ -264,6 +265,14 @@ def took(ms: float) -> str:
     if abs(ms) < 10:
         return f"{ms:.1f} ms"
     return f"{ms:.0f} ms" if abs(ms) < 10_000 else f"{ms / 1000:.1f} s"
+
+
+def count(n: int, noun: str) -> str:
+    """
+    >>> count(1, "cut"), count(2, "cut")
+    ('1 cut', '2 cuts')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 _COLOURS: Final = {

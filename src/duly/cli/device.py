@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 FIRST_SECONDS = 10.0
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     LOCK = "lock"
     LAMP = "lamp"
 
@@ -56,12 +56,15 @@ def device(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     kind: Annotated[Kind, typer.Option("--kind", metavar="lock|lamp", help="What it is.")] = Kind.LOCK,
     effects: Annotated[
-        Path | None, typer.Option("--effects", metavar="FILE", help="Write a line for everything it really does.")
+        Path | None,
+        typer.Option("--effects", metavar="FILE", help="Write a line for everything it really does."),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store", metavar="FILE", help="Its memory of what it has done. [in the data folder; none with --url]"
+            "--store",
+            metavar="FILE",
+            help="Its memory of what it has done. [in the data folder; none with --url]",
         ),
     ] = None,
     url: Url = None,
@@ -89,7 +92,9 @@ def _check_account(hub: Hub, name: str) -> None:
     if name not in roles:
         raise Trouble(Exit.NOT_ALLOWED, f"there is no device {name}; make it with: duly add device {name}")
     if roles[name] != "device":
-        raise Trouble(Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is")
+        raise Trouble(
+            Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is"
+        )
 
 
 class Effects:
@@ -110,7 +115,9 @@ class Effects:
             parts = line.split(b" ", 4)
             if line.endswith(b"\n") and len(parts) == 5:
                 _, id_, sender, type_, data = parts
-                found.append((unquote(id_.decode()), sender.decode(), type_.decode(), msgspec.json.decode(data)))
+                found.append(
+                    (unquote(id_.decode()), sender.decode(), type_.decode(), msgspec.json.decode(data))
+                )
         return found
 
     def add(self, command: Command) -> None:
@@ -244,7 +251,9 @@ def make_device(
             super()._up(welcome)
             online(self.name)
 
-    return CommandLineDevice(hub.url, token or hub.token, data=None if store is None else str(store.absolute()))
+    return CommandLineDevice(
+        hub.url, token or hub.token, data=None if store is None else str(store.absolute())
+    )
 
 
 async def _run(

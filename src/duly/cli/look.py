@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -125,7 +126,7 @@ def watch(data: Data = None, url: Url = None, token: Token = None, json: Json = 
     Needs an admin's token, or the data folder of the hub.
     """
     hub = need_hub(data, url, token)
-    asyncio.run(_watch(hub, data if hub.local and token is None else None, json))
+    asyncio.run(_watch(hub, lambda: find_hub(data, url, token), json))
 
 
 # ── asking ───────────────────────────────────────────────────────────────────────────────────────
@@ -146,7 +147,9 @@ class _Asked:
         from urllib.parse import quote
 
         try:
-            answer: dict[str, Any] = self._hub.ask(f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}")
+            answer: dict[str, Any] = self._hub.ask(
+                f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}"
+            )
         except Trouble as problem:
             if problem.code is Exit.UNKNOWN:
                 return None
@@ -165,13 +168,14 @@ class _Read:
         self._data, self._ledger = data, ledger
 
     def page(self, before: bytes) -> tuple[list[dict[str, Any]], bytes | None]:
-        async def read(ledger: Ledger) -> tuple[list[dict[str, Any]], bytes | None]:
+        async def read(ledger: Ledger) -> tuple[list[dict[str, Any]], str | None]:
             from duly.transports.http import show
 
             page = await ledger.messages(before=before, limit=PAGE)
-            return [show(record) for record in page.records], page.next
+            return [show(record) for record in page.records], page.next.hex() if page.next else None
 
-        return self._with(read)
+        records, following = self._with(read)
+        return records, bytes.fromhex(following) if following else None
 
     def one(self, scope: str, id_: str) -> dict[str, Any] | None:
         async def read(ledger: Ledger) -> dict[str, Any] | None:
@@ -184,22 +188,29 @@ class _Read:
             deliveries = await ledger.deliveries(key_of(scope, id_))
             return show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
 
-        return self._with(read)
+        found: dict[str, Any] | None = self._with(read)
+        return found
 
     def refusals(self, limit: int) -> list[dict[str, Any]]:
         async def read(ledger: Ledger) -> list[dict[str, Any]]:
-            from duly.transports.http import show_refusal
+            import msgspec
 
-            return [show_refusal(one) for one in await ledger.refusals(limit)]
+            from duly.core.units import MS
 
-        return self._with(read)
+            found = await ledger.refusals(limit)
+            return [msgspec.to_builtins(one) | {"at": one.at // MS} for one in found]
 
-    def _with(self, read: Any) -> Any:
-        async def run() -> Any:
+        refused: list[dict[str, Any]] = self._with(read)
+        return refused
+
+    def _with(self, read: Callable[[Ledger], Awaitable[Any]]) -> Any:
+        import msgspec
+
+        async def run() -> bytes:
             async with await open_to_read(self._data, self._ledger) as ledger:
-                return await read(ledger)
+                return msgspec.json.encode(await read(ledger))
 
-        return asyncio.run(run())
+        return msgspec.json.decode(asyncio.run(run()))
 
 
 def _source(data: str | None, ledger: str | None, url: str | None, token: str | None) -> _Asked | _Read:
@@ -290,19 +301,23 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
     else:
         ack = record.get("ack")
         how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
-        lines.append(f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}")
+        lines.append(
+            f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}"
+        )
     return lines
 
 
 def _show_refusals(refusals: list[dict[str, Any]]) -> None:
-    rows = [[clock(one["at"]), one["scope"], one["id"] or "-", one["word"], one["reason"]] for one in refusals]
+    rows = [
+        [clock(one["at"]), one["scope"], one["id"] or "-", one["word"], one["reason"]] for one in refusals
+    ]
     table(["time", "from", "id", "refused", "because"], rows)
 
 
 # ── watching ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _watch(hub: Hub, data: str | None, json: bool) -> None:
+async def _watch(hub: Hub, find: Callable[[], Hub | None], json: bool) -> None:
     import aiohttp
     import msgspec
 
@@ -331,7 +346,7 @@ async def _watch(hub: Hub, data: str | None, json: bool) -> None:
                 if not began:
                     raise Unreachable(hub.url, problem) from None
             await asyncio.sleep(0.5)
-            hub = (find_hub(data) if data is not None or hub.local else None) or hub
+            hub = find() or hub
 
 
 def _seen(seen: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """`duly send`: one command to one device, and both acknowledgements as they come.
 
 The law: what is shown is what went over the wire. The same id is sent again while no word comes, as any app
-does. An id made here is a UUIDv7: it has its time but no counter, so that who sends as another app does not
-get in the way of that app's own counting.
+does.
+
+Who sends as an app must not get in the way of that app's own counting. So an id made here counts in
+microseconds, far above any counter, and the command either wants no order or follows on from nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def send(
     order: Annotated[
         str | None, typer.Option("--order", metavar="KEY", help="In order with others of this key.")
     ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Of one order key only the newest counts.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Of one order key only the newest counts.")
+    ] = False,
     url: Url = None,
     token: Token = None,
     data: Data = None,
@@ -67,11 +71,11 @@ def send(
 ) -> None:
     """Send a command to a device, and show both acknowledgements.
 
-    `server_ack` says that the hub has stored it, `ack` how it ended. Without --token it is sent through the hub
-    on this machine, as the one app that may command the device.
+    `server_ack` says that the hub has stored it, `ack` how it ended. Without --token it is sent through the
+    hub on this machine, as the one app that may command the device.
 
-    Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if nobody can tell (yet), 6 if the hub
-    refused it.
+    Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if nobody can tell (yet), 6 if
+    the hub refused it.
     """
     hub = _as_whom(device, as_, need_hub(data, url, token), token)
     frame = _frame(device, type_, body, id_, queue, exp, order, latest)
@@ -85,7 +89,9 @@ def send(
         if not json:
             note(f"not ended yet; see how it went with: duly outcome {frame.seq_id}")
     elif code is Exit.UNKNOWN and not log.said:
-        note("the hub said nothing to it; nobody can tell whether it has it. Send it again with the same --id")
+        note(
+            "the hub said nothing to it; nobody can tell whether it has it. Send it again with the same --id"
+        )
     raise typer.Exit(code)
 
 
@@ -117,11 +123,9 @@ def _frame(
     order: str | None,
     latest: bool,
 ) -> Frame:
-    import secrets
-
     import msgspec
 
-    from duly.core.ids import uuid7
+    from duly.core.ids import SeqId
     from duly.core.messages import Mode
     from duly.dialects.frames import NOTHING, Frame, FrameOrder
 
@@ -130,17 +134,19 @@ def _frame(
             msgspec.json.decode(body)
         except msgspec.DecodeError as problem:
             raise Trouble(
-                Exit.USAGE, f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'"
+                Exit.USAGE,
+                f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'",
             ) from None
     mode = Mode.LATEST if latest else Mode.REPLAY
+    now = time.time_ns() // 1000
     return Frame(
         type_,
-        id_ or uuid7(time.time_ns() // 1000, secrets.randbits(80)),
+        id_ or str(SeqId(now // 1000, now)),
         device,
         data=NOTHING if body is None else msgspec.Raw(body.encode()),
-        exp=None if exp is None else round((time.time() + exp) * 1000),
+        exp=None if exp is None else now // 1000 + round(exp * 1000),
         queue=queue,
-        order=FrameOrder(order or "", mode) if order is not None or latest else None,
+        order=FrameOrder(order or "", mode, after=-1) if order is not None or latest else False,
     )
 
 
@@ -164,13 +170,13 @@ class _Log:
     def begin(self, frame: Frame, again: int) -> None:
         if not again:
             self._began = time.monotonic()
-        what = f"sent         {frame.type} to {self._device}, id {frame.seq_id}"
-        self._line("sent" if not again else "sent again", what if not again else f"sent again   (resend {again})")
+            self._line("sent", f"sent        {frame.type} to {self._device}, id {frame.seq_id}")
+        else:
+            self._line("sent again", f"sent again  the same id, for the {_nth(again)} time")
 
     def heard(self, frame: Frame) -> None:
         from duly.dialects.frames import DeviceCode, ServerCode, load
 
-        after = f" after {took((time.monotonic() - self._began) * 1000)}"
         if frame.type == "server_ack":
             self.said = frame
             code = frame.code if frame.code is not None else ServerCode.INTERNAL
@@ -178,7 +184,7 @@ class _Log:
             shown = tint(word if code in (0, 5) else "refused")
             more = f", it is {tint(frame.state)}" if frame.state else ""
             why = f": {frame.detail}" if frame.detail else ""
-            self._line("server_ack", f"server_ack   code {code} {shown}{more}{why}{after}", frame)
+            self._line("server_ack", f"server_ack  code {code} {shown}{more}{why}", frame)
         else:
             self.ended = frame
             code = frame.code if frame.code is not None else -1
@@ -187,15 +193,16 @@ class _Log:
             what = "" if name in (state, "done") else f" {name}"
             why = f": {frame.detail}" if frame.detail else ""
             answer = f"  {bytes(frame.data).decode()}" if load(frame.data) is not None else ""
-            self._line("ack", f"ack          code {code}{what}, {tint(state)}{why}{after}{answer}", frame)
+            self._line("ack", f"ack         code {code}{what}, {tint(state)}{why}{answer}", frame)
 
     def _line(self, what: str, line: str, frame: Frame | None = None) -> None:
         import msgspec
 
-        if not self._json:
-            typer.echo(f"{clock(time.time() * 1000)}  {line}")
-            return
         ms = round((time.monotonic() - self._began) * 1000, 1)
+        if not self._json:
+            since = "" if what == "sent" else f"+{took(ms)}"
+            typer.echo(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
+            return
         fields = {} if frame is None else msgspec.to_builtins(frame)
         if frame is not None and frame.data:
             fields["data"] = msgspec.Raw(bytes(frame.data))
@@ -209,6 +216,10 @@ class _Log:
         if self.said is None or self.accepted or self.said.code == ServerCode.INTERNAL:
             return Exit.UNKNOWN
         return Exit.NOT_ALLOWED if self.said.code == ServerCode.NOT_ALLOWED else Exit.REFUSED
+
+
+def _nth(again: int) -> str:
+    return {1: "second", 2: "third", 3: "fourth"}.get(again, f"{again + 1}th")
 
 
 async def _send(hub: Hub, frame: Frame, patience: float, log: _Log) -> None:

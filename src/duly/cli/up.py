@@ -101,9 +101,8 @@ async def _serve(settings: Settings, json: bool) -> None:
     try:
         await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
-            problem = life.exception()
             raise Trouble(
-                Exit.FAILED, f"the hub has ended by itself: {problem!r}. What it accepted is stored"
+                Exit.FAILED, f"the hub has ended by itself: {life.exception()!r}. What it accepted is stored"
             )
     finally:
         for task in (life, telling):

@@ -98,6 +98,11 @@ class Inbox:
     def is_live(self, key: bytes) -> bool:
         return key in self._live
 
+    def recipient_of(self, key: bytes) -> str | None:
+        """For whom the message under way under this key is."""
+        live = self._live.get(key)
+        return None if live is None else live.message.recipient
+
     def kind_of(self, key: bytes) -> str | None:
         """What kind of message is under way under this key."""
         live = self._live.get(key)

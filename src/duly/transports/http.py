@@ -17,6 +17,7 @@ from msgspec import Raw
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
 from duly.core.units import MS
+from duly.core.writes import Delivery
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.errors import DulyError, Malformed, NotAllowed, NotAuthenticated, Overloaded, SenderError, Stopped
@@ -143,19 +144,7 @@ class _Http:
                 404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
             )
         deliveries = await self._server.ledger.deliveries(key)
-        shown = show(record)
-        shown["deliveries"] = [
-            {
-                "channel": d.ref.channel,
-                "recipient": d.ref.recipient,
-                "round": d.ref.round,
-                "state": d.state.word,
-                "attempts": d.attempt,
-                "error": d.error,
-            }
-            for d in deliveries
-        ]
-        return _json(shown)
+        return _json(show(record) | {"deliveries": [show_delivery(one) for one in deliveries]})
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         limit = _number(request.query.get("limit"), 100, 1_000)
@@ -204,6 +193,17 @@ def show(record: Record) -> dict[str, Any]:
             {"data": Raw(answer.data)} if answer.data else {}
         )
     return shown
+
+
+def show_delivery(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "channel": delivery.ref.channel,
+        "recipient": delivery.ref.recipient,
+        "round": delivery.ref.round,
+        "state": delivery.state.word,
+        "attempts": delivery.attempt,
+        "error": delivery.error,
+    }
 
 
 def _may_see(who: Principal, record: Record) -> bool:

@@ -21,6 +21,7 @@ from duly.errors import NotAuthenticated, SenderError
 
 AUTH_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 20.0
+CLOSE_SECONDS: Final = 1.0
 QUEUE_FRAMES: Final = 10_000
 QUEUE_BYTES: Final = 16 * 1024 * 1024
 
@@ -42,12 +43,14 @@ class Server(Protocol):
 class WebSocketSession:
     """One connection: a queue and the task that empties it."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         self._socket = socket
+        self._transport = transport
         self._queue: deque[bytes] = deque()
         self._size = 0
         self._news = asyncio.Event()
         self._closing: str | None = None
+        self._last_resort: asyncio.TimerHandle | None = None
         self._writer = asyncio.get_running_loop().create_task(self._write())
 
     def push(self, frame: bytes) -> None:
@@ -57,6 +60,7 @@ class WebSocketSession:
         self._size += len(frame)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._queue.clear()
+            self._size = 0
             self.close("you do not read what you are sent; reconnect and catch up")
         self._news.set()
 
@@ -64,10 +68,16 @@ class WebSocketSession:
         if self._closing is None:
             self._closing = reason
             self._news.set()
+            # Who does not read does not see us hang up either; the writer waits for him until then.
+            if self._transport is not None:
+                loop = asyncio.get_running_loop()
+                self._last_resort = loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     async def finish(self) -> None:
         """The connection is over."""
         self.close("")
+        if self._last_resort is not None:
+            self._last_resort.cancel()
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
 
@@ -80,23 +90,13 @@ class WebSocketSession:
                     self._size -= len(frame)
                     await socket.send_frame(frame, WSMsgType.TEXT)
                 if self._closing is not None:
-                    await self._hang_up(self._closing)
+                    reason = self._closing.encode()[:120]
+                    await socket.close(code=WSCloseCode.GOING_AWAY, message=reason)
                     return
                 self._news.clear()
                 await self._news.wait()
         except (ConnectionError, RuntimeError):
             return  # the reader notices, too
-
-    async def _hang_up(self, reason: str) -> None:
-        transport = (
-            self._socket.get_extra_info("transport") if hasattr(self._socket, "get_extra_info") else None
-        )
-        try:
-            async with asyncio.timeout(1):
-                await self._socket.close(code=WSCloseCode.GOING_AWAY, message=reason.encode()[:120])
-        except TimeoutError:
-            if transport is not None:
-                transport.abort()
 
 
 def handler(server: Server) -> Callable[[web.Request], Awaitable[web.WebSocketResponse]]:
@@ -105,7 +105,7 @@ def handler(server: Server) -> Callable[[web.Request], Awaitable[web.WebSocketRe
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False)
         await socket.prepare(request)
-        session = WebSocketSession(socket)
+        session = WebSocketSession(socket, request.transport)
         who: Principal | None = None
         try:
             who, cursors = await _introduction(server, request, socket, session)

@@ -1,0 +1,175 @@
+"""MQTT devices of the gateway: they are FD nodes (seed 001), and so is the hub.
+
+The laws. A command is a `pending` task whose action is the command's type and whose msg_id is
+`{app}:{seq_id}`; `ack` means delivered, `complete` is code 0, `failed` its code; `status` is presence. What
+a device says is acknowledged to the broker (PUBACK) when it is committed, not before. An answer counts only
+for a task that this hub sent, and as the word of the device it was sent to.
+
+To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from duly.apps.gateway import Gateway
+from duly.auth import Accounts, Principal, Role
+from duly.core.ids import time_of
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, key_of
+from duly.core.steps import Answered, Received
+from duly.core.units import MS
+from duly.dialects import fd, frames
+from duly.dialects.fd import Kind
+from duly.dialects.frames import DeviceCode
+from duly.errors import DulyError, Malformed, SenderError
+from duly.transport import ConnectionLost
+
+HUB: Final = "hub"
+"""The hub's own name among the nodes."""
+
+
+class Link(Protocol):
+    """What is needed of `duly.transports.mqtt.MqttLink`."""
+
+    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> Any: ...
+
+
+class MqttDevice:
+    """A device behind the broker."""
+
+    def __init__(self, name: str, link: Link, prefix: str, session: str) -> None:
+        self.name = name
+        self.session = session
+        """which of its connections this is, by its own word"""
+        self._link = link
+        self._prefix = prefix
+
+    def push(self, frame: bytes) -> None:
+        command = frames.decode(frame)
+        if command.seq_id is None or command.from_ is None:
+            return  # a welcome: nodes have no use for it
+        task = fd.Pending(
+            sender=HUB,
+            receiver=self.name,
+            msg_id=f"{command.from_}:{command.seq_id}",
+            action=command.type,
+            time=time_of(command.seq_id) or 0,
+            exp=(command.exp or 0) * MS,
+            payload=fd.Content(bytes(command.data)),
+        )
+        topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
+        # Without a connection it is lost here; the outbox repeats it.
+        with suppress(DulyError, ConnectionLost):
+            future = self._link.publish_nowait(topic, fd.encode(task))
+            future.add_done_callback(_seen)
+
+    def close(self, reason: str) -> None:
+        pass
+
+
+class MqttDevices:
+    """All of them, over one link."""
+
+    def __init__(self, gateway: Gateway, accounts: Accounts, *, prefix: str = fd.PREFIX) -> None:
+        self._gateway = gateway
+        self._accounts = accounts
+        self._prefix = prefix
+        self._devices: dict[str, MqttDevice] = {}
+        self.link: Link | None = None
+
+    @property
+    def subscriptions(self) -> list[str]:
+        mine = [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
+        return [*mine, f"{self._prefix}/+/{Kind.STATUS.value}"]
+
+    async def receive(self, topic: str, payload: bytes, ack: Callable[[], None]) -> None:
+        """Something from the broker. What is wrong with it is recorded, never raised."""
+        try:
+            username, kind = fd.parse_topic(self._prefix, topic)
+            if kind is Kind.STATUS:
+                await self._status(username, payload)
+                ack()
+            else:
+                await self._answer(kind, payload, ack)
+        except SenderError as problem:
+            await self._gateway.note("mqtt", topic, problem.word, str(problem))
+            ack()
+
+    # ── presence ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _status(self, name: str, payload: bytes) -> None:
+        if name == HUB:
+            return
+        if self._accounts.role_of(name) is not Role.DEVICE:
+            raise Malformed(f"{name} reports its status, but there is no such device")
+        status = fd.decode_status(payload)
+        online = status is not None and status.online is not False
+        session = status.session if status is not None else ""
+        known = self._devices.get(name)
+        if online:
+            if known is None or known.session != session:
+                await self._connect(name, session)
+        elif known is not None and session in ("", known.session):
+            # An older connection's will that lands after the news of a newer one is not the newer one's.
+            del self._devices[name]
+            await self._gateway.disconnected(known, Principal(name, Role.DEVICE))
+
+    async def _connect(self, name: str, session: str) -> None:
+        assert self.link is not None
+        device = self._devices[name] = MqttDevice(name, self.link, self._prefix, session)
+        await self._gateway.connected(device, Principal(name, Role.DEVICE))
+
+    async def reconnected(self) -> None:
+        """The link is back: what was on its way may be lost, so everybody gets it again."""
+        for name, device in list(self._devices.items()):
+            await self._connect(name, device.session)
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _answer(self, kind: Kind, payload: bytes, ack: Callable[[], None]) -> None:
+        answer = fd.decode(kind, payload)
+        assert isinstance(answer, fd.Ack | fd.Complete | fd.Failed)
+        app, colon, seq_id = answer.msg_id.partition(":")
+        if not colon:
+            raise Malformed(f"{answer.msg_id!r} is no task of this hub; answer with the msg_id of the task")
+        key = key_of(app, seq_id)
+        device = await self._gateway.recipient_of(key)
+        if device is None:
+            raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
+        match answer:
+            case fd.Ack():
+                await self._gateway.engine.put(Received(key), ack)
+            case fd.Complete(value=value):
+                done = Answer(DeviceCode.DONE, _json(value))
+                await self._gateway.engine.put(Answered(key, State.DONE, done, by=device), ack)
+            case fd.Failed(error=error):
+                code, reason = _failure(error)
+                failed = Answer(code, b"", reason)
+                await self._gateway.engine.put(Answered(key, State.FAILED, failed, by=device), ack)
+
+
+def _json(content: fd.Content) -> bytes:
+    """A node's bytes as the JSON data of an ack."""
+    return b"" if content.value is None else msgspec.json.encode(content.value)
+
+
+def _failure(content: fd.Content) -> tuple[int, str]:
+    """A failure's code, if it says one, and its words."""
+    match content.value:
+        case {"code": int(code), **rest} if 1 <= code <= 0xFFFF:
+            return code, str(rest.get("detail", rest.get("error", "")))
+        case None:
+            return DeviceCode.HARDWARE_FAULT, ""
+        case value:
+            return DeviceCode.HARDWARE_FAULT, str(value)[:500]
+
+
+def _seen(future: Any) -> None:
+    """The broker did not confirm: the outbox repeats, nobody else need hear."""
+    if not future.cancelled():
+        future.exception()
