@@ -292,11 +292,12 @@ class Broker:
         log, last = self._log, ""
         while True:
             try:
-                line = (await process.stderr.readline()).decode(errors="replace").rstrip("\n")
+                read = await process.stderr.readline()
             except ValueError:  # longer than the reader's limit: somebody's very long topic
                 continue
-            if not line:
+            if not read:
                 break
+            line = read.decode(errors="replace").rstrip("\n")
             if log is not None:
                 log.info(line)
             last = line

@@ -29,7 +29,7 @@ from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, NotAuthen
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.settings import Settings
-from duly.transports import http, websocket
+from duly.transports import http, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -110,6 +110,7 @@ class Hub:
             [
                 web.get("/v1/ws", websocket.handler(self)),
                 *http.routes(self),
+                *static.routes(),
                 web.post("/v1/admin/{verb}", self._admin),
             ]
         )
@@ -153,7 +154,7 @@ class Hub:
         if not address:
             self._broker = Broker(self._data, settings.mqtt_port, settings.listen)
             self._broker_password = secrets.token_urlsafe(32)
-            await self._set_broker_users()
+            await self.renew_broker_users()
             await self._broker.start()
             closing.push_async_callback(self._broker.stop)
             address = self._broker.url.replace("mqtt://", f"mqtt://{HUB}:{self._broker_password}@")
@@ -183,7 +184,7 @@ class Hub:
         if self._broker is not None:
             await link.connected()
 
-    async def _set_broker_users(self) -> None:
+    async def renew_broker_users(self) -> None:
         if self._broker is None:
             return
         from duly.broker import BrokerUser
@@ -303,7 +304,7 @@ class Hub:
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):
-                    await self._set_broker_users()
+                    await self.renew_broker_users()
                 return result
 
     # ── hub.json ─────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from duly.core.steps import Answered, Received
 from duly.core.units import MS
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
-from duly.dialects.frames import DeviceCode
+from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
 from duly.transport import ConnectionLost
 
@@ -108,6 +108,9 @@ class MqttDevices:
         if self._accounts.role_of(name) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
+        if status is not None and (push := _push_in(status)) is not None and name in self._devices:
+            await self._gateway.push_from(name, *push)
+            return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         known = self._devices.get(name)
@@ -148,9 +151,17 @@ class MqttDevices:
                 done = Answer(DeviceCode.DONE, _json(value))
                 await self._gateway.engine.put(Answered(key, State.DONE, done, by=device), ack)
             case fd.Failed(error=error):
-                code, reason = _failure(error)
-                failed = Answer(code, b"", reason)
-                await self._gateway.engine.put(Answered(key, State.FAILED, failed, by=device), ack)
+                state, failed = frames.answer_of(_failure(error))
+                await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+
+
+def _push_in(status: fd.Status) -> tuple[str, object] | None:
+    """What a device tells besides its status: it has no other topic of its own to say it on."""
+    match status.data.value if status.data.data else None:
+        case {"type": str(kind), **rest}:
+            return kind, rest.get("data")
+        case _:
+            return None
 
 
 def _json(content: fd.Content) -> bytes:
@@ -158,15 +169,21 @@ def _json(content: fd.Content) -> bytes:
     return b"" if content.value is None else msgspec.json.encode(content.value)
 
 
-def _failure(content: fd.Content) -> tuple[int, str]:
-    """A failure's code, if it says one, and its words."""
+def _failure(content: fd.Content) -> Frame:
+    """A failure as the ack it stands for: with its code, if it says one, and its words."""
     match content.value:
         case {"code": int(code), **rest} if 1 <= code <= 0xFFFF:
-            return code, str(rest.get("detail", rest.get("error", "")))
+            said = rest.get("state")
+            return Frame(
+                "ack",
+                code=code,
+                detail=str(rest.get("detail", rest.get("error", "")))[:500],
+                state=said if isinstance(said, str) else None,
+            )
         case None:
-            return DeviceCode.HARDWARE_FAULT, ""
+            return Frame("ack", code=DeviceCode.HARDWARE_FAULT)
         case value:
-            return DeviceCode.HARDWARE_FAULT, str(value)[:500]
+            return Frame("ack", code=DeviceCode.HARDWARE_FAULT, detail=str(value)[:500])
 
 
 def _seen(future: Any) -> None:

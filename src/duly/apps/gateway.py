@@ -236,6 +236,12 @@ class Gateway:
         self._watch("refused", scope=scope, id=id_, word=word, reason=reason)
         await self._ledger.write(Refuse(scope, id_[:200], word, reason, self._ledger.clock.now()))
 
+    async def push_from(self, device: str, kind: str, data: object) -> None:
+        """A device behind a broker tells something."""
+        if kind not in self.policy.pushes:
+            raise Malformed(f"there is no push type {kind!r}")
+        await self._push(device, kind, frames.dump(data))
+
     async def recipient_of(self, key: bytes) -> str | None:
         """Whom a command was for, as long as anything is known of it."""
         recipient = self._inbox.recipient_of(key)
@@ -312,14 +318,14 @@ class Gateway:
             await self._ledger.trim(_stream(device), n - PUSHES_KEPT)
 
     async def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
-        """Tell a session the next push, once and in order; if it is behind, the ledger has what comes first."""
+        """Tell a session the next push, once and in order; if it is behind, it hears it from the ledger."""
         told = self._told.get(session)
-        if told is None or (session, device) in self._behind:
+        if told is None:
             return
         if n == told.setdefault(device, n - 1) + 1:
             told[device] = n
             session.push(frame)
-        elif n > told[device]:
+        elif n > told[device] and (session, device) not in self._behind:
             await self._catch_up(session, device)
 
     async def _catch_up(self, session: Session, device: str) -> None:
@@ -331,11 +337,11 @@ class Gateway:
                 gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
                 session.push(msgspec.json.encode(gap))
                 told[device] = extent.first - 1
-            # What is pushed while we read waits for us in the ledger: we are done when that has no more.
             while entries := await self._ledger.entries(_stream(device), told[device]):
                 for entry in entries:
-                    session.push(_numbered(entry.body, entry.n))
-                told[device] = entries[-1].n
+                    if entry.n > told[device]:  # it may have been told while we read
+                        told[device] = entry.n
+                        session.push(_numbered(entry.body, entry.n))
         finally:
             self._behind.discard((session, device))
 

@@ -1,7 +1,187 @@
-"""`duly demo`: what duly is for, in a few seconds."""
+"""`duly demo`: what duly is for, in a few seconds.
+
+The law: nothing is staged. A real hub, real clients and a network that misbehaves; and the judge is not duly
+but the files in which the lock and the lamp wrote down what they really did.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-def demo() -> None:
-    """A hub, a lock and a lamp behind a bad network, and what happened."""
+import typer
+from msgspec import Struct
+
+from duly.cli.common import Exit, Json, count, note, print_json, table
+from duly.cli.device import Effects, Thing
+from duly.errors import DulyError
+
+if TYPE_CHECKING:
+    from duly.cli.rough import Damage, Road
+    from duly.clients.app import Command
+
+PACE_SECONDS: Final = 0.1
+SETTLE_SECONDS: Final = 12.0
+TYPES: Final = {"lock": ("lock_control", "open"), "lamp": ("dev_control", "on")}
+
+
+class Told(Struct):
+    """What became of the commands to one device."""
+
+    device: str
+    sent: int
+    arrived: int
+    """how often the network brought it a command"""
+    outcomes: dict[str, int]
+    effects: int
+    twice: list[str]
+    """ids with more than one effect"""
+    missing: list[str]
+    """ids that were reported as done and left no trace"""
+    false: list[str]
+    """ids that were reported as not done, and were"""
+
+    @property
+    def well(self) -> bool:
+        ended = sum(self.outcomes.values()) - self.outcomes.get("none", 0)
+        return not (self.twice or self.missing or self.false) and ended == self.sent
+
+
+def demo(
+    commands: Annotated[
+        int, typer.Option("--commands", min=1, max=60, help="So many to the lock and as many to the lamp.")
+    ] = 25,
+    json: Json = False,
+) -> None:
+    """Send commands through a network that drops, repeats, reorders and cuts, and count the effects.
+
+    A hub, a lock and a lamp, in a temporary folder that is removed again; takes some ten seconds.
+    """
+    if not json:
+        note(
+            "A phone, a hub, a lock and a lamp. Between them a network that drops, repeats, delays\n"
+            f"and reorders frames and cuts connections. {commands} commands to each …\n"
+        )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="duly-demo-") as folder:
+        told, damage = asyncio.run(_demo(Path(folder), commands))
+    seconds = time.monotonic() - began
+    well = all(one.well for one in told)
+    if json:
+        print_json({"ok": well, "seconds": round(seconds, 1), "network": damage, "devices": told})
+    else:
+        _show(told, damage, seconds, well)
+    raise typer.Exit(Exit.OK if well else Exit.FAILED)
+
+
+async def _demo(folder: Path, commands: int) -> tuple[list[Told], Damage]:
+    from duly.auth import Role
+    from duly.cli.rough import Damage, Road
+    from duly.clients.app import App
+    from duly.clients.device import Device
+    from duly.hub import Hub
+    from duly.settings import Settings
+
+    damage, chance = Damage(), random.Random()
+    async with contextlib.AsyncExitStack() as closing:
+        hub = Hub(Settings(data=str(folder / "hub"), port=0, no_mqtt=True))
+        await hub.start()
+        closing.push_async_callback(hub.stop)
+        tokens = {"phone": await hub.accounts.add(Role.APP, "phone")}
+        for name in TYPES:
+            tokens[name] = await hub.accounts.add(Role.DEVICE, name)
+            await hub.accounts.grant("phone", name)
+        roads: dict[str, Road] = {}
+        for name in tokens:
+            roads[name] = Road(hub.url, damage, chance)
+            await roads[name].start()
+            closing.push_async_callback(roads[name].stop)
+        effects: dict[str, Effects] = {}
+        for name in TYPES:
+            effects[name] = Effects(folder / f"{name}.effects")
+            closing.callback(effects[name].close)
+            device = Device(roads[name].url, tokens[name], data=str(folder / f"{name}.db"))
+            Thing(name, effects[name], lambda what, more: None).install(device)
+            await closing.enter_async_context(device)
+        app = await closing.enter_async_context(
+            App(roads["phone"].url, tokens["phone"], data=str(folder / "phone.db"))
+        )
+        sent: dict[str, list[Command]] = {name: [] for name in TYPES}
+        for n in range(commands):
+            for name, (type_, key) in TYPES.items():
+                sent[name].append(await app.post(name, type_, {key: n % 2 == 0}, queue=True, expires=60))
+            await asyncio.sleep(PACE_SECONDS)
+        for road in roads.values():
+            road.calm = True  # a network heals at last; what was lost is repeated now
+        ends = {name: await _ends(posted) for name, posted in sent.items()}
+        return [_judge(name, ends[name], effects[name], roads[name].arrived) for name in TYPES], damage
+
+
+async def _ends(commands: list[Command]) -> dict[str, str]:
+    """How each ended, by its id; "none" if it did not."""
+
+    async def end(command: Command) -> tuple[str, str]:
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                return command.id, (await command.ended()).state
+        except TimeoutError:
+            return command.id, "none"
+        except DulyError as problem:
+            return command.id, problem.word
+
+    return dict(await asyncio.gather(*map(end, commands)))
+
+
+def _judge(name: str, ends: dict[str, str], effects: Effects, arrived: int) -> Told:
+    happened = Counter(id_ for id_, _, _, _ in effects.read())
+    return Told(
+        name,
+        sent=len(ends),
+        arrived=arrived,
+        outcomes=dict(Counter(ends.values())),
+        effects=sum(happened.values()),
+        twice=[id_ for id_, times in happened.items() if times > 1],
+        missing=[id_ for id_, state in ends.items() if state == "done" and not happened[id_]],
+        false=[id_ for id_ in happened if ends.get(id_) not in ("done", "unknown", "none")],
+    )
+
+
+def _show(told: list[Told], damage: Damage, seconds: float, well: bool) -> None:
+    typer.echo(
+        f"The network was given {count(damage.frames, 'frame')}. It dropped {damage.dropped}, repeated "
+        f"{damage.repeated}, let {damage.overtaken} be overtaken\n"
+        f"and cut {count(damage.cuts, 'connection')}.\n"
+    )
+    rows = []
+    for one in told:
+        others = {state: n for state, n in one.outcomes.items() if state != "done"}
+        numbers: list[Any] = [one.sent, one.arrived, one.effects, len(one.twice), one.outcomes.get("done", 0)]
+        rest = ", ".join(f"{n} {state}" for state, n in others.items()) or "-"
+        rows.append([one.device, *map(str, numbers), rest])
+    table(
+        ["", "sent", "arrived", "effects", "twice", "done", "ended otherwise, and the phone was told"], rows
+    )
+    typer.echo()
+    if well:
+        typer.secho(
+            f"✓ Every command has one outcome; by the devices' own files every effect happened once. "
+            f"({seconds:.1f} s)",
+            fg=typer.colors.GREEN,
+        )
+        return
+    for one in told:
+        for words, ids in (
+            ("took effect twice", one.twice),
+            ("was reported done and did not happen", one.missing),
+            ("was reported as not done and happened", one.false),
+        ):
+            for id_ in ids:
+                typer.secho(f"✗ {one.device}: {id_} {words}", fg=typer.colors.RED)
+        if one.outcomes.get("none"):
+            typer.secho(f"✗ {one.device}: {one.outcomes['none']} without an outcome", fg=typer.colors.RED)

@@ -170,9 +170,9 @@ class _Log:
     def begin(self, frame: Frame, again: int) -> None:
         if not again:
             self._began = time.monotonic()
-            self._line("sent", f"sent        {frame.type} to {self._device}, id {frame.seq_id}")
+            self._line("sent", f"sent        {frame.type} to {self._device}, id {frame.seq_id}", frame)
         else:
-            self._line("sent again", f"sent again  the same id, for the {_nth(again)} time")
+            self._line("sent again", f"sent again  the same id, for the {_nth(again)} time", frame)
 
     def heard(self, frame: Frame) -> None:
         from duly.dialects.frames import DeviceCode, ServerCode, load
@@ -203,10 +203,8 @@ class _Log:
             since = "" if what == "sent" else f"+{took(ms)}"
             typer.echo(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
             return
-        fields = {} if frame is None else msgspec.to_builtins(frame)
-        if frame is not None and frame.data:
-            fields["data"] = msgspec.Raw(bytes(frame.data))
-        print_json({"what": what, "after_ms": ms, **fields})
+        fields = {} if frame is None else msgspec.json.decode(msgspec.json.encode(frame), type=dict[str, Any])
+        print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:
         from duly.dialects.frames import ServerCode

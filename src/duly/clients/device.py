@@ -12,7 +12,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from msgspec import Struct
 
@@ -31,6 +31,9 @@ from duly.engine import Engine
 from duly.errors import DulyError, Fault, Malformed, ProgramError, SenderError
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+
+if TYPE_CHECKING:
+    from duly.clients.fd_link import FdLink
 
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE, grace=0)
 
@@ -70,9 +73,11 @@ class Device:
         return {"open": True}
 
     await device.run()
+
+    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker.
     """
 
-    def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
+    def __init__(self, url: str, token: str = "", *, data: str | None = None) -> None:
         self._url, self._token, self._data = url, token, data
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +124,11 @@ class Device:
     async def _open_ledger(self) -> Ledger:
         return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> Link | FdLink:
+        if self._url.startswith("mqtt"):
+            from duly.clients.fd_link import FdLink
+
+            return FdLink(self._url, up=self._up, heard=self._heard)
         return Link(self._url, self._token, up=self._up, heard=self._heard)
 
     async def __aexit__(
@@ -151,12 +160,12 @@ class Device:
     def _up(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
 
-    def _heard(self, frame: Frame) -> None:
+    def _heard(self, frame: Frame, stored: Callable[[], None] | None = None) -> None:
         if frame.from_ is None or frame.seq_id is None:
             return
         try:
             message = frames.received_command(frame, self.name)
-            self._engine.offer(Arrived(message))
+            self._engine.offer(Arrived(message), stored)
         except SenderError as problem:
             self._say(frame.from_, frame.seq_id, Answer(DeviceCode.BAD_PARAMETERS, b"", str(problem)))
         except DulyError:

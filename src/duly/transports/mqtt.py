@@ -404,6 +404,7 @@ class _Session:
         for answered in self._answers.values():
             _fail(answered, lost)
         self.waiting.clear()
+        self.room.set()
         # gmqtt's tasks for them end by writing to a closed socket: nothing goes out.
         for arrival in self._arrivals:
             arrival.released.set_result(0)

@@ -1,0 +1,146 @@
+"""A device's connection through an MQTT broker: to its hub it is an FD node (seed 001).
+
+The law is that of `duly.clients.link`, with one thing more: a task is acknowledged, to the broker (PUBACK)
+and to the hub (`ack`), when it is stored here, not before. What a device pushes rides on its own status
+topic, the only one that nobody else may write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from duly.core.units import MS, SECOND
+from duly.dialects import fd, frames
+from duly.dialects.fd import Kind
+from duly.dialects.frames import Frame
+from duly.errors import DulyError, NotAuthenticated, SenderError
+from duly.transport import ConnectionRefused
+from duly.transports.mqtt import Address, MqttLink, Will
+
+
+class FdLink:
+    """The same as `Link`, for a URL like mqtt://lock-1:token@host."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        up: Callable[[Frame], None],
+        heard: Callable[[Frame, Callable[[], None]], None],
+        prefix: str = fd.PREFIX,
+    ) -> None:
+        address = Address.parse(url)
+        self._name = fd.check_username(address.username)
+        self._up = up
+        self._heard = heard
+        self._prefix = prefix
+        self._session = secrets.token_hex(8)
+        self._senders: dict[str, str] = {}
+        self._link = MqttLink(
+            address,
+            self._arrived,
+            subscriptions=[fd.topic_of(prefix, self._name, Kind.PENDING)],
+            will=lambda: Will(self._topic(self._name, Kind.STATUS), self._status(online=False)),
+            on_connect=self._connected,
+        )
+
+    @property
+    def connected(self) -> bool:
+        return self._link.up
+
+    async def start(self) -> None:
+        await self._link.start()
+
+    async def ready(self) -> Frame:
+        try:
+            await self._link.connected(within=30)
+        except ConnectionRefused as problem:
+            raise NotAuthenticated(str(problem)) from None
+        return Frame("welcome", you=self._name)
+
+    async def stop(self) -> None:
+        """Say goodbye properly: the will is for those who cannot."""
+        if self._link.up:
+            with suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._link.publish(
+                        self._topic(self._name, Kind.STATUS), self._status(online=False), retain=True
+                    )
+        await self._link.stop()
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _connected(self, session_present: bool) -> None:
+        self._session = secrets.token_hex(8)
+        self._publish(self._topic(self._name, Kind.STATUS), self._status(online=True), retain=True)
+        self._up(Frame("welcome", you=self._name))
+
+    def _arrived(self, topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
+        try:
+            task = fd.decode_pending(payload)
+            app, colon, seq_id = task.msg_id.partition(":")
+            if not colon or (task.receiver and task.receiver != self._name):
+                ack()  # not a command of a hub, or not for us: nothing to run and nothing to say
+                return
+        except SenderError:
+            ack()
+            return
+        value = task.payload.value
+        frame = Frame(
+            task.action,
+            seq_id,
+            from_=app,
+            data=frames.dump(value),
+            exp=task.exp // MS if task.exp else None,
+            order=False,
+        )
+        self._senders[task.msg_id] = task.sender
+
+        def stored() -> None:
+            self._publish(self._topic(task.sender, Kind.ACK), fd.encode(fd.Ack(task.msg_id)))
+            ack()
+
+        self._heard(frame, stored)
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, frame: bytes) -> None:
+        said = frames.decode(frame)
+        if said.type != "ack":
+            push = msgspec.json.encode({"type": said.type, "data": frames.load(said.data)})
+            self._publish(self._topic(self._name, Kind.STATUS), self._status(online=True, data=push))
+            return
+        msg_id = f"{said.to}:{said.seq_id}"
+        hub = self._senders.pop(msg_id, "hub")
+        if said.code == 0:
+            self._publish(
+                self._topic(hub, Kind.COMPLETE), fd.encode(fd.Complete(msg_id, fd.Content(bytes(said.data))))
+            )
+            return
+        why = {"code": said.code, "detail": said.detail or "", "state": said.state}
+        self._publish(
+            self._topic(hub, Kind.FAILED), fd.encode(fd.Failed(msg_id, fd.Content(msgspec.json.encode(why))))
+        )
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        with suppress(DulyError):  # lost, as it might be on the way: the hub asks again
+            self._link.publish_nowait(topic, payload, retain=retain).add_done_callback(_seen)
+
+    def _topic(self, username: str, kind: Kind) -> str:
+        return fd.topic_of(self._prefix, username, kind)
+
+    def _status(self, *, online: bool, data: bytes = b"") -> bytes:
+        now = round(time.time()) * SECOND
+        return fd.encode(fd.Status(now, online, session=self._session, data=fd.Content(data)))
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,578 @@
+/**
+ * duly for browsers: send a command to a device, and know how it ended. One file, no dependencies.
+ *
+ * The laws. A command keeps its id: it is sent again every three seconds, three times, and at once after a
+ * reconnect, and the hub makes that harmless. It ends, one way or another: what was sent and never answered
+ * is `unknown`, what never left us is `expired`. Ids never go backwards, in no tab and after no reload. What
+ * devices tell arrives once and in order, also what was missed while away; where that is gone, `gap` says so.
+ *
+ *     import { App } from "http://127.0.0.1:7800/duly.js";
+ *     const app = new App("http://127.0.0.1:7800", token);
+ *     const { state, code, data } = await app.send("lock-1", "lock_control", { open: true });
+ */
+
+const RESEND = 3_000;
+const RESENDS = 3;
+const PATIENCE = 60_000;
+const DAY = 86_400_000;
+const INTRODUCTION = 10_000;
+const FRAME_LIMIT = 256 * 1024;
+const UNSETTLED = 1_000;
+const TIMER_LIMIT = 2 ** 31 - 1;
+
+/** How a command ended.
+ * @typedef {object} Ack
+ * @property {"done"|"failed"|"expired"|"superseded"|"cancelled"|"unknown"} state
+ * @property {number} code 0 done, or what went wrong
+ * @property {any} [data]
+ * @property {string} [detail] a sentence
+ */
+
+/** @typedef {object} SendOptions
+ * @property {string} [id] send under this id again, instead of a new one
+ * @property {number} [expires] seconds after which it must not take effect
+ * @property {boolean} [queue] keep it for a device that is away
+ * @property {string} [order] the lane in which a sender's commands keep their order
+ * @property {boolean} [latest] in that lane only the newest counts
+ */
+
+/** Something a device told. `cursor` numbers a device's pushes.
+ * @typedef {{device: string, type: string, data: any, cursor: number, time?: number}} Push
+ */
+
+/** Pushes after `after` and before `first` are gone: we were away too long.
+ * @typedef {{device: string, after: number, first: number}} Gap
+ */
+
+/** A command has ended, also one resumed after a reload, also one that was `unknown` and is settled late.
+ * @typedef {{id: string, device: string, type: string, ack?: Ack, refused?: Refused}} End
+ */
+
+/** The hub did not take the command: nothing was done. `code` and `error` (a word) say why. */
+export class Refused extends Error {
+  /** @param {number} code @param {string} error @param {string} detail */
+  constructor(code, error, detail) {
+    super(`${detail || error} (code ${code})`);
+    this.name = "Refused";
+    this.code = code;
+    this.error = error;
+    this.detail = detail;
+  }
+}
+
+/** The app was closed before the command ended. */
+export class Closed extends Error {
+  constructor() {
+    super("the app was closed before the command ended");
+    this.name = "Closed";
+  }
+}
+
+/** A command under way. */
+class Command {
+  /** @param {any} frame @param {number} made when, by the hub's clock @param {boolean} sent */
+  constructor(frame, made, sent) {
+    this.frame = frame;
+    this.made = made;
+    this.sent = sent;
+    this.again = false;
+    this.resends = 0;
+    this.nextTry = Infinity;
+    this.giveUp = performance.now() + PATIENCE;
+    /** @type {any} */
+    this.timer = undefined;
+    /** Resolves when the hub has stored it. @type {Promise<void>} */
+    this.accepted = new Promise((resolve, reject) => {
+      this.accept = resolve;
+      this.deny = reject;
+    });
+    /** Resolves when it has ended. @type {Promise<Ack>} */
+    this.ended = new Promise((resolve, reject) => {
+      this.resolve = resolve;
+      this.reject = reject;
+    });
+    this.accepted.catch(() => {}); // whoever wants to know awaits them; nobody has to
+    this.ended.catch(() => {});
+  }
+
+  get id() {
+    return this.frame.seq_id;
+  }
+}
+
+/** An app's side of the wire. */
+export class App {
+  #url;
+  #token;
+  #sockets;
+  #store;
+  #keep;
+  #space;
+  /** @type {WebSocket|null} the connection, once the hub has welcomed us on it */
+  #socket = null;
+  /** @type {(reason: string) => void} what to do when it is over */
+  #lost = () => {};
+  /** @type {Error|null} why nothing is sent any more */
+  #closed = null;
+  #attempt = 0;
+  /** @type {any} */
+  #retry = undefined;
+  #ahead = 0;
+  /** @type {number|null} since when we wait for any sign of life */
+  #asked = null;
+  #resumed = false;
+  /** @type {Map<string, Command>} */
+  #commands = new Map();
+  /** @type {Map<string, {device: string, type: string}>} */
+  #unsettled = new Map();
+  /** @type {Record<string, number>} */
+  #cursors = {};
+  /** @type {Map<string, Set<(what: any) => void>>} */
+  #listeners = new Map(["push", "gap", "end", "up", "down"].map((event) => [event, new Set()]));
+  /** @type {() => void} */
+  #isReady = () => {};
+  /** @type {(problem: Error) => void} */
+  #isRefused = () => {};
+  #wake = () => this.#connectNow();
+
+  /**
+   * @param {string} url the hub, such as "http://127.0.0.1:7800"
+   * @param {string} token
+   * @param {object} [options]
+   * @param {boolean} [options.keep] commands under way survive a reload of the page, and are resumed
+   * @param {Storage|null} [options.storage] where ids, cursors and commands are kept; null: nowhere
+   * @param {new (url: string) => WebSocket} [options.socket] what to use for WebSocket, where there is none, as in Node 20
+   */
+  constructor(url, token, { keep = false, storage = localStore(), socket = globalThis.WebSocket } = {}) {
+    if (!socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
+    this.#url = url.replace(/\/+$/, "").replace(/^http/, "ws") + "/v1/ws";
+    this.#token = token;
+    this.#sockets = socket;
+    this.#store = storage ?? memoryStore();
+    this.#keep = keep;
+    this.#space = `duly:${hash(token)}:`; // whose ids and cursors: another account's are not ours
+    /** Our account's name, once the hub has told it. */
+    this.name = "";
+    /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
+     * @type {Promise<void>} */
+    this.ready = new Promise((resolve, reject) => {
+      this.#isReady = resolve;
+      this.#isRefused = reject;
+    });
+    this.ready.catch(() => {});
+    for (const key of this.#keys("seen:")) this.#cursors[key] = Number(this.#get(`seen:${key}`));
+    globalThis.addEventListener?.("online", this.#wake);
+    this.#connect();
+  }
+
+  get connected() {
+    return this.#socket !== null;
+  }
+
+  // ── commands ───────────────────────────────────────────────────────────────────────────────────
+
+  /** Send a command and wait for its end. Rejects with `Refused` if the hub does not take it.
+   * @param {string} device @param {string} type @param {any} [data] @param {SendOptions} [options]
+   * @returns {Promise<Ack>} */
+  async send(device, type, data, options) {
+    return (await this.post(device, type, data, options)).ended;
+  }
+
+  /** Send a command without waiting for its end.
+   * @param {string} device @param {string} type @param {any} [data] @param {SendOptions} [options]
+   * @returns {Promise<{id: string, accepted: Promise<void>, ended: Promise<Ack>}>} */
+  async post(device, type, data, { id, expires, queue, order, latest } = {}) {
+    if (this.#closed) throw this.#closed;
+    /** @type {any} */
+    const frame = { type, seq_id: id, to: device, data };
+    if (queue) frame.queue = true;
+    if (order !== undefined || latest) frame.order = { key: order ?? "", mode: latest ? "latest" : "replay" };
+    const size = new TextEncoder().encode(JSON.stringify(frame)).length + 100;
+    if (size > FRAME_LIMIT) throw new Refused(2, "too_large", `${size} bytes; the limit is ${FRAME_LIMIT}`);
+    // Ids and expiries are in the hub's time, so the first welcome must come before the first id.
+    const asked = Date.now();
+    const waits = Math.min(PATIENCE, expires === undefined ? PATIENCE : expires * 1000);
+    if (!(await within(waits, this.ready))) {
+      frame.seq_id ??= "";
+      const command = new Command(frame, asked, false);
+      this.#end(command, never());
+      return command;
+    }
+    // One tab at a time: no two commands of one account may get the same id.
+    return locked(this.#space, () => {
+      if (this.#closed) throw this.#closed;
+      const now = this.#now();
+      frame.seq_id ??= this.#mint(now);
+      if (expires !== undefined) frame.exp = Math.round(now + expires * 1000 - (Date.now() - asked));
+      const known = this.#commands.get(frame.seq_id);
+      if (known) return known;
+      const command = new Command(frame, now, false);
+      this.#write(command);
+      this.#commands.set(command.id, command);
+      this.#transmit(command);
+      return command;
+    });
+  }
+
+  /** Ids rise in both parts, whatever the clock does and however often the page is loaded. */
+  #mint(now) {
+    const [ms, n] = (this.#get("last") ?? "0_-1").split("_").map(Number);
+    const id = `${Math.max(ms, now)}_${n + 1}`;
+    this.#set("last", id);
+    return id;
+  }
+
+  #transmit(command) {
+    command.nextTry = Infinity; // without a connection, the next one sends it
+    if (this.#socket) {
+      command.again = command.sent;
+      if (!command.sent) {
+        command.sent = true;
+        command.giveUp = performance.now() + PATIENCE;
+        this.#write(command); // first: after a reload it must not pass for one that never left us
+      }
+      this.#socket.send(JSON.stringify(command.frame));
+      this.#asked ??= performance.now();
+      command.nextTry = performance.now() + RESEND;
+    }
+    this.#watch(command);
+  }
+
+  #watch(command) {
+    clearTimeout(command.timer);
+    const next = Math.min(command.resends < RESENDS ? command.nextTry : Infinity, command.giveUp);
+    const wait = Math.min(Math.max(next - performance.now(), 0), TIMER_LIMIT);
+    command.timer = setTimeout(() => this.#look(command), wait);
+  }
+
+  #look(command) {
+    const now = performance.now();
+    if (now >= command.giveUp) {
+      this.#end(command, command.sent ? silent() : never());
+    } else if (now >= command.nextTry && command.resends < RESENDS) {
+      command.resends += 1;
+      // Asked twice and not heard a thing: the connection is dead. A browser would take minutes to notice.
+      if (this.#asked !== null && now - this.#asked >= 2 * RESEND) this.#lost("the hub was silent");
+      else this.#transmit(command);
+    } else {
+      this.#watch(command);
+    }
+  }
+
+  #accepted(command) {
+    const { exp, queue } = command.frame;
+    const waits = queue ? Math.max(0, (exp ?? command.made + DAY) - this.#now()) : 0;
+    command.giveUp = performance.now() + waits + PATIENCE;
+    command.accept();
+    this.#watch(command);
+  }
+
+  /** @param {Command} command @param {Ack|undefined} ack @param {Refused} [refused] */
+  #end(command, ack, refused) {
+    clearTimeout(command.timer);
+    this.#commands.delete(command.id);
+    this.#forget(`command:${command.id}`);
+    const { to: device, type } = command.frame;
+    if (refused) {
+      command.deny(refused);
+      command.reject(refused);
+    } else {
+      command.accept();
+      command.resolve(ack);
+    }
+    if (ack?.state === "unknown") {
+      this.#unsettled.set(command.id, { device, type });
+      for (const oldest of this.#unsettled.keys()) {
+        if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
+        else break;
+      }
+    }
+    this.#emit("end", { id: command.id, device, type, ack, refused });
+  }
+
+  #write(command) {
+    if (!this.#keep) return;
+    const { frame, made, sent } = command;
+    this.#set(`command:${command.id}`, JSON.stringify({ frame, made, sent }));
+  }
+
+  /** What a page before this one had under way. What was never answered in its time is not sent again. */
+  #resume() {
+    if (!this.#keep) return;
+    const number = (id) => Number(id.split("_")[1]);
+    for (const id of this.#keys("command:").sort((a, b) => number(a) - number(b))) {
+      if (this.#commands.has(id)) continue;
+      const { frame, made, sent } = JSON.parse(this.#get(`command:${id}`));
+      const command = new Command(frame, made, sent);
+      const until = frame.queue ? (frame.exp ?? made + DAY) : made;
+      if (this.#now() > until + PATIENCE) this.#end(command, sent ? silent() : never());
+      else this.#commands.set(id, command);
+    }
+  }
+
+  // ── listening ──────────────────────────────────────────────────────────────────────────────────
+
+  /**
+   * Call `listener` for every "push" (`Push`), "gap" (`Gap`), "end" (`End`), "up" and "down" (a reason).
+   * @template {"push"|"gap"|"end"|"up"|"down"} E
+   * @param {E} event
+   * @param {(what: E extends "push" ? Push : E extends "gap" ? Gap : E extends "end" ? End : string) => void} listener
+   * @returns {() => void} stops it
+   */
+  on(event, listener) {
+    const listeners = this.#listeners.get(event);
+    if (!listeners) throw new TypeError(`there is no event ${event}`);
+    listeners.add(listener);
+    return () => void listeners.delete(listener);
+  }
+
+  #emit(event, what) {
+    for (const listener of this.#listeners.get(event) ?? []) {
+      try {
+        listener(what);
+      } catch (problem) {
+        setTimeout(() => { throw problem; }); // the page's own mistake must not stop us, nor be hidden
+      }
+    }
+  }
+
+  /** End. Commands under way reject with `Closed`; kept ones are resumed by the next page. */
+  close() {
+    this.#close(new Closed());
+  }
+
+  #close(problem) {
+    if (this.#closed) return;
+    this.#closed = problem;
+    clearTimeout(this.#retry);
+    globalThis.removeEventListener?.("online", this.#wake);
+    this.#isRefused(problem);
+    for (const command of this.#commands.values()) {
+      clearTimeout(command.timer);
+      command.deny(problem);
+      command.reject(problem);
+    }
+    this.#commands.clear();
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+  }
+
+  // ── the wire ───────────────────────────────────────────────────────────────────────────────────
+
+  #connect() {
+    const socket = new this.#sockets(this.#url);
+    let over = false;
+    const end = (reason) => {
+      clearTimeout(late);
+      if (over) return;
+      over = true;
+      socket.close();
+      if (this.#socket === socket) {
+        this.#socket = null;
+        this.#asked = null;
+        this.#emit("down", reason);
+      }
+      if (!this.#closed) this.#connectLater();
+    };
+    const late = setTimeout(() => end("the hub does not answer"), INTRODUCTION);
+    socket.onopen = () =>
+      socket.send(JSON.stringify({ type: "auth", token: this.#token, cursors: this.#cursors }));
+    socket.onclose = (event) => end(event.reason || "the connection broke");
+    socket.onerror = () => {}; // a close follows
+    socket.onmessage = ({ data }) => {
+      if (over || this.#closed) return;
+      this.#asked = null;
+      const frame = JSON.parse(data);
+      if (this.#socket === socket) {
+        this.#hear(frame);
+      } else if (frame.type === "welcome") {
+        clearTimeout(late);
+        this.#lost = end;
+        this.#welcome(socket, frame);
+      } else {
+        this.#unwelcome(frame);
+        end("the hub does not want us");
+      }
+    };
+  }
+
+  #connectLater() {
+    const pause = Math.min(200 * 2 ** this.#attempt, 10_000) * (1 - 0.2 * Math.random());
+    this.#attempt += 1;
+    this.#retry = setTimeout(() => this.#connectAgain(), pause);
+  }
+
+  #connectNow() {
+    if (this.#retry !== undefined) this.#connectAgain();
+  }
+
+  #connectAgain() {
+    clearTimeout(this.#retry);
+    this.#retry = undefined;
+    this.#connect();
+  }
+
+  #welcome(socket, frame) {
+    this.#socket = socket;
+    this.#attempt = 0;
+    this.#ahead = frame.time - Date.now();
+    this.name = frame.you;
+    for (const [device, head] of Object.entries(frame.cursors ?? {})) {
+      const seen = this.#cursors[device];
+      if (seen === undefined) this.#see(device, head);
+      else if (seen > head) {
+        // The hub counts anew: it has lost what it had.
+        this.#emit("gap", { device, after: seen, first: head + 1 });
+        this.#see(device, head);
+      }
+    }
+    if (!this.#resumed) {
+      this.#resumed = true;
+      this.#resume();
+    }
+    for (const command of [...this.#commands.values()]) this.#transmit(command);
+    this.#isReady();
+    this.#emit("up", this.name);
+  }
+
+  #unwelcome(frame) {
+    if (this.name) return; // it knew us before: try again
+    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+  }
+
+  #hear(frame) {
+    if (frame.type === "server_ack") this.#serverAck(frame);
+    else if (frame.type === "ack") this.#ack(frame);
+    else if (frame.type === "gap") this.#gap(frame);
+    else if (frame.from !== undefined && frame.cursor !== undefined) this.#push(frame);
+  }
+
+  #serverAck({ seq_id, code, error, detail }) {
+    const command = this.#commands.get(seq_id);
+    if (!command) return;
+    if (code === 0 || code === 5) {
+      this.#accepted(command);
+    } else if (error === "stale" && command.again) {
+      // Too old *now*: an earlier transmission may have been taken, done and forgotten.
+      this.#end(command, { state: "unknown", code: 2, detail });
+    } else if (code !== 4) {
+      this.#end(command, undefined, new Refused(code, error ?? "", detail ?? ""));
+    } // 4: try again, which the resend does
+  }
+
+  #ack({ seq_id, code, state, data, detail }) {
+    const ack = { state, code, data, detail };
+    const command = this.#commands.get(seq_id);
+    const unsettled = this.#unsettled.get(seq_id);
+    if (command) {
+      this.#end(command, ack);
+    } else if (unsettled && state !== "unknown") {
+      this.#unsettled.delete(seq_id);
+      this.#emit("end", { id: seq_id, ...unsettled, ack });
+    }
+  }
+
+  #push({ from: device, type, data, cursor, time }) {
+    if (cursor <= (this.#cursors[device] ?? 0)) return;
+    this.#cursors[device] = cursor;
+    this.#emit("push", { device, type, data, cursor, time });
+    this.#see(device, cursor);
+  }
+
+  #gap({ from: device, after, first }) {
+    this.#emit("gap", { device, after, first });
+    this.#see(device, first - 1);
+  }
+
+  #see(device, cursor) {
+    this.#cursors[device] = cursor;
+    this.#set(`seen:${device}`, String(cursor));
+  }
+
+  // ── small things ───────────────────────────────────────────────────────────────────────────────
+
+  /** The hub's time in ms: the clock of a wall tablet may be anywhere. */
+  #now() {
+    return Date.now() + this.#ahead;
+  }
+
+  #get(key) {
+    return this.#store.getItem(this.#space + key);
+  }
+
+  #set(key, value) {
+    this.#store.setItem(this.#space + key, value);
+  }
+
+  #forget(key) {
+    this.#store.removeItem(this.#space + key);
+  }
+
+  /** What is kept under a prefix. */
+  #keys(prefix) {
+    const all = Array.from({ length: this.#store.length }, (_, i) => this.#store.key(i));
+    const start = this.#space + prefix;
+    return all.filter((key) => key.startsWith(start)).map((key) => key.slice(start.length));
+  }
+}
+
+/** @returns {Ack} */
+function silent() {
+  return { state: "unknown", code: 4, detail: "no answer came; nobody can tell whether it took effect" };
+}
+
+/** @returns {Ack} */
+function never() {
+  return { state: "expired", code: 4, detail: "the hub could not be reached; it was never sent" };
+}
+
+/** Whether the promise resolves in time; rejects as it does. */
+async function within(ms, promise) {
+  let timer;
+  const late = new Promise((resolve) => { timer = setTimeout(() => resolve(false), ms); });
+  try {
+    return await Promise.race([promise.then(() => true), late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Do it while no other tab does. Web Locks exist in secure contexts only (https, or this machine). */
+async function locked(name, work) {
+  return globalThis.navigator?.locks ? navigator.locks.request(name, async () => work()) : work();
+}
+
+/** 53 bits of a token: enough to tell accounts apart, too little to be one. */
+function hash(text) {
+  let a = 0xdeadbeef;
+  let b = 0x41c6ce57;
+  for (let i = 0; i < text.length; i++) {
+    a = Math.imul(a ^ text.charCodeAt(i), 2654435761);
+    b = Math.imul(b ^ text.charCodeAt(i), 1597334677);
+  }
+  a = Math.imul(a ^ (a >>> 16), 2246822507) ^ Math.imul(b ^ (b >>> 13), 3266489909);
+  b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
+  return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
+}
+
+/** The browser's own store, unless it is forbidden or there is none. */
+function localStore() {
+  try {
+    return globalThis.localStorage ?? null;
+  } catch {
+    return null;
+  }
+}
+
+/** A store that is forgotten with the page. */
+function memoryStore() {
+  const items = new Map();
+  return {
+    get length() { return items.size; },
+    key: (i) => [...items.keys()][i] ?? null,
+    getItem: (key) => items.get(key) ?? null,
+    setItem: (key, value) => { items.set(key, value); },
+    removeItem: (key) => { items.delete(key); },
+  };
+}

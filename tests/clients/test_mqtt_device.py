@@ -1,0 +1,115 @@
+"""The same device behind an MQTT broker: the embedded one, Mosquitto, RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from duly.auth import Role
+from duly.clients.app import App, Push, Refused
+from duly.clients.device import Command, Device, DeviceError
+from duly.hub import Hub
+from duly.settings import Settings
+
+
+class Place:
+    """A hub with MQTT, and where its devices find it."""
+
+    def __init__(self, hub: Hub, device_url: str, phone: str) -> None:
+        self.hub = hub
+        self.device_url = device_url
+        self.phone = phone
+
+    async def online(self, name: str, wanted: bool = True) -> None:
+        async with asyncio.timeout(15):
+            while self.hub.gateway.online(name) is not wanted:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["embedded", "mosquitto"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    outside = ""
+    if request.param == "mosquitto":
+        broker = request.getfixturevalue("mosquitto_server")
+        outside = f"mqtt://hub:x@127.0.0.1:{broker.port}"
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0, mqtt=outside))
+    await hub.start()
+    phone = await hub.accounts.add(Role.APP, "phone")
+    token = await hub.accounts.add(Role.DEVICE, "lock")
+    await hub.accounts.grant("phone", "lock")
+    await hub.renew_broker_users()
+    yield Place(hub, hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@"), phone)
+    await hub.stop()
+
+
+def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
+    device = Device(place.device_url, data=str(data) if data else None)
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> dict[str, bool]:
+        effects.append(command.id)
+        return {"open": command.data["open"]}
+
+    @device.on("query")
+    async def query(command: Command) -> None:
+        raise DeviceError(3, "the sensor is broken")
+
+    return device
+
+
+async def test_a_command_is_done_and_its_answer_comes_back(place: Place) -> None:
+    effects: list[str] = []
+    async with lock(place, effects), App(place.hub.url, place.phone) as app:
+        await place.online("lock")
+        ack = await app.send("lock", "lock_control", {"open": True})
+        assert (ack.done, ack.data) == (True, {"open": True})
+        ack = await app.send("lock", "query")
+        assert (ack.state, ack.code, ack.detail) == ("failed", 3, "the sensor is broken")
+    assert len(effects) == 1
+
+
+async def test_a_device_that_says_goodbye_is_offline(place: Place) -> None:
+    async with App(place.hub.url, place.phone) as app:
+        async with lock(place, []):
+            await place.online("lock")
+        await place.online("lock", False)
+        with pytest.raises(Refused, match="offline"):
+            await app.send("lock", "lock_control", {"open": True})
+
+
+async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
+    effects: list[str] = []
+    async with App(place.hub.url, place.phone) as app:
+        command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=60)
+        await command.accepted()
+        async with lock(place, effects):
+            assert (await asyncio.wait_for(command.ended(), 20)).done
+    assert effects == [command.id]
+
+
+async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(place: Place, tmp_path: Path) -> None:
+    effects: list[str] = []
+    memory = tmp_path / "lock.db"
+    async with App(place.hub.url, place.phone) as app:
+        async with lock(place, effects, memory):
+            await place.online("lock")
+            command = await app.post("lock", "lock_control", {"open": True})
+            await command.ended()
+        async with lock(place, effects, memory):
+            await place.online("lock")
+            assert (await app.send("lock", "lock_control", {"open": True}, id=command.id)).done
+    assert len(effects) == 1
+
+
+async def test_what_a_device_pushes_reaches_the_apps(place: Place) -> None:
+    async with lock(place, []) as device, App(place.hub.url, place.phone) as app:
+        await place.online("lock")
+        device.push("event_report", {"n": 1})
+        async with asyncio.timeout(10):
+            async for push in app.pushes():
+                if isinstance(push, Push) and push.type == "event_report":
+                    assert push.data == {"n": 1}
+                    break
