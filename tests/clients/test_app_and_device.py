@@ -108,23 +108,22 @@ async def test_a_device_that_forgets_nothing_does_nothing_twice(place: Place, tm
 
 
 async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(place: Place) -> None:
-    async with lock(place, []) as device:
-        async with App(place.url, place.tokens["phone"]) as app:
-            pushes = app.pushes()
-            for n in range(3):
-                device.push("event_report", {"n": n})
-            seen = [await asyncio.wait_for(anext(pushes), 5) for _ in range(3)]
-            assert [p.data for p in seen if isinstance(p, Push)] == [{"n": 0}, {"n": 1}, {"n": 2}]
-            await place.stop()
-            await place.start()
-            while not device._link.connected:
-                await asyncio.sleep(0.01)
-            device.push("event_report", {"n": 3})
+    async with lock(place, []) as device, App(place.url, place.tokens["phone"]) as app:
+        pushes = app.pushes()
+        for n in range(3):
+            device.push("event_report", {"n": n})
+        seen = [await asyncio.wait_for(anext(pushes), 5) for _ in range(3)]
+        assert [p.data for p in seen if isinstance(p, Push)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        await place.stop()
+        await place.start()
+        while not device._link.connected:
+            await asyncio.sleep(0.01)
+        device.push("event_report", {"n": 3})
+        last = await asyncio.wait_for(anext(pushes), 5)
+        while isinstance(last, Push) and last.type == "device_status":
             last = await asyncio.wait_for(anext(pushes), 5)
-            while isinstance(last, Push) and last.type == "device_status":
-                last = await asyncio.wait_for(anext(pushes), 5)
-            assert isinstance(last, Push)
-            assert last.data == {"n": 3}
+        assert isinstance(last, Push)
+        assert last.data == {"n": 3}
 
 
 async def test_an_apps_ids_go_on_after_a_restart(place: Place, tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
     assert effects == [command.id]
 
 
-async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(place: Place, tmp_path: Path) -> None:
+async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(
+    place: Place, tmp_path: Path
+) -> None:
     effects: list[str] = []
     memory = tmp_path / "lock.db"
     async with App(place.hub.url, place.phone) as app:

@@ -75,13 +75,14 @@ class Remote:
     async def run(self) -> None:
         while True:
             with contextlib.suppress(*BROKEN):
-                async with join(self._hub.url, self._token) as peer, asyncio.TaskGroup() as tasks:
-                    sending = tasks.create_task(self._send_all(peer.socket))
+                async with join(self._hub.url, self._token) as peer:
+                    sending = asyncio.create_task(self._send_all(peer.socket))
                     try:
                         while True:
                             self._hear(await peer.hear(60))
                     finally:
                         sending.cancel()
+                        await asyncio.gather(sending, return_exceptions=True)
             await asyncio.sleep(0.02)
 
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:

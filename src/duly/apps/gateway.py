@@ -228,8 +228,8 @@ class Gateway:
         self, session: Session, who: Principal, seq_id: str | None, word: str, reason: str
     ) -> None:
         verdict = Verdict(Word.REFUSED, reason=reason, cause=word)
-        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
         await self.note(who.name, seq_id or "", word, reason)
+        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
 
     async def note(self, scope: str, id_: str, word: str, reason: str) -> None:
         """[P5] "Why did nothing happen?" has an answer."""

@@ -8,12 +8,14 @@ never go backwards, and with `data=` survive a restart, as do commands under way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from msgspec import Struct
 
+from duly.clients import media
 from duly.clients.link import Link
 from duly.core.ids import SeqId, SeqIds
 from duly.core.lifecycle import State
@@ -209,6 +211,12 @@ class App:
             command = self._commands[message.key] = Command(message)
             await self._engine.put(Arrived(message))
         return command
+
+    async def download(
+        self, device: str, name: str, to: str | Path, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Fetch a file that a device serves. A cut is gone on from; the end is checked by its SHA-256."""
+        return await media.download(self, device, name, Path(to), progress)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from msgspec import Struct
 
 from duly.clients.link import Link
+from duly.clients.media import Shelf
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
@@ -35,7 +37,9 @@ from duly.ledgers import open_ledger
 if TYPE_CHECKING:
     from duly.clients.fd_link import FdLink
 
-HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE, grace=0)
+HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
+CHUNK: Final = "media_download_chunk"
+CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
 
 
 class DeviceError(DulyError):
@@ -81,6 +85,7 @@ class Device:
         self._url, self._token, self._data = url, token, data
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._media: Shelf | None = None
         self.name = ""
 
     def on(
@@ -107,7 +112,7 @@ class Device:
             OutboxPolicy("run", None, patience=FOREVER),
             self._ledger.worker,
             lanes=LanePolicy(serial=True),
-            horizon=lambda kind: HORIZON,
+            horizon=lambda kind: CHUNK_HORIZON if kind == CHUNK else HORIZON,
             repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
@@ -148,6 +153,14 @@ class Device:
         """Serve until cancelled."""
         async with self:
             await self._engine.wait()
+
+    def serve(self, name: str, path: str | Path) -> None:
+        """Give a file out under this name, to apps that `download` it."""
+        if self._media is None:
+            self._media = Shelf(DeviceError)
+            self.on("media_download", effect="at_least_once")(self._media.describe)
+            self.on(CHUNK, effect="at_least_once")(self._media.chunk)
+        self._media.put(name, Path(path))
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
@@ -213,4 +226,5 @@ class Device:
             state, answer = State.FAILED, Answer(problem.code, b"", str(problem))
         except Exception as problem:
             state, answer = State.FAILED, Answer(DeviceCode.HARDWARE_FAULT, b"", repr(problem)[:500])
-        await self._engine.put(Answered(message.key, state, answer, attempt))
+        keep = message.kind != CHUNK
+        await self._engine.put(Answered(message.key, state, answer, attempt, keep=keep))

@@ -48,6 +48,8 @@ const TIMER_LIMIT = 2 ** 31 - 1;
  * @typedef {{id: string, device: string, type: string, ack?: Ack, refused?: Refused}} End
  */
 
+/** @typedef {{push: Push, gap: Gap, end: End, up: string, down: string}} Events */
+
 /** The hub did not take the command: nothing was done. `code` and `error` (a word) say why. */
 export class Refused extends Error {
   /** @param {number} code @param {string} error @param {string} detail */
@@ -141,7 +143,7 @@ export class App {
    * @param {object} [options]
    * @param {boolean} [options.keep] commands under way survive a reload of the page, and are resumed
    * @param {Storage|null} [options.storage] where ids, cursors and commands are kept; null: nowhere
-   * @param {new (url: string) => WebSocket} [options.socket] what to use for WebSocket, where there is none, as in Node 20
+   * @param {new (url: string) => WebSocket} [options.socket] a WebSocket, where there is none, as in Node 20
    */
   constructor(url, token, { keep = false, storage = localStore(), socket = globalThis.WebSocket } = {}) {
     if (!socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
@@ -273,12 +275,12 @@ export class App {
     this.#commands.delete(command.id);
     this.#forget(`command:${command.id}`);
     const { to: device, type } = command.frame;
-    if (refused) {
-      command.deny(refused);
-      command.reject(refused);
-    } else {
+    if (ack) {
       command.accept();
       command.resolve(ack);
+    } else {
+      command.deny(refused);
+      command.reject(refused);
     }
     if (ack?.state === "unknown") {
       this.#unsettled.set(command.id, { device, type });
@@ -313,10 +315,11 @@ export class App {
   // ── listening ──────────────────────────────────────────────────────────────────────────────────
 
   /**
-   * Call `listener` for every "push" (`Push`), "gap" (`Gap`), "end" (`End`), "up" and "down" (a reason).
-   * @template {"push"|"gap"|"end"|"up"|"down"} E
+   * Call `listener` for every "push", "gap" and "end", and when the connection is "up" (our name) or "down"
+   * (why).
+   * @template {keyof Events} E
    * @param {E} event
-   * @param {(what: E extends "push" ? Push : E extends "gap" ? Gap : E extends "end" ? End : string) => void} listener
+   * @param {(what: Events[E]) => void} listener
    * @returns {() => void} stops it
    */
   on(event, listener) {

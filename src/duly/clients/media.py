@@ -1,0 +1,141 @@
+"""Media: a file from a device, in chunks, resumed after a cut and checked by its hash.
+
+The law: a chunk is read, not done, so it may be asked for again and again; it belongs to a dedup class of its
+own, is remembered briefly, and its data is stored nowhere on the way. A download is finished when its SHA-256
+is right, and not before: until then it lies beside its target under the hash's name, so that what was begun
+is gone on with, and a file that has changed meanwhile is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from duly.dialects.frames import DeviceCode
+from duly.errors import DulyError, Fault
+
+CHUNK_BYTES: Final = 96 * 1024
+"""As base64 in JSON it stays well below the limit of a frame."""
+ASK_AGAIN: Final = 5
+AT_ONCE: Final = 4
+
+
+class MediaError(DulyError):
+    """The download did not come to its end; what arrived is kept, and the next call goes on from there."""
+
+    fault = Fault.NOBODY
+    retry = True
+    word = "media"
+
+
+class Media(Struct, frozen=True):
+    """What a device says of a file."""
+
+    name: str
+    size: int
+    sha256: str
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.chunk)
+
+
+class Asker(Protocol):
+    """What a download needs of an app."""
+
+    def send(self, device: str, type: str, data: object = None, **more: Any) -> Awaitable[Any]: ...
+
+
+async def download(
+    app: Asker, device: str, name: str, to: Path, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Fetch a file. `progress(chunks done, chunks in all)` is called as it goes."""
+    media = await _ask(app, device, "media_download", {"name": name}, Media)
+    part = to.with_name(f"{to.name}.{media.sha256[:12]}.part")
+    done = part.stat().st_size // media.chunk if part.exists() else 0
+    with part.open("r+b" if part.exists() else "w+b") as file:
+        file.truncate(done * media.chunk)
+        file.seek(0, 2)
+        while done < media.chunks:
+            wanted = range(done, min(done + AT_ONCE, media.chunks))
+            for chunk in await asyncio.gather(*(_chunk(app, device, media, n) for n in wanted)):
+                file.write(chunk)
+                done += 1
+            file.flush()
+            if progress is not None:
+                progress(done, media.chunks)
+    found = await asyncio.get_running_loop().run_in_executor(None, _sha256, part)
+    if found != media.sha256:
+        part.unlink()
+        raise MediaError(
+            f"{name} arrived damaged (its SHA-256 is {found[:12]}…); it was thrown away, ask again"
+        )
+    return part.replace(to)
+
+
+async def _chunk(app: Asker, device: str, media: Media, n: int) -> bytes:
+    wanted = {"name": media.name, "n": n}
+    for _ in range(ASK_AGAIN):
+        found = await _ask(app, device, "media_download_chunk", wanted, dict[str, Any])
+        # A repeat of a chunk that was answered is told so, without the data: ask for it anew.
+        if isinstance(found, dict) and "data" in found:
+            return base64.b64decode(found["data"])
+    raise MediaError(f"{device} does not give chunk {n} of {media.name}")
+
+
+async def _ask(app: Asker, device: str, kind: str, data: object, type_: Any) -> Any:
+    for attempt in range(ASK_AGAIN):
+        ack = await app.send(device, kind, data)
+        if ack.done:
+            return msgspec.convert(ack.data, type_) if ack.data is not None else {}
+        if ack.state == "failed" or attempt == ASK_AGAIN - 1:
+            raise MediaError(f"{device}: {ack.detail or ack.state}")
+    raise AssertionError
+
+
+class Shelf:
+    """A device's side: the files it gives out."""
+
+    def __init__(self, refuse: Callable[[int, str], Exception]) -> None:
+        self._files: dict[str, Path] = {}
+        self._refuse = refuse
+
+    def put(self, name: str, path: Path) -> None:
+        self._files[name] = path
+
+    async def describe(self, command: Any) -> dict[str, Any]:
+        path = self._find(command.data)
+        size = path.stat().st_size
+        digest = await asyncio.get_running_loop().run_in_executor(None, _sha256, path)
+        return {"name": command.data["name"], "size": size, "sha256": digest, "chunk": CHUNK_BYTES}
+
+    async def chunk(self, command: Any) -> dict[str, Any]:
+        path, n = self._find(command.data), command.data.get("n")
+        if not isinstance(n, int) or n < 0:
+            raise self._refuse(DeviceCode.BAD_PARAMETERS, "n is the number of a chunk, from 0")
+        with path.open("rb") as file:
+            file.seek(n * CHUNK_BYTES)
+            data = file.read(CHUNK_BYTES)
+        if not data:
+            raise self._refuse(DeviceCode.BAD_PARAMETERS, f"there is no chunk {n}")
+        return {"n": n, "data": base64.b64encode(data).decode()}
+
+    def _find(self, data: Any) -> Path:
+        name = data.get("name") if isinstance(data, dict) else None
+        path = self._files.get(name) if isinstance(name, str) else None
+        if path is None or not path.is_file():
+            raise self._refuse(DeviceCode.BAD_PARAMETERS, f"there is no media {name!r}")
+        return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,87 @@
+"""A file from a device, through a real hub."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from duly.clients import media
+from duly.clients.app import App
+from duly.clients.device import Device
+from duly.clients.media import MediaError
+from tests.clients.conftest import Place
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    path = tmp_path / "visit.mp4"
+    path.write_bytes(os.urandom(media.CHUNK_BYTES * 7 + 123))
+    return path
+
+
+async def test_a_file_arrives_whole(place: Place, film: Path, tmp_path: Path) -> None:
+    device = Device(place.url, place.tokens["lock"])
+    device.serve("visit", film)
+    seen: list[tuple[int, int]] = []
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        got = await app.download("lock", "visit", tmp_path / "got.mp4", lambda n, of: seen.append((n, of)))
+    assert got.read_bytes() == film.read_bytes()
+    assert seen[-1] == (8, 8)
+    assert list(tmp_path.glob("*.part")) == []
+
+
+async def test_a_download_goes_on_where_it_was_cut(place: Place, film: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256(film.read_bytes()).hexdigest()
+    part = tmp_path / f"got.mp4.{digest[:12]}.part"
+    part.write_bytes(film.read_bytes()[: media.CHUNK_BYTES * 5 + 99])
+    device = Device(place.url, place.tokens["lock"])
+    device.serve("visit", film)
+    asked: list[int] = []
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        send = app.send
+
+        async def listen(device: str, type: str, data: object = None, **more: object) -> object:
+            if isinstance(data, dict) and "n" in data:
+                asked.append(data["n"])
+            return await send(device, type, data, **more)
+
+        app.send = listen  # type: ignore[method-assign, assignment]
+        got = await app.download("lock", "visit", tmp_path / "got.mp4")
+    assert got.read_bytes() == film.read_bytes()
+    assert sorted(asked) == [5, 6, 7]
+
+
+async def test_a_damaged_file_is_noticed_and_thrown_away(place: Place, film: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256(film.read_bytes()).hexdigest()
+    part = tmp_path / f"got.mp4.{digest[:12]}.part"
+    part.write_bytes(bytes(media.CHUNK_BYTES * 2))
+    device = Device(place.url, place.tokens["lock"])
+    device.serve("visit", film)
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        with pytest.raises(MediaError, match="damaged"):
+            await app.download("lock", "visit", tmp_path / "got.mp4")
+        assert not part.exists()
+        assert (await app.download("lock", "visit", tmp_path / "got.mp4")).read_bytes() == film.read_bytes()
+
+
+async def test_what_a_device_does_not_have_is_said(place: Place, tmp_path: Path) -> None:
+    device = Device(place.url, place.tokens["lock"])
+    device.serve("visit", tmp_path / "nothing")
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        with pytest.raises(MediaError, match="no media"):
+            await app.download("lock", "visit", tmp_path / "got.mp4")
+
+
+async def test_chunks_leave_no_data_in_the_ledgers(place: Place, film: Path, tmp_path: Path) -> None:
+    device = Device(place.url, place.tokens["lock"], data=str(tmp_path / "lock.db"))
+    device.serve("visit", film)
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        await app.download("lock", "visit", tmp_path / "got.mp4")
+        for ledger in (place.hub.ledger, device._ledger):
+            page = await ledger.messages(scope="phone")
+            chunks = [r for r in page.records if r.message.kind == "media_download_chunk"]
+            assert len(chunks) == 8
+            assert all(r.answer is not None and r.answer.data == b"" for r in chunks)

@@ -1,0 +1,359 @@
+"""A MicroPython device on a real hub: its own process, its own file in flash, killed and started again.
+
+The device writes a line to a file of its own for every effect: what happened is read there, not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from duly.auth import Role
+from duly.clients.app import App
+from duly.hub import Hub
+from duly.settings import Settings
+from tests import servers
+from tests.clients.conftest import Place
+
+DEVICE = """
+import asyncio, json, sys
+folder, url, token, library = sys.argv[1:]
+sys.path.insert(0, library)
+from duly_device import Device, DeviceError
+
+device = Device(url, token, file=folder + "/flash.json", log=print)
+
+def note(word, command):
+    with open(folder + "/effects", "a") as file:
+        file.write(word + " " + command.id + "\\n")
+        file.flush()
+
+@device.on("lock_control")
+async def lock_control(command):
+    note("lock", command)
+    await asyncio.sleep((command.data or {}).get("takes", 0))
+    return {"open": True}
+
+@device.on("dev_control", effect="at_least_once")
+def dev_control(command):
+    note("lamp", command)
+    if (command.data or {}).get("stuck"):
+        import time
+        time.sleep(60)
+    return (command.data or {}).get("echo")
+
+@device.on("query")
+def query(command):
+    raise DeviceError(3, "the sensor is broken")
+
+@device.on("media_download_chunk")
+def chunk(command):
+    return "x" * 1000
+
+async def main():
+    tell = asyncio.create_task(told())
+    await device.run()
+
+async def told():
+    while not await device.push("event_report", {"hello": "é"}):
+        await asyncio.sleep(0.02)
+
+asyncio.run(main())
+"""
+
+
+class Board:
+    """A device's hardware: what is in its flash and what it has done outlive its process."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        self._place = place
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        folder.mkdir()
+        (folder / "main.py").write_text(DEVICE)
+
+    async def start(self) -> None:
+        library = files("duly").joinpath("micropython")
+        with (self._folder / "log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                "micropython", self._folder / "main.py", self._folder, self._place.url,
+                self._place.tokens["lock"], str(library), stdout=log, stderr=log,
+            )  # fmt: skip
+        await self.online()
+
+    async def online(self) -> None:
+        await until(lambda: self._place.hub.gateway.online("lock"))
+
+    async def kill(self) -> None:
+        """Cut the power, and come back when the hub has noticed."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+            self._process = None
+            await until(lambda: not self._place.hub.gateway.online("lock"))
+
+    @property
+    def effects(self) -> list[str]:
+        file = self._folder / "effects"
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def flash(self) -> Path:
+        return self._folder / "flash.json"
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+
+class PatientPlace(Place):
+    """A hub that waits for its devices' answers only briefly."""
+
+    async def start(self) -> None:
+        self.hub = Hub(Settings(data=str(self.folder), port=self.port, no_mqtt=True, patience=1.5))
+        await self.hub.start()
+        self.port = int(self.hub.url.rsplit(":", 1)[1])
+
+
+async def until(true: Callable[[], bool], seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 -- another process makes it true
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    it = PatientPlace(tmp_path / "hub")
+    await it.start()
+    await it.add(Role.APP, "phone")
+    await it.add(Role.DEVICE, "lock")
+    await it.hub.accounts.grant("phone", "lock")
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def board(place: Place, tmp_path: Path) -> AsyncIterator[Board]:
+    if shutil.which("micropython") is None:
+        servers.missing("micropython")
+    it = Board(place, tmp_path / "board")
+    await it.start()
+    yield it
+    await it.kill()
+
+
+@pytest.fixture
+async def app(place: Place, board: Board) -> AsyncIterator[App]:
+    async with App(place.url, place.tokens["phone"]) as it:
+        yield it
+
+
+def say(place: Place, frame: dict[str, object]) -> None:
+    """What somebody who captured frames, or a hub that resends, puts on the device's wire."""
+    place.hub.gateway._devices["lock"].push(json.dumps({"from": "phone", **frame}).encode())
+
+
+async def test_a_command_is_done_and_its_answer_comes_back(app: App, board: Board) -> None:
+    command = await app.post("lock", "lock_control", {"who": "Zoë"})
+    ack = await command.ended()
+    assert (ack.state, ack.code, ack.data) == ("done", 0, {"open": True})
+    assert board.effects == [f"lock {command.id}"]
+
+
+async def test_what_goes_wrong_has_its_code_and_reason(app: App, board: Board) -> None:
+    ack = await app.send("lock", "query")
+    assert (ack.state, ack.code, ack.detail) == ("failed", 3, "the sensor is broken")
+    ack = await app.send("lock", "system")
+    assert (ack.state, ack.code, ack.detail) == ("failed", 7, "lock does not know system")
+
+
+async def test_large_and_empty_answers_pass(app: App, board: Board) -> None:
+    for echo in ("x" * 40_000, "y" * 200, "", 0, None, [{"ü": 1.5}]):
+        ack = await app.send("lock", "dev_control", {"echo": echo})
+        assert (ack.state, ack.data) == ("done", echo)
+
+
+async def test_a_push_reaches_the_apps(place: Place, board: Board) -> None:
+    async with App(place.url, place.tokens["phone"]) as app:
+        await board.kill()
+        await board.start()
+        async with asyncio.timeout(10):
+            async for push in app.pushes():
+                if push.type == "event_report":
+                    assert push.data == {"hello": "é"}
+                    return
+
+
+async def test_a_repeat_is_not_run_and_gets_the_first_answer(place: Place, app: App, board: Board) -> None:
+    command = await app.post("lock", "lock_control")
+    await command.ended()
+    heard = _acks(place)
+    again = {"type": "lock_control", "seq_id": command.id}
+    say(place, again)
+    await board.kill()
+    await board.start()
+    say(place, again)
+    await until(lambda: len(heard) >= 1)
+    assert (heard[0]["seq_id"], heard[0]["code"], heard[0]["data"]) == (command.id, 0, {"open": True})
+    assert board.effects == [f"lock {command.id}"]
+
+
+async def test_a_repeat_while_the_first_runs_waits_for_it(place: Place, app: App, board: Board) -> None:
+    command = await app.post("lock", "lock_control", {"takes": 0.3})
+    await until(lambda: bool(board.effects))
+    heard = _acks(place)
+    say(place, {"type": "lock_control", "seq_id": command.id, "data": {"takes": 0.3}})
+    assert (await command.ended()).done
+    assert len(heard) == 1
+    assert board.effects == [f"lock {command.id}"]
+
+
+async def test_the_same_id_for_something_else_is_not_run(place: Place, app: App, board: Board) -> None:
+    command = await app.post("lock", "lock_control")
+    await command.ended()
+    heard = _acks(place)
+    say(place, {"type": "lock_control", "seq_id": command.id, "data": {"other": True}})
+    await until(lambda: bool(heard))
+    assert heard[0]["code"] == 2
+    assert len(board.effects) == 1
+
+
+async def test_a_power_cut_in_the_middle_is_not_repeated_and_ends_as_unknown(
+    place: Place, app: App, board: Board
+) -> None:
+    command = await app.post("lock", "lock_control", {"takes": 60})
+    await until(lambda: bool(board.effects))
+    await board.kill()
+    await board.start()  # the hub repeats what was not answered
+    ack = await command.ended()
+    assert (ack.state, ack.code) == ("unknown", 4)
+    await until(lambda: "nobody can tell" in board.log)
+    assert board.effects == [f"lock {command.id}"]
+    assert (await app.send("lock", "lock_control")).done
+
+
+async def test_what_may_be_repeated_is_repeated_after_a_power_cut(app: App, board: Board) -> None:
+    command = await app.post("lock", "dev_control", {"stuck": True})
+    await until(lambda: len(board.effects) == 1)
+    await board.kill()
+    await board.start()
+    await until(lambda: len(board.effects) == 2)
+    assert board.effects == [f"lamp {command.id}"] * 2
+
+
+async def test_memory_stays_small_and_what_fell_out_of_it_is_refused(
+    place: Place, app: App, board: Board
+) -> None:
+    first = await app.post("lock", "lock_control")
+    assert (await first.ended()).done
+    await asyncio.gather(*(app.send("lock", "lock_control") for _ in range(99)))
+    for _ in range(4):
+        await asyncio.gather(*(app.send("lock", "lock_control") for _ in range(50)))
+    assert len(board.effects) == 300
+    assert len(set(board.effects)) == 300
+    assert board.flash.stat().st_size < 10_000
+    assert not board.flash.with_name("flash.json.new").exists()
+    for _ in range(2):
+        say(place, {"type": "lock_control", "seq_id": first.id})
+        await until(lambda: "it may have run" in board.log)
+        await board.kill()
+        await board.start()  # and the mark is in flash
+    assert board.log.count("it may have run") == 2
+    assert len(board.effects) == 300
+
+
+async def test_chunks_push_no_command_out_and_touch_no_flash(place: Place, app: App, board: Board) -> None:
+    command = await app.post("lock", "lock_control")
+    await command.ended()
+    before = board.flash.stat().st_mtime_ns
+    for _ in range(3):
+        acks = await asyncio.gather(*(app.send("lock", "media_download_chunk") for _ in range(50)))
+        assert all(ack.data == "x" * 1000 for ack in acks)
+    assert board.flash.stat().st_mtime_ns == before
+    heard = _acks(place)
+    say(place, {"type": "lock_control", "seq_id": command.id})
+    await until(lambda: bool(heard))
+    assert heard[0]["data"] == {"open": True}
+
+
+async def test_an_expired_command_is_not_done(place: Place, app: App, board: Board) -> None:
+    heard = _acks(place)
+    say(place, {"type": "lock_control", "seq_id": "1700000000000_1", "exp": 1_700_000_001_000})
+    await until(lambda: bool(heard))
+    assert (heard[0]["code"], heard[0]["state"]) == (4, "expired")
+    assert board.effects == []
+
+
+async def test_order_is_kept_when_the_wire_does_not_keep_it(place: Place, board: Board) -> None:
+    heard = _acks(place)
+    for n, after in ((1, -1), (3, 2), (2, 1)):
+        say(place, {"type": "lock_control", "seq_id": f"1700000000000_{n}", "order": {"after": after}})
+    await until(lambda: len(heard) == 3)
+    assert board.effects == [f"lock 1700000000000_{n}" for n in (1, 2, 3)]
+    say(place, {"type": "lock_control", "seq_id": "1700000000000_0", "order": {"after": -1}})
+    await until(lambda: len(heard) == 4)
+    assert (heard[3]["code"], heard[3]["state"]) == (4, "superseded")
+    assert len(board.effects) == 3
+
+
+async def test_of_what_waits_only_the_latest_counts_if_so_ordered(place: Place, board: Board) -> None:
+    heard = _acks(place)
+    say(place, {"type": "lock_control", "seq_id": "1700000000000_0", "data": {"takes": 0.2}})
+    for n in (1, 2, 3):
+        order = {"key": "level", "mode": "latest", "after": n - 1}
+        say(place, {"type": "dev_control", "seq_id": f"1700000000000_{n}", "order": order})
+    await until(lambda: len(heard) == 4)
+    assert [ack["seq_id"][-1] for ack in heard if ack.get("state") == "superseded"] == ["1", "2"]
+    assert [line[-1] for line in board.effects] == ["0", "3"]
+
+
+async def test_an_unreadable_memory_refuses_everything_from_before(
+    place: Place, app: App, board: Board
+) -> None:
+    old = await app.post("lock", "lock_control")
+    await old.ended()
+    await board.kill()
+    board.flash.write_text('{"marks": {')
+    await board.start()
+    say(place, {"type": "lock_control", "seq_id": old.id})
+    await until(lambda: "it may have run" in board.log)
+    assert (await app.send("lock", "lock_control")).done
+    assert len(board.effects) == 2
+
+
+async def test_a_restart_of_the_hub_is_survived(place: Place, app: App, board: Board) -> None:
+    assert (await app.send("lock", "lock_control")).done
+    await place.stop()
+    await place.start()
+    await board.online()
+    assert (await app.send("lock", "lock_control")).done
+    assert len(board.effects) == 2
+
+
+async def test_the_hub_serves_the_client(place: Place) -> None:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly_device.py") as answer:
+        assert answer.content_type == "text/x-python"
+        assert await answer.read() == files("duly").joinpath("micropython/duly_device.py").read_bytes()
+
+
+def _acks(place: Place) -> list[dict[str, object]]:
+    """What the device answers from now on, as the hub hears it."""
+    heard: list[dict[str, object]] = []
+    receive = place.hub.gateway.receive
+
+    async def listen(session: object, who: object, raw: bytes) -> None:
+        frame = json.loads(raw)
+        if frame["type"] == "ack":
+            heard.append(frame)
+        await receive(session, who, raw)  # type: ignore[arg-type]
+
+    place.hub.gateway.receive = listen  # type: ignore[method-assign, assignment]
+    return heard
