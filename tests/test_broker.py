@@ -220,11 +220,12 @@ async def test_names_and_passwords_cannot_break_the_configuration(broker: Broker
 
     def connect(name: str) -> int:
         codes: list[int] = []
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="nasty")
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=f"nasty{nasty.index(name)}")
         client.username_pw_set(name, name + "!")
         client.on_connect = lambda c, u, f, reason, p: codes.append(reason.value)
         client.connect("127.0.0.1", broker.port)
-        while not codes:
+        deadline = time.monotonic() + 5
+        while not codes and time.monotonic() < deadline:
             client.loop(0.1)
         client.disconnect()
         client.loop(0.1)

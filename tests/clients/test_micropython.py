@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from duly.auth import Role
-from duly.clients.app import App
+from duly.clients.app import Ack, App
 from duly.hub import Hub
 from duly.settings import Settings
 from tests import servers
@@ -259,13 +260,33 @@ async def test_memory_stays_small_and_what_fell_out_of_it_is_refused(
     assert len(set(board.effects)) == 300
     assert board.flash.stat().st_size < 10_000
     assert not board.flash.with_name("flash.json.new").exists()
-    for _ in range(2):
-        say(place, {"type": "lock_control", "seq_id": first.id})
-        await until(lambda: "it may have run" in board.log)
-        await board.kill()
-        await board.start()  # and the mark is in flash
-    assert board.log.count("it may have run") == 2
+    say(place, {"type": "lock_control", "seq_id": first.id})
+    await until(lambda: board.log.count("it may have run") == 1)
+    await board.kill()
+    await board.start()
+    say(place, {"type": "lock_control", "seq_id": first.id})
+    await until(lambda: board.log.count("it may have run") == 2)
     assert len(board.effects) == 300
+
+
+async def test_no_power_cut_at_any_moment_repeats_an_effect_or_leaves_a_sender_in_the_dark(
+    app: App, board: Board
+) -> None:
+    moments = random.Random(7)
+    ends: list[Ack] = []
+    for _ in range(3):
+        sent = [
+            await app.post("lock", "lock_control", {"takes": 0.005}, queue=True, expires=30)
+            for _ in range(30)
+        ]
+        await until(lambda known=len(set(board.effects)): len(board.effects) > known)  # type: ignore[misc]
+        await asyncio.sleep(moments.uniform(0, 0.1))
+        await board.kill()
+        await board.start()
+        ends += await asyncio.gather(*(command.ended() for command in sent))
+    assert len(board.effects) == len(set(board.effects))
+    assert {ack.state for ack in ends} <= {"done", "unknown"}
+    assert sum(ack.state == "done" for ack in ends) <= len(board.effects)
 
 
 async def test_chunks_push_no_command_out_and_touch_no_flash(place: Place, app: App, board: Board) -> None:

@@ -220,7 +220,9 @@ class Bare:
         if token is not None:
             await self.send(ws_frame(json.dumps({"type": "auth", "token": token}).encode()))
             async with asyncio.timeout(PATIENCE):
-                await self.reader.readuntil(b"}}")  # the welcome ends with its cursors, or its time
+                await self.reader.readuntil(b'"welcome"')
+                await self.reader.readuntil(b'"time":')
+                await self.reader.readuntil(b"}")
 
     async def gone(self, patience: float = PATIENCE) -> bytes:
         """Until the hub hangs up; what it had said before."""

@@ -196,15 +196,15 @@ def local_hub(data: str | None) -> Hub | None:
 
 
 def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub | None:
-    """The hub that is meant: by its address and a token, or the one of the data folder if it runs."""
+    """The hub that is meant: by its address and a token, or the one of the data folder if it runs, whose note
+    lets us in. (A token in the environment is some app's, and would not.)"""
     if url is not None:
         if not re.match(r"(https?|wss?)://", url):
             raise Trouble(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
         if token is None:
             raise Trouble(Exit.USAGE, "a hub elsewhere wants a token: --token, or DULY_TOKEN")
         return Hub(url, token, local=False)
-    hub = local_hub(data)
-    return Hub(hub.url, token, local=True) if hub is not None and token is not None else hub
+    return local_hub(data)
 
 
 def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub:

@@ -59,9 +59,10 @@ def demo(
     ] = 25,
     json: Json = False,
 ) -> None:
-    """Send commands through a network that drops, repeats, reorders and cuts, and count the effects.
+    """Command a lock over a bad network, and count effects.
 
-    A hub, a lock and a lamp, in a temporary folder that is removed again; takes some ten seconds.
+    A hub, a lock and a lamp, and between them a network that drops, repeats, delays and reorders frames and
+    cuts connections. All in a temporary folder that is removed again; takes some five seconds.
     """
     if not json:
         note(

@@ -300,4 +300,4 @@ def _announce(json: bool, thing: Thing, name: str, url: str, connections: int) -
         return
     again = "" if connections == 1 else " again"
     state = msgspec.json.encode(thing.state).decode()
-    typer.echo(f"{clock(time.time() * 1000)}  {thing.kind} {name} is online{again} at {url}  → {state}")
+    typer.echo(f"{clock(time.time() * 1000)}  {name}, a {thing.kind}, is online{again} at {url}  → {state}")

@@ -61,7 +61,7 @@ class _Findings:
 def doctor(
     data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
 ) -> None:
-    """Look at versions, the hub, its clock, the disk, the ledger and the windows of time."""
+    """Check versions, hub, clock, disk, ledger and margins."""
     found = _Findings()
     _versions(found)
     try:

@@ -79,7 +79,7 @@ def trace(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Show the way a message took: every hop with times, attempts and reasons."""
+    """Show every hop of a message: times, attempts, reasons."""
     from duly.core.ids import time_of
     from duly.core.units import MS
 
@@ -99,7 +99,7 @@ def trace(
 
 
 def why(
-    id_: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
+    id_: Annotated[str | None, typer.Argument(metavar="ID")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")] = 20,
     data: Data = None,
     ledger: LedgerUrl = None,

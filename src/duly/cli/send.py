@@ -43,7 +43,7 @@ CONNECT_SECONDS = 5.0
 def send(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="lock_control, dev_control, query, …")],
-    body: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The command's data.")] = None,
+    body: Annotated[str | None, typer.Argument(metavar="JSON", help="The command's data.")] = None,
     as_: Annotated[str | None, typer.Option("--as", metavar="APP", help="Send as this app.")] = None,
     id_: Annotated[
         str | None, typer.Option("--id", metavar="SEQ", help="Use this id; the same id again is a repeat.")
@@ -97,7 +97,7 @@ def send(
 
 def _as_whom(device: str, as_: str | None, hub: Hub, token: str | None) -> Hub:
     if as_ is None and token is not None:
-        return hub
+        return Hub(hub.url, token, local=hub.local)
     if as_ is None:
         grants: dict[str, list[str]] = hub.ask("/v1/admin/list", {})["grants"]
         apps = [app for app, devices in grants.items() if device in devices]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,8 +120,8 @@ def _announce(hub: object, settings: Settings, json: bool) -> None:
         print_json({"url": url, "mqtt": mqtt, "data": settings.data, "pid": os.getpid()})
         return
     typer.echo(f"ready {url} {mqtt}" if mqtt else f"ready {url}")
-    where = "" if settings.data == "duly-data" else f" --data {settings.data}"
-    typer.echo(
-        f"\nNext:  duly add device lock{where}   duly add app phone{where}   duly grant phone lock{where}"
-    )
-    typer.echo(f"Then:  duly device lock{where}       duly send lock lock_control '{{\"open\":true}}'{where}")
+    typer.echo("\nGo on in another terminal:")
+    if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
+        typer.echo(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
+    typer.echo("  duly add device lock && duly add app phone && duly grant phone lock && duly device lock")
+    typer.echo("  duly send lock lock_control '{\"open\":true}'")

@@ -219,11 +219,12 @@ class MqttLink:
         return session.publish(_check_topic(topic), payload, retain)
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Send at QoS 1 and wait for the broker's PUBACK."""
-        while (session := self._session) is not None and len(session.waiting) >= self._in_flight:
-            session.room.clear()
-            await session.room.wait()
-        await self.publish_nowait(topic, payload, retain=retain)
+        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK."""
+        session = self._session
+        if session is not None and len(session.waiting) >= self._in_flight:
+            await session.queue(_check_topic(topic), payload, retain)
+        else:
+            await self.publish_nowait(topic, payload, retain=retain)
 
     async def subscribe(self, *filters: str) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
@@ -352,11 +353,13 @@ class _Session:
         self._arrivals: deque[_Arrival] = deque()
         self.waiting: dict[int, tuple[asyncio.Future[None], float]] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
-        self._latest: asyncio.Future[None] = self._loop.create_future()
+        self._next: asyncio.Future[None] | None = None
+        """for whom the publish is that gmqtt is about to store"""
+        self._queued: deque[tuple[str, bytes, bool, asyncio.Future[None]]] = deque()
         self._present = False
         self._connected = False
         self._watch: asyncio.TimerHandle | None = None
-        self.room = asyncio.Event()
+        self._confirmed_all = asyncio.Event()
         self.closed = asyncio.Event()
         self.reason = ""
 
@@ -388,7 +391,7 @@ class _Session:
         """This connection is no longer of use."""
         self.reason = self.reason or reason
         self.closed.set()
-        self.room.set()
+        self._confirmed_all.set()
 
     async def close(self, reason: str) -> None:
         self.end(reason)
@@ -401,10 +404,12 @@ class _Session:
         lost = ConnectionLost(f"{self.reason}; nobody knows whether the broker has it, send it again")
         for confirmed, _ in self.waiting.values():
             _fail(confirmed, lost)
+        for *_, confirmed in self._queued:
+            _fail(confirmed, lost)
         for answered in self._answers.values():
             _fail(answered, lost)
         self.waiting.clear()
-        self.room.set()
+        self._queued.clear()
         # gmqtt's tasks for them end by writing to a closed socket: nothing goes out.
         for arrival in self._arrivals:
             arrival.released.set_result(0)
@@ -429,14 +434,28 @@ class _Session:
     def publish(self, topic: str, payload: bytes, retain: bool) -> asyncio.Future[None]:
         if not self._connected or self.closed.is_set():
             raise ConnectionLost(f"no connection to {self._address!r}")
+        return self._send(topic, payload, retain, self._loop.create_future())
+
+    def queue(self, topic: str, payload: bytes, retain: bool) -> asyncio.Future[None]:
+        """Publish when another has been confirmed; first come, first served."""
+        if self.closed.is_set():
+            raise ConnectionLost(f"no connection to {self._address!r}")
+        confirmed = self._loop.create_future()
+        self._queued.append((topic, payload, retain, confirmed))
+        return confirmed
+
+    def _send(
+        self, topic: str, payload: bytes, retain: bool, confirmed: asyncio.Future[None]
+    ) -> asyncio.Future[None]:
+        self._next = confirmed
         self._client.publish(topic, payload, qos=1, retain=retain)
-        return self._latest
+        return confirmed
 
     async def drained(self) -> None:
         """Until everything is confirmed."""
-        while self.waiting and not self.closed.is_set():
-            self.room.clear()
-            await self.room.wait()
+        if self.waiting and not self.closed.is_set():
+            self._confirmed_all.clear()
+            await self._confirmed_all.wait()
 
     async def subscribe(self, filters: list[str]) -> None:
         granted = await self._answer(self._client.subscribe([Subscription(f, qos=1) for f in filters]))
@@ -492,14 +511,20 @@ class _Session:
     # ── what gmqtt calls its storage ─────────────────────────────────────────────────────────────
 
     def push_message(self, mid: int, raw: bytes) -> None:
-        self._latest = self._loop.create_future()
-        self.waiting[mid] = (self._latest, self._loop.time())
+        assert self._next is not None
+        self.waiting[mid] = (self._next, self._loop.time())
 
     def remove_message_by_mid(self, mid: int) -> None:
         confirmed, _ = self.waiting.pop(mid, (None, 0.0))
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)
-        self.room.set()
+        while self._queued:
+            topic, payload, retain, waits = self._queued.popleft()
+            if not waits.done():
+                self._send(topic, payload, retain, waits)
+                break
+        if not self.waiting:
+            self._confirmed_all.set()
 
     is_empty: Final = True
 

@@ -99,12 +99,15 @@ class WebSocketSession:
             return  # the reader notices, too
 
 
-def handler(server: Server) -> Callable[[web.Request], Awaitable[web.WebSocketResponse]]:
+def handler(server: Server) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The request handler for `/v1/ws`."""
 
-    async def serve(request: web.Request) -> web.WebSocketResponse:
+    async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False)
-        await socket.prepare(request)
+        try:
+            await socket.prepare(request)
+        except ConnectionError:
+            return web.Response()  # to nobody: they have hung up already
         session = WebSocketSession(socket, request.transport)
         who: Principal | None = None
         try:
