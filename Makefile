@@ -30,8 +30,8 @@ $(VENV)/.bench: $(VENV)/.user
 
 setup: $(VENV)/.user ## make a working .venv/bin/duly
 
-up: setup ## run duly
-	$(BIN)/duly sim
+up: setup ## run a hub
+	$(BIN)/duly up
 
 servers: ## on Debian as root: install the servers the tests need
 	@bash tools/install-servers

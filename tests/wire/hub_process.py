@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from duly.apps.gateway import Gateway
 from duly.auth import Accounts, Role
 from duly.core.steps import Effect, Reply, Report, Transmit
@@ -23,7 +25,11 @@ from duly.ledgers.sqlite import SqliteLedger
 from duly.settings import Settings
 
 EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": Report}  # type: ignore[type-arg]
-POINTS = ["before commit", "after commit", *(f"{when} {what}" for what in EFFECTS for when in ("before", "after"))]
+POINTS = [
+    "before commit",
+    "after commit",
+    *(f"{when} {what}" for what in EFFECTS for when in ("before", "after")),
+]
 
 
 class HubProcess:
@@ -49,8 +55,6 @@ class HubProcess:
         return tokens
 
     async def start(self, point: str = "") -> None:
-        import msgspec
-
         settings = msgspec.structs.replace(self._settings, port=self._port)
         with (self.folder / "errors").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
@@ -138,7 +142,6 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    import msgspec
     import uvloop
 
     wire(Fuse(sys.argv[2]))

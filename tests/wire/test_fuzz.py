@@ -146,7 +146,10 @@ def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
 
         @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(bytes_of_frames | anything.map(lambda value: json.dumps({"type": "auth", "token": value}).encode()))
+        @given(
+            bytes_of_frames
+            | anything.map(lambda value: json.dumps({"type": "auth", "token": value}).encode())
+        )
         def throw_it(frame: bytes) -> None:
             runner.run(introduce(at, frame))
 

@@ -49,7 +49,11 @@ async def test_202_stored_409_under_way_200_ended(place: Place) -> None:
         await asyncio.sleep(0.05)
         await lock.ack(passed_on, data={"open": True})
         ended = await waiting
-        assert (ended.status, ended.json["ack"]["code"], ended.json["ack"]["data"]) == (200, 0, {"open": True})
+        assert (ended.status, ended.json["ack"]["code"], ended.json["ack"]["data"]) == (
+            200,
+            0,
+            {"open": True},
+        )
         again = await post(place, command)
         assert (again.status, again.json["code"], again.json["state"]) == (200, 5, "done")
         assert again.json["ack"] == ended.json["ack"]
@@ -173,7 +177,9 @@ async def test_a_device_may_push_and_answer_by_http(place: Place) -> None:
             assert (await phone.first(lambda f: f["type"] == "ack"))["state"] == "done"
 
 
-async def test_the_outcome_of_a_message_is_its_senders_its_devices_and_the_admins_to_see(place: Place) -> None:
+async def test_the_outcome_of_a_message_is_its_senders_its_devices_and_the_admins_to_see(
+    place: Place,
+) -> None:
     async with place.join("lock") as lock, place.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         await lock.obey(3, detail="jammed")

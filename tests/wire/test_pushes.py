@@ -136,7 +136,11 @@ async def test_device_status_when_a_device_comes_and_goes(place: Place) -> None:
         phone.presence = True
         async with place.join("lock"):
             online = await phone.hear()
-            assert (online["type"], online["from"], online["data"]) == ("device_status", "lock", {"online": True})
+            assert (online["type"], online["from"], online["data"]) == (
+                "device_status",
+                "lock",
+                {"online": True},
+            )
         offline = await phone.hear()
         assert (offline["data"], offline["cursor"]) == ({"online": False}, online["cursor"] + 1)
 
@@ -152,7 +156,9 @@ async def test_device_status_is_quiet_while_a_device_replaces_its_connection(pla
         assert await phone.hears_nothing()
 
 
-async def test_device_status_when_a_device_falls_silent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_device_status_when_a_device_falls_silent(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(websocket, "HEARTBEAT_SECONDS", 0.2)
     async with place.join("phone") as phone:
         phone.presence = True

@@ -329,7 +329,9 @@ class Gateway:
             await self._catch_up(session, device)
 
     async def _catch_up(self, session: Session, device: str) -> None:
-        told = self._told[session]
+        told = self._told.get(session)
+        if told is None:
+            return  # they have left meanwhile
         self._behind.add((session, device))
         try:
             extent = await self._ledger.extent(_stream(device))

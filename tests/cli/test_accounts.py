@@ -1,0 +1,74 @@
+"""The same verbs through a running hub and without one."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cli.conftest import Place
+
+
+@pytest.fixture(params=["through the hub", "in the ledger"])
+def office(request: pytest.FixtureRequest, place: Place) -> Place:
+    if request.param == "through the hub":
+        place.up()
+    return place
+
+
+def test_accounts_and_grants_come_and_go(office: Place) -> None:
+    added = office.duly("add", "app", "phone")
+    assert added.stdout.startswith("duly_"), "the token alone, so that a script can take it"
+    assert added.stdout.count("\n") == 1
+    assert added.stdout.strip() not in added.stderr
+    assert office.ask("add", "device", "lock").keys() == {"token", "name", "role"}
+    assert office.duly("grant", "phone", "lock").stdout == "phone may command lock\n"
+    assert office.duly("grant", "phone", "lock").stdout == "phone may already command lock\n"
+
+    known = office.ask("list")
+    assert [(one["name"], one["role"]) for one in known["accounts"]] == [("lock", "device"), ("phone", "app")]
+    assert known["grants"] == {"phone": ["lock"]}
+    assert "commanded by phone" in office.duly("list").stdout
+
+    assert office.duly("revoke", "phone", "lock").returncode == 0
+    assert office.duly("revoke", "phone", "lock").returncode == 6
+    assert office.duly("remove", "phone").returncode == 0
+    assert [one["name"] for one in office.ask("list")["accounts"]] == ["lock"]
+
+
+def test_what_cannot_be_done_says_why(office: Place) -> None:
+    office.duly("add", "app", "phone")
+    taken = office.duly("add", "device", "phone")
+    assert (taken.returncode, "is taken" in taken.stderr) == (6, True)
+    again = office.duly("add", "app", "phone", "--replace")
+    assert (again.returncode, again.stdout[:5]) == (0, "duly_")
+    bad = office.duly("add", "app", "no/slash")
+    assert (bad.returncode, "cannot be a name" in bad.stderr) == (2, True)
+    nobody = office.duly("grant", "phone", "nobody")
+    assert (nobody.returncode, "there is no device named 'nobody'" in nobody.stderr) == (2, True)
+    assert office.duly("remove", "nobody").returncode == 6
+    assert office.duly("add", "thing", "x").returncode == 2
+
+
+def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(place: Place) -> None:
+    place.up().stop(signal.SIGKILL)
+    note = place.folder / "duly-data" / "hub.json"
+    # As if its pid had been given to another process since.
+    text = note.read_text()
+    note.write_text(text[: text.index('"pid":')] + '"pid":1}')
+    assert place.duly("add", "app", "phone").returncode == 0
+    assert [one["name"] for one in place.ask("list")["accounts"]] == ["phone"]
+
+
+def test_a_hub_elsewhere_wants_an_admins_token(place: Place) -> None:
+    place.up()
+    url = f"http://127.0.0.1:{place.port}"
+    boss = place.ask("add", "admin", "boss")["token"]
+    app = place.ask("add", "app", "phone")["token"]
+    (place.folder / "far").mkdir()
+    place.folder = place.folder / "far"
+    assert place.duly("list", "--url", url).returncode == 2
+    assert place.duly("list", "--url", url, "--token", app).returncode == 4
+    assert place.duly("list", "--url", url, "--token", "duly_nonsense").returncode == 4
+    assert place.duly("list", DULY_URL=url, DULY_TOKEN=boss).returncode == 0
+    assert place.duly("list", "--url", "http://127.0.0.1:1", "--token", boss).returncode == 3

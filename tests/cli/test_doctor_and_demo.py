@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.cli.conftest import Place
+
+
+def test_a_healthy_place_is_found_healthy(home: Place) -> None:
+    found = {one["what"]: one for one in home.ask("doctor")["findings"]}
+    assert {one["is"] for one in found.values()} <= {"ok", "warn"}
+    assert found.keys() >= {
+        "duly",
+        "python",
+        "sqlite",
+        "hub",
+        "clock",
+        "disk",
+        "ledger",
+        "soundness",
+        "windows",
+    }
+    assert "1 device online" in found["hub"]["fact"]
+    assert "23.7 h to spare" in found["windows"]["fact"]
+
+
+def test_an_empty_place_is_no_illness(place: Place) -> None:
+    done = place.duly("doctor")
+    assert done.returncode == 0
+    assert "none runs" in done.stdout
+    assert list(place.folder.iterdir()) == [], "it only looks"
+
+
+@pytest.mark.parametrize("harm", ["ledger", "settings"])
+def test_what_is_wrong_is_named_and_counts(place: Place, harm: str) -> None:
+    place.duly("add", "app", "phone")
+    if harm == "ledger":
+        (place.folder / "duly-data" / "ledger.db").write_bytes(b"not a database" * 100)
+        done = place.duly("doctor")
+        assert "is not a ledger" in done.stdout
+    else:
+        done = place.duly("doctor", DULY_REMEMBER="60")
+        assert "the horizon of 1 min is shorter than" in done.stdout
+    assert done.returncode == 1
+    assert "✗" in done.stdout
+
+
+def test_the_demo_shows_that_every_effect_happened_once(place: Place) -> None:
+    began = time.monotonic()
+    done = place.duly("demo", "--json", TMPDIR=str(place.folder))
+    assert time.monotonic() - began < 20
+    assert done.returncode == 0, done.stdout
+    shown = json.loads(done.stdout)
+    assert shown["network"]["repeated"] > 0
+    assert shown["network"]["cuts"] > 0
+    for device in shown["devices"]:
+        assert device["twice"] == device["missing"] == device["false"] == []
+        assert device["effects"] > 0
+    assert list(place.folder.iterdir()) == [], "it cleans up"

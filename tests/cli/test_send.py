@@ -1,0 +1,160 @@
+"""A command from the shell to a simulated lock, and what can be found out about it afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from duly.cli.common import duration
+from duly.cli.device import Effects
+from tests.cli.conftest import Place
+
+OPEN = '{"open":true}'
+
+
+def test_both_acknowledgements_are_shown_and_the_effect_is_on_the_disk(home: Place) -> None:
+    done = home.duly("send", "lock", "lock_control", OPEN)
+    assert done.returncode == 0, done.stderr
+    sent, server_ack, ack = done.stdout.splitlines()
+    id_ = sent.rsplit(" ", 1)[1]
+    assert "server_ack  code 0 accepted" in server_ack
+    assert 'ack         code 0, done  {"open":true}' in ack
+    assert " ms  " in server_ack
+    assert home.effects("lock").count(id_) == 1
+    found = Effects(home.folder / "lock.effects").read()
+    assert (id_, "phone", "lock_control", {"open": True}) in found
+
+
+def test_the_same_id_again_gets_the_stored_ack_and_no_second_effect(home: Place) -> None:
+    id_ = f"{time.time_ns() // 1_000_000}_1"
+    assert home.duly("send", "lock", "lock_control", OPEN, "--id", id_).returncode == 0
+    again = home.duly("send", "lock", "lock_control", OPEN, "--id", id_, "--json")
+    assert again.returncode == 0
+    _, said, ended = map(json.loads, again.stdout.splitlines())
+    assert (said["code"], said["state"]) == (5, "done")
+    assert (ended["code"], ended["data"]) == (0, {"open": True})
+    other = home.duly("send", "lock", "lock_control", '{"open":false}', "--id", id_)
+    assert other.returncode == 6
+    assert "used before for something else" in other.stdout
+    assert home.effects("lock").count(id_) == 1
+
+
+def test_what_the_lock_cannot_do_fails_with_its_reason(home: Place) -> None:
+    done = home.duly("send", "lock", "lock_control", '{"open":"please"}')
+    assert done.returncode == 1
+    assert "code 2 bad parameters, failed: say what to do" in done.stdout
+    assert "code 7 not supported" in home.duly("send", "lock", "dev_control").stdout
+
+
+def test_an_order_key_is_passed_on(home: Place) -> None:
+    began = time.monotonic()
+    for _ in range(2):
+        done = home.duly("send", "lock", "lock_control", OPEN, "--order", "door", "--latest")
+        assert done.returncode == 0, done.stdout
+    assert time.monotonic() - began < 10
+
+
+def test_exit_codes_tell_a_script_what_happened(home: Place) -> None:
+    assert home.duly("send", "shed", "lock_control", OPEN).returncode == 6, "it is offline"
+    assert home.duly("send", "nothere", "lock_control", OPEN).returncode == 4, "nobody may"
+    assert home.duly("send", "lock", "lock_control", "{open:true}").returncode == 2, "not JSON"
+    assert home.duly("send", "lock", "lock_control", OPEN, "--wait", "soon").returncode == 2
+    assert home.duly("send", "lock", "nonsense").returncode == 6
+    nowhere = ["--url", "http://127.0.0.1:1", "--token", "duly_x"]
+    assert home.duly("send", "lock", "query", *nowhere).returncode == 3
+    here = ["--url", f"http://127.0.0.1:{home.port}", "--token", "duly_x"]
+    assert home.duly("send", "lock", "query", *here).returncode == 4
+
+
+def test_who_sends_can_be_chosen(home: Place) -> None:
+    home.duly("add", "app", "tablet")
+    denied = home.duly("send", "lock", "query", "--as", "tablet")
+    assert denied.returncode == 4
+    assert "tablet may not command lock" in denied.stdout
+    home.duly("grant", "tablet", "lock")
+    try:
+        unclear = home.duly("send", "lock", "query")
+        assert (unclear.returncode, "--as: phone, tablet" in unclear.stderr) == (2, True)
+        assert home.duly("send", "lock", "query", "--as", "tablet").returncode == 0
+        token = home.ask("add", "app", "tablet", "--replace")["token"]
+        assert home.duly("send", "lock", "query", DULY_TOKEN=token).returncode == 0
+    finally:
+        home.duly("remove", "tablet")
+
+
+def test_outcome_trace_and_why_have_the_answers(home: Place) -> None:
+    sent = home.duly("send", "lock", "lock_control", OPEN)
+    id_ = sent.stdout.splitlines()[0].rsplit(" ", 1)[1]
+    outcome = home.ask("outcome", id_)
+    assert (outcome["scope"], outcome["to"], outcome["state"]) == ("phone", "lock", "done")
+    trace = home.duly("trace", id_, "--scope", "phone").stdout
+    for hop in ("made by phone", "accepted: stored", "to lock (device): sent once", "done, code 0"):
+        assert hop in trace
+    refused = home.duly("send", "shed", "lock_control", OPEN)
+    other = refused.stdout.splitlines()[0].rsplit(" ", 1)[1]
+    assert "shed is offline" in home.duly("why", other).stdout
+    assert "shed is offline" in home.duly("why").stdout
+    assert home.duly("outcome", other).returncode == 6
+    assert home.duly("outcome", "never-sent").returncode == 5
+    assert home.duly("why", id_).returncode == 5
+
+
+def test_watch_shows_what_passes(home: Place) -> None:
+    watch = home.start("watch", "--json")
+    try:
+        # A refusal is seen once the watch stands; what passes before that is nobody's loss.
+        while watch.process.poll() is None:
+            home.duly("send", "lock", "query")
+            if not watch._lines.empty():
+                break
+        assert json.loads(watch.line('"said"'))["to"] == "lock"
+        assert json.loads(watch.line('"ended"'))["state"] == "done"
+    finally:
+        assert watch.stop(signal.SIGINT) == 130
+
+
+def test_what_is_queued_waits_for_its_device(place: Place) -> None:
+    place.up()
+    for args in ("add app phone", "add device lamp", "grant phone lamp"):
+        place.duly(*args.split())
+    queued = place.duly(
+        "send", "lamp", "dev_control", '{"toggle":true}', "--queue", "--exp", "1m", "--wait", "0s"
+    )
+    assert queued.returncode == 5, "asked to wait, it cannot say how it ends"
+    id_ = queued.stdout.splitlines()[0].rsplit(" ", 1)[1]
+    assert place.ask("outcome", id_)["state"] == "accepted"
+    lamp = place.device("lamp", "--kind", "lamp")
+    assert '{"on":true}' in lamp.line(id_)
+    assert place.effects("lamp") == [id_]
+
+
+def test_a_device_and_a_hub_that_are_killed_repeat_nothing(place: Place) -> None:
+    hub = place.up()
+    for args in ("add app phone", "add device lock", "grant phone lock"):
+        place.duly(*args.split())
+    lock = place.device("lock")
+    id_ = f"{time.time_ns() // 1_000_000}_1"
+    again = ("send", "lock", "lock_control", '{"toggle":true}', "--id", id_)
+    assert place.duly(*again).returncode == 0
+    lock.stop(signal.SIGKILL)
+    lock = place.device("lock")
+    assert '"state":"done"' in place.duly(*again, "--json").stdout
+    hub.stop(signal.SIGKILL)
+    assert place.duly("outcome", id_).returncode == 0, "the ledger answers while no hub runs"
+    assert place.duly("send", "lock", "query").returncode == 3
+    place.up()
+    lock.line("online again")
+    assert '"state":"done"' in place.duly(*again, "--json").stdout
+    assert place.effects("lock") == [id_]
+    state = place.duly("send", "lock", "query")
+    assert '{"open":true}' in state.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("2m", 120), ("1h", 3600), ("0", 0), ("1.5 s", 1.5)]
+)
+def test_lengths_of_time_are_written_as_people_write_them(text: str, seconds: float) -> None:
+    assert duration(text) == seconds

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.conftest import Place
+
+
+def test_it_says_where_it_serves_and_how_to_go_on(place: Place) -> None:
+    hub = place.start("up", "--no-mqtt", "--port", "0")
+    ready = hub.line()
+    assert ready.startswith("ready http://127.0.0.1:")
+    assert "duly add device" in hub.line("duly add")
+    with socket.create_connection(("127.0.0.1", int(ready.rsplit(":", 1)[1])), timeout=5):
+        pass
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_cleanly_and_soon_with_a_device_connected(place: Place, how: signal.Signals) -> None:
+    hub = place.up()
+    place.duly("add", "device", "lock")
+    place.device("lock")
+    began = time.monotonic()
+    assert hub.stop(how) == 0
+    assert time.monotonic() - began < 2
+    assert not (place.folder / "duly-data" / "hub.json").exists()
+
+
+def test_a_taken_port_is_named_with_a_suggestion(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = place.duly("up", "--no-mqtt", "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is taken" in done.stderr
+    assert "--port" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_two_hubs_cannot_have_one_ledger(place: Place) -> None:
+    place.up()
+    done = place.duly("up", "--no-mqtt", "--port", "0")
+    assert done.returncode == 1
+    assert "being written by another process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--port", "70000"], "port is a number from 0 to 65535"),
+        (["--listen", "0.0.0.0"], "add --tls-cert and --tls-key, or say --insecure"),
+        (["--tls-cert", "only.pem"], "TLS needs both"),
+        (["--tls-cert", "no.pem", "--tls-key", "no.pem"], "certificate cannot be used"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_sentence(
+    place: Place, flags: list[str], sentence: str
+) -> None:
+    done = place.duly("up", "--no-mqtt", "--port", "0", *flags)
+    assert done.returncode == (1 if "no.pem" in flags else 2)
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_it_would_forget_too_early_it_does_not_accept(place: Place) -> None:
+    done = place.duly("up", "--no-mqtt", "--port", "0", DULY_REMEMBER="60")
+    assert done.returncode == 2
+    assert "the horizon of 1 min is shorter than" in done.stderr
+
+
+def test_it_comes_back_after_kill_9_with_everything(place: Place) -> None:
+    hub = place.up()
+    place.duly("add", "device", "lock")
+    hub.stop(signal.SIGKILL)
+    assert (place.folder / "duly-data" / "hub.json").exists(), "nobody could tidy up"
+    assert [one["name"] for one in place.ask("list")["accounts"]] == ["lock"]
+    place.up()
+    assert place.ask("list")["online"] == []
+
+
+def test_an_engine_that_dies_takes_the_hub_with_it_and_says_why(place: Place) -> None:
+    broken = """
+import sys
+from duly.core.inbox import Inbox
+def wake(self, now): raise KeyError("a planted bug")
+Inbox.wake, Inbox.next_wake = wake, lambda self: 0
+sys.argv = ["duly", "up", "--no-mqtt", "--port", "0"]
+from duly.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", broken],
+        cwd=place.folder,
+        env=place.env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert "ended by itself" in done.stderr
+    assert "a planted bug" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_with_tls_the_verbs_of_this_machine_still_find_it(place: Place) -> None:
+    subprocess.run(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem "
+        "-out cert.pem -days 2 -subj /CN=hub.example".split(),
+        cwd=place.folder,
+        capture_output=True,
+        check=True,
+    )
+    place.up("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    for args in ("add app phone", "add device lock", "grant phone lock"):
+        assert place.duly(*args.split()).returncode == 0
+    place.device("lock")
+    done = place.duly("send", "lock", "query")
+    assert done.returncode == 0, done.stderr

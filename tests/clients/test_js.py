@@ -1,0 +1,406 @@
+"""`duly.js` in a real browser, against a real hub and a real device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from duly.auth import Role
+from duly.clients.device import Command, Device, DeviceError
+from tests import servers
+from tests.clients.conftest import Place
+
+playwright = pytest.importorskip("playwright.async_api")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
+import * as duly from "/duly.js";
+globalThis.open = (token, options) => {
+  globalThis.app = new duly.App(location.origin, token, options);
+  globalThis.told = [];
+  for (const event of ["push", "gap", "end", "down"]) app.on(event, (what) => told.push([event, what]));
+  return app.ready;
+};
+// What a promise came to, as something that can leave the page.
+globalThis.seen = (promise) => promise.then(
+  (value) => value, ({ name, code, error, message }) => ({ name, code, error, message }));
+globalThis.loaded = true;
+</script>"""
+
+
+class Lock:
+    """A device: what it has done, and a door in the middle of doing it."""
+
+    def __init__(self, place: Place) -> None:
+        self.effects: list[str] = []
+        self.free = asyncio.Event()
+        self.free.set()
+        self.device = Device(place.url, place.tokens["lock"])
+
+        @self.device.on("lock_control")
+        async def lock_control(command: Command) -> dict[str, Any]:
+            self.effects.append(command.id)
+            await self.free.wait()
+            return {"open": command.data["open"]}
+
+        @self.device.on("query")
+        async def query(command: Command) -> None:
+            raise DeviceError(3, "the sensor is broken")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser() -> AsyncIterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        servers.missing("chromium")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub")
+    await it.start()
+    await it.add(Role.APP, "phone", "tablet")
+    await it.add(Role.DEVICE, "lock")
+    await it.hub.accounts.grant("phone", "lock")
+    yield it
+    await it.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def lock(place: Place) -> AsyncIterator[Lock]:
+    it = Lock(place)
+    async with it.device:
+        yield it
+
+
+class Tab:
+    """A page of the app, which only knows its hub."""
+
+    def __init__(self, page: Any, place: Place) -> None:
+        self.page = page
+        self._place = place
+        page.set_default_timeout(20_000)
+
+    async def load(self) -> None:
+        await self.page.goto(f"{self._place.url}/page")
+        await self.page.wait_for_function("globalThis.loaded")
+
+    async def open(self, name: str = "phone", **options: Any) -> Any:
+        return await self.do(f"seen(open({json.dumps(self._place.tokens[name])}, {json.dumps(options)}))")
+
+    async def do(self, script: str) -> Any:
+        return await self.page.evaluate(f"async () => await ({script})")
+
+    async def until(self, condition: str) -> None:
+        await self.page.wait_for_function(condition, polling=10)
+
+    async def told(self, *events: str) -> list[Any]:
+        """What the app was told, except that the device comes and goes."""
+        told = [what for event, what in await self.do("told") if event in events]
+        return [what for what in told if what.get("type") != "device_status"]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def context(browser: Any, place: Place) -> AsyncIterator[Any]:
+    context = await browser.new_context()
+    page = {"body": PAGE, "content_type": "text/html"}
+    await context.route("**/page", lambda route: route.fulfill(**page))
+    yield context
+    await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(context: Any, place: Place) -> Tab:
+    tab = Tab(await context.new_page(), place)
+    await tab.load()
+    return tab
+
+
+async def test_the_hub_serves_the_module(place: Place) -> None:
+    async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly.js") as answer:
+        assert answer.content_type == "text/javascript"
+        assert await answer.read() == files("duly").joinpath("static/duly.js").read_bytes()
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_command_is_done_and_its_answer_comes_back(tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    ack = await tab.do("app.send('lock', 'lock_control', {open: true})")
+    assert (ack["state"], ack["code"], ack["data"]) == ("done", 0, {"open": True})
+    assert len(lock.effects) == 1
+
+
+async def test_a_devices_failure_has_its_code_and_reason(tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    ack = await tab.do("app.send('lock', 'query')")
+    assert (ack["state"], ack["code"], ack["detail"]) == ("failed", 3, "the sensor is broken")
+
+
+async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(
+    tab: Tab, place: Place
+) -> None:
+    await tab.open()
+    refused = await tab.do(
+        "app.post('lock', 'lock_control', {open: true})"
+        ".then(async (command) => [command.id, await seen(command.ended)])"
+    )
+    assert (refused[1]["name"], refused[1]["code"], refused[1]["error"]) == ("Refused", 1, "offline")
+    lock = Lock(place)
+    async with lock.device:
+        ack = await tab.do(f"app.send('lock', 'lock_control', {{open: true}}, {{id: '{refused[0]}'}})")
+        assert ack["state"] == "done"
+    assert lock.effects == [refused[0]]
+
+
+async def test_a_queued_command_waits_for_its_device(tab: Tab, place: Place) -> None:
+    await tab.open()
+    await tab.do("app.post('lock', 'lock_control', {open: true}, {queue: true, expires: 60})"
+                 ".then((it) => { globalThis.command = it; return it.accepted; })")  # fmt: skip
+    lock = Lock(place)
+    async with lock.device:
+        assert (await tab.do("command.ended"))["state"] == "done"
+    assert len(lock.effects) == 1
+
+
+async def test_what_is_refused_says_why(tab: Tab, lock: Lock) -> None:
+    await tab.open("tablet")
+    refused = await tab.do("seen(app.send('lock', 'lock_control', {open: true}))")
+    assert (refused["name"], refused["code"]) == ("Refused", 3)
+    refused = await tab.do("seen(app.send('lock', 'lock_control', 'x'.repeat(300_000)))")
+    assert (refused["code"], refused["error"]) == (2, "too_large")
+    refused = await tab.do("seen(app.send('lock', 'lock_control', {}, {expires: -1}))")
+    assert lock.effects == []
+
+
+async def test_a_wrong_token_is_refused(tab: Tab, place: Place) -> None:
+    place.tokens["stranger"] = "duly_nonsense"
+    assert (await tab.open("stranger"))["code"] == 3
+    refused = await tab.do("seen(app.send('lock', 'lock_control', {open: true}))")
+    assert (refused["name"], refused["code"]) == ("Refused", 3)
+
+
+async def test_a_repeat_is_answered_and_not_run(tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    first = await tab.do(
+        "app.post('lock', 'lock_control', {open: true}).then((it) => it.ended.then(() => it.id))"
+    )
+    ack = await tab.do(f"app.send('lock', 'lock_control', {{open: true}}, {{id: '{first}'}})")
+    assert (ack["state"], ack["data"]) == ("done", {"open": True})
+    conflict = await tab.do(f"seen(app.send('lock', 'lock_control', {{open: false}}, {{id: '{first}'}}))")
+    assert (conflict["code"], conflict["error"]) == (2, "id_conflict")
+    assert lock.effects == [first]
+
+
+async def test_a_restart_of_the_hub_in_the_middle_is_survived(tab: Tab, place: Place, lock: Lock) -> None:
+    await tab.open()
+    lock.free.clear()
+    await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: bool(lock.effects))
+    await place.stop()
+    await tab.until("!app.connected")
+    await tab.do("void (globalThis.later = app.send('lock', 'lock_control', {open: false}, {queue: true}))")
+    lock.free.set()
+    await place.start()
+    assert [(await tab.do(which))["data"] for which in ("ended", "later")] == [
+        {"open": True},
+        {"open": False},
+    ]
+    assert len(lock.effects) == len(set(lock.effects)) == 2
+
+
+async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: Lock) -> None:
+    await tab.open(keep=True)
+    lock.free.clear()
+    id_ = await tab.do("app.post('lock', 'lock_control', {open: true}).then((it) => it.id)")
+    await _until(lambda: bool(lock.effects))
+    await tab.load()
+    await tab.open(keep=True)
+    lock.free.set()
+    await tab.until("told.some(([event]) => event === 'end')")
+    (end,) = await tab.told("end")
+    assert (end["id"], end["device"], end["ack"]["data"]) == (id_, "lock", {"open": True})
+    assert lock.effects == [id_]
+    assert await tab.do("Object.keys(localStorage).filter((key) => key.includes('command'))") == []
+
+
+async def test_ids_never_repeat_in_no_tab_and_after_no_reload(context: Any, place: Place, lock: Lock) -> None:
+    ids: list[str] = []
+    tabs = [Tab(await context.new_page(), place) for _ in range(2)]
+    for _ in range(2):
+        for tab in tabs:
+            await tab.load()
+            await tab.open()
+        sending = (
+            "Promise.all(Array.from({length: 10}, () => app.post('lock', 'lock_control', {open: true})))"
+        )
+        for some in await asyncio.gather(
+            *(tab.do(f"{sending}.then((all) => all.map((it) => it.id))") for tab in tabs)
+        ):
+            assert some == sorted(some, key=_number)
+            ids += some
+    assert sorted(map(_number, ids)) == list(range(40))
+    await _until(lambda: sorted(lock.effects) == sorted(ids))
+
+
+async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    lock.free.clear()
+    await tab.do("void (globalThis.ended = seen(app.send('lock', 'lock_control', {open: true})))")
+    await _until(lambda: bool(lock.effects))
+    await tab.do("app.close()")
+    assert (await tab.do("ended"))["name"] == "Closed"
+    assert (await tab.do("seen(app.send('lock', 'lock_control'))"))["name"] == "Closed"
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Wire:
+    """Between the page and the hub: loses what it is told to lose."""
+
+    def __init__(self) -> None:
+        self.deaf = False
+        self.sent: list[str] = []
+        self.connections = 0
+
+    def connect(self, route: Any) -> None:
+        self.connections += 1
+        server = route.connect_to_server()
+
+        def up(text: str) -> None:
+            frame = json.loads(text)
+            if "seq_id" in frame:
+                self.sent.append(frame["seq_id"])
+            if not self.deaf or frame["type"] == "auth":
+                server.send(text)
+
+        route.on_message(up)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def wire(context: Any) -> Wire:
+    wire = Wire()
+    await context.route_web_socket("**/v1/ws", wire.connect)
+    return wire
+
+
+async def test_a_lost_command_is_sent_again_with_its_id(wire: Wire, tab: Tab, lock: Lock) -> None:
+    await tab.page.clock.install()
+    await tab.open()
+    wire.deaf = True
+    await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: len(wire.sent) == 1)
+    wire.deaf = False
+    await tab.page.clock.run_for(2_900)
+    assert len(wire.sent) == 1
+    await tab.page.clock.run_for(200)
+    assert (await tab.do("ended"))["state"] == "done"
+    assert wire.sent == [wire.sent[0]] * 2
+    assert lock.effects == [wire.sent[0]]
+
+
+async def test_a_connection_that_is_silent_is_made_anew(wire: Wire, tab: Tab, lock: Lock) -> None:
+    await tab.page.clock.install()
+    await tab.open()
+    wire.deaf = True
+    await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await tab.page.clock.run_for(6_100)
+    wire.deaf = False
+    await tab.page.clock.run_for(300)
+    assert (await tab.do("ended"))["state"] == "done"
+    assert wire.connections == 2
+    assert len(lock.effects) == 1
+
+
+async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_expired(
+    wire: Wire, tab: Tab, place: Place, lock: Lock
+) -> None:
+    await tab.page.clock.install()
+    await tab.open()
+    lock.free.clear()
+    await tab.do("void (globalThis.first = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: bool(lock.effects))
+    await place.stop()
+    await tab.until("!app.connected")
+    await tab.do("void (globalThis.second = app.send('lock', 'lock_control', {open: false}))")
+    await tab.page.clock.run_for(70_000)
+    assert (await tab.do("first"))["state"] == "unknown"
+    assert (await tab.do("second"))["state"] == "expired"
+    await place.start()
+    await tab.page.clock.run_for(11_000)
+    await tab.until("app.connected")
+    lock.free.set()
+    await tab.until("told.filter(([event]) => event === 'end').length === 3")  # a late answer settles it
+    *_, settled = await tab.told("end")
+    assert (settled["id"], settled["ack"]["state"]) == (lock.effects[0], "done")
+    assert len(lock.effects) == 1
+
+
+# ── pushes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    for n in range(3):
+        lock.device.push("event_report", {"n": n})
+    await tab.until("told.some(([event, what]) => what.data?.n === 2)")
+    await tab.do("app.close()")
+    for n in range(3, 6):
+        lock.device.push("event_report", {"n": n})
+    await tab.load()
+    await tab.open()
+    lock.device.push("event_report", {"n": 6})
+    await tab.until("told.some(([event, what]) => what.data?.n === 6)")
+    assert [push["data"]["n"] for push in await tab.told("push")] == [3, 4, 5, 6]
+
+
+async def test_what_is_gone_is_said_to_be_gone(tab: Tab, place: Place, lock: Lock) -> None:
+    await tab.open()
+    lock.device.push("event_report", {"n": 0})
+    await tab.until("told.some(([event, what]) => what.data?.n === 0)")
+    last = (await tab.told("push"))[-1]["cursor"]
+    await tab.do("app.close()")
+    for n in range(1, 4):
+        lock.device.push("event_report", {"n": n})
+    stream = "push/lock"
+    await _until(lambda: True)
+    while (await place.hub.ledger.extent(stream)).last < last + 3:
+        await asyncio.sleep(0.01)
+    await place.hub.ledger.trim(stream, last + 2)
+    await tab.load()
+    await tab.open()
+    await tab.until("told.some(([event, what]) => what.data?.n === 3)")
+    gap, push = await tab.told("gap", "push")
+    assert gap == {"device": "lock", "after": last, "first": last + 3}
+    assert push["data"] == {"n": 3}
+
+
+def _number(seq_id: str) -> int:
+    return int(seq_id.split("_")[1])
+
+
+async def _until(true: Any, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
