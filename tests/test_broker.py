@@ -49,7 +49,7 @@ def node(name: str, password: str = "secret") -> BrokerUser:
 
 async def until(true: Callable[[], Any], within: float = 10) -> None:
     async with asyncio.timeout(within):
-        while not true():  # noqa: ASYNC110 - what it waits for is in another process
+        while not true():
             await asyncio.sleep(0.01)
 
 

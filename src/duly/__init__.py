@@ -18,6 +18,9 @@ What can go wrong is one tree, in `duly.errors`; the branches a caller acts on a
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from duly import errors
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
@@ -38,9 +41,31 @@ from duly.ledger import Ledger, Transaction
 from duly.ledgers import open_ledger
 from duly.once import once
 
+if TYPE_CHECKING:
+    from duly.clients.app import App, Refused
+    from duly.clients.device import Device, DeviceError
+
+_LATER = {
+    "App": "duly.clients.app",
+    "Refused": "duly.clients.app",
+    "Device": "duly.clients.device",
+    "DeviceError": "duly.clients.device",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The clients bring HTTP with them; who only wants `once` need not wait for that."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'duly' has no attribute {name!r}")
+
+
 __all__ = [
     "Answer",
+    "App",
     "Conflict",
+    "Device",
+    "DeviceError",
     "DulyError",
     "Failed",
     "Horizon",
@@ -50,6 +75,7 @@ __all__ = [
     "Message",
     "Mode",
     "Order",
+    "Refused",
     "RetryPolicy",
     "SenderError",
     "Stale",

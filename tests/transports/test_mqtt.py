@@ -59,7 +59,7 @@ class Ear:
 
 async def until(true: Callable[[], Any], within: float = 10) -> None:
     async with asyncio.timeout(within):
-        while not true():  # noqa: ASYNC110 - what it waits for is on the other side of a socket
+        while not true():
             await asyncio.sleep(0.01)
 
 

@@ -50,7 +50,9 @@ async def served(phone: Peer, lock: Peer) -> None:
 
 async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place) -> None:
     gateway = place.hub.gateway
-    async with place.join("lamp") as lamp, place.join("lock") as lock, place.join("phone") as phone:
+    async with AsyncExitStack() as stack:
+        names = ("lamp", "lock", "phone")
+        lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
         async with deaf(place.url, place.tokens["tablet"]):
             await place.until(lambda: "tablet" in gateway._apps)
             (session,) = gateway._apps["tablet"]
@@ -65,7 +67,9 @@ async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place) -> None:
 
 
 async def test_a_device_that_reads_nothing_goes_offline(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone, place.join("tablet") as tablet:
+    async with AsyncExitStack() as stack:
+        names = ("lock", "phone", "tablet")
+        lock, phone, tablet = [await stack.enter_async_context(place.join(name)) for name in names]
         async with deaf(place.url, place.tokens["lamp"]):
             await place.until(lambda: place.hub.gateway.online("lamp"))
             data = "x" * 200_000
