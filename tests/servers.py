@@ -19,6 +19,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import pytest
 
@@ -174,7 +175,7 @@ class Mosquitto:
         (self.folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
 
     def url(self, name: str) -> str:
-        return f"mqtt://{name}@127.0.0.1:{self.port}"
+        return f"mqtt://{quote(name)}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
@@ -234,7 +235,7 @@ class RabbitMq:
 
     def url(self, name: str) -> str:
         # It knows one user only, whom we use for everybody: the session's name is what tests need.
-        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={name}"
+        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={quote(name).replace('.', '_')}"
 
     def start(self) -> None:
         self._epmd = subprocess.Popen(
@@ -284,7 +285,7 @@ class Embedded:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     def url(self, name: str) -> str:
-        return f"mqtt://anybody:secret@127.0.0.1:{self.port}?client_id={name}"
+        return f"mqtt://anybody:secret@127.0.0.1:{self.port}?client_id={quote(name).replace('.', '_')}"
 
     def start(self) -> None:
         async def begin() -> None:

@@ -42,6 +42,13 @@ def test_a_message_is_stored_and_then_transmitted() -> None:
     assert out.state(message().key) == "sent"
 
 
+def test_the_last_id_is_kept_with_the_message_that_carries_it() -> None:
+    out = Driver(Outbox(OVER_THE_NETWORK, "me", minted="ids"), ManualClock())
+    out.give(Arrived(message(7)))
+    out.give(Arrived(Message("app", "order-7", "lock_control", "lock")))
+    assert out.ledger.disk.marks == {"ids": (7, 1_700_000_000_000)}
+
+
 def test_the_same_message_again_is_not_sent_twice() -> None:
     out = sender()
     out.give(Arrived(message()))

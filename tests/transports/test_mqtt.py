@@ -124,6 +124,18 @@ async def test_carries_bytes(place: Place) -> None:
     assert ear.heard == [(place.topic("bob"), payload, False) for payload in sent]
 
 
+async def test_names_need_not_be_ascii(place: Place) -> None:
+    ear = Ear()
+    bob = await place.link("b.öb-锁", ear, subscriptions=[place.topic("b.öb-锁")])
+    await bob.publish(place.topic("b.öb-锁"), b"!")
+    await ear.until(1)
+    await bob.unsubscribe(place.topic("b.öb-锁"))
+    await bob.publish(place.topic("b.öb-锁"), b"?")
+    await asyncio.sleep(0.1)
+    assert ear.payloads == [b"!"]
+    assert bob.connections == 1
+
+
 async def test_keeps_order_and_loses_nothing_in_a_crowd(place: Place) -> None:
     ear = Ear()
     await place.link("bob", ear, subscriptions=[place.topic("bob")])

@@ -24,7 +24,7 @@ from duly.ledgers import open_ledger
 from duly.ledgers.sqlite import SqliteLedger
 from duly.settings import Settings
 
-EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": Report}  # type: ignore[type-arg]
+EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": Report}
 POINTS = [
     "before commit",
     "after commit",

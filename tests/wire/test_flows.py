@@ -258,6 +258,7 @@ async def test_only_the_addressed_device_can_answer(place: Place) -> None:
         await lamp.ack(command, 3)  # late, too
         assert await phone.hears_nothing()
         assert await place.state("phone", seq_id) == "done"
+    assert await place.refused() == [("lamp", "not_yours"), ("lamp", "not_yours")]
 
 
 async def test_another_devices_answer_cannot_end_a_command_that_waits_for_its_device(place: Place) -> None:
@@ -378,7 +379,7 @@ async def test_everybody_is_served_at_once(place: Place) -> None:
 
     async def use(app: Peer, name: str) -> None:
         sent = {await app.command(("lock", "lamp")[n % 2], data=[name, n]): n for n in range(200)}
-        ends = {}
+        ends: dict[str, Any] = {}
         while len(ends) < 200:
             frame = await app.hear()
             assert frame["code"] == 0

@@ -210,7 +210,7 @@ async def test_lists_come_by_page_and_show_only_what_is_ones_own(place: Place) -
         assert (await tablet.hear())["state"] == "done"
         task.cancel()
     seen: list[str] = []
-    following = ""
+    following: str | None = ""
     while following is not None:
         page = (await get(place, f"/v1/messages?limit=2{following and '&before=' + following}")).json
         assert len(page["messages"]) <= 2

@@ -63,7 +63,7 @@ class Remote:
 
     async def send(self, to: str) -> None:
         seq_id = self._ids()
-        frame = {"type": "lock_control", "seq_id": seq_id, "to": to, "data": seq_id}
+        frame: Json = {"type": "lock_control", "seq_id": seq_id, "to": to, "data": seq_id}
         if not self._ordered:
             frame["order"] = False
         ended: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ async def test_killed_at_every_point_and_at_random(tmp_path: Path) -> None:
     dice = random.Random(20)
     points = [f"{point}:{dice.randint(5, 60)}" for point in POINTS]
     await hub.start(points[0])
-    living = [asyncio.create_task(one.run()) for one in (*devices, *remotes)]
+    living = [asyncio.create_task(run) for run in (*(d.run() for d in devices), *(r.run() for r in remotes))]
     stop = asyncio.Event()
     pressing = [asyncio.create_task(press(remote, stop)) for remote in remotes]
     try:
@@ -186,9 +186,9 @@ async def judge(hub: HubProcess, tokens: dict[str, str], devices: list[Lock], re
                 order = {} if remote.name == "phone" else {"order": False}
                 to = end["from"]
                 await peer.say("lock_control", seq_id=seq_id, to=to, data=seq_id, **order)
-                said = await peer.first(lambda f, i=seq_id: f["seq_id"] == i and f["type"] == "server_ack")
+                said = await peer.hear_of(seq_id)
                 assert (said["code"], said["state"]) == (5, end["state"])
-                again = await peer.first(lambda f, i=seq_id: f["seq_id"] == i and f["type"] == "ack")
+                again = await peer.hear_of(seq_id)
                 assert again == end
     assert sum((device.effects for device in devices), Counter[Key]()) == effects
     assert "Traceback" not in hub.errors, hub.errors

@@ -38,7 +38,7 @@ async def test_a_file_is_downloaded_in_chunks_and_its_hash_is_right(place: Place
         about = (await phone.first(lambda f: f["type"] == "ack"))["data"]
         count = -(-about["size"] // about["chunk"])
         sent = [await phone.command("lock", "media_download_chunk", data={"n": n}) for n in range(count)]
-        parts = {}
+        parts: dict[str, bytes] = {}
         while len(parts) < count:
             ack = await phone.first(lambda f: f["type"] == "ack")
             parts[ack["seq_id"]] = base64.b64decode(ack["data"])

@@ -137,7 +137,8 @@ async def test_the_high_water_mark_survives_a_restart(place: Place, mode: str) -
             await remote.command(
                 "lamp", "dev_control", seq_id=ids[n], data=n, order={"key": "power", "mode": mode}
             )
-            end = await remote.first(lambda f, n=n: f["type"] == "ack" and f["seq_id"] == ids[n])
+            assert (await remote.hear_of(ids[n]))["code"] == 0
+            end = await remote.hear_of(ids[n])
             assert end["state"] == "superseded"
         await remote.command(
             "lamp", "dev_control", seq_id=ids[4], data=4, order={"key": "power", "mode": mode}

@@ -22,7 +22,7 @@ def command(**more: Any) -> Json:
     return {"type": "lock_control", "seq_id": Ids()(), "to": "lock", "data": {"open": True}} | more
 
 
-CAPTURED = {
+CAPTURED: dict[str, dict[str, Any]] = {
     "plain": {},
     "with order": {"order": {"key": "bolt", "mode": "latest"}},
     "without order": {"order": False},

@@ -212,16 +212,17 @@ class Gateway:
             raise Malformed("an ack needs seq_id and to: the command and the app it answers")
         state, answer = frames.answer_of(frame)
         key = key_of(frame.to, frame.seq_id)
-        kind = self._inbox.kind_of(key)
+        kind, recipient = self._inbox.kind_of(key), self._inbox.recipient_of(key)
         if self._inbox.outbox.state(key) is None:
-            # A late word, or a stranger's: only the ledger knows whose command that was.
+            # Not on its way to anybody: a late word, or a stranger's. The ledger knows whose command that was.
             record = await self._ledger.find(key)
-            if record is None or record.message.recipient != who.name or not record.state.terminal:
-                await self.note(
-                    who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
-                )
-                return
-            kind = record.message.kind
+            ended = record.message if record is not None and record.state.terminal else None
+            kind, recipient = (ended.kind, ended.recipient) if ended is not None else (None, None)
+        if recipient != who.name:
+            await self.note(
+                who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
+            )
+            return
         await self.engine.put(Answered(key, state, answer, by=who.name, keep=kind != CHUNK))
 
     async def _refuse(

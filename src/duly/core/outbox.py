@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -167,8 +168,10 @@ class Outbox:
 
         then: Group = (self.launch(message, now),)
         if self._minted:
-            last = SeqId.parse(message.id)
-            then = (*then, Raise(self._minted, last.n, last.ms))
+            # An id of another form was not minted here, and says nothing about what was.
+            with suppress(Malformed):
+                last = SeqId.parse(message.id)
+                then = (*then, Raise(self._minted, last.n, last.ms))
         admit = Admit(message, FOREVER, now, State.SENT, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 

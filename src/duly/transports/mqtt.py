@@ -19,7 +19,7 @@ import logging
 import re
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -230,7 +230,7 @@ class MqttLink:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
         wanted = [_check_filter(f) for f in filters]
         self._filters.update(dict.fromkeys(wanted))
-        if self._session is not None:
+        if self._session is not None and self._session.connected:
             try:
                 await self._session.subscribe(wanted)
             except ConnectionRefused:
@@ -242,7 +242,7 @@ class MqttLink:
         """No longer listen to these."""
         for each in filters:
             self._filters.pop(each, None)
-        if self._session is not None:
+        if self._session is not None and self._session.connected:
             await self._session.unsubscribe(list(filters))
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
@@ -255,7 +255,7 @@ class MqttLink:
             began = loop.time()
             try:
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
-                present = await session.open(list(self._filters))
+                present = await session.open(self._filters)
                 self._is_up(present)
                 await _first(session.closed.wait(), self._stopping.wait())
                 self.problem = session.reason or "stopped"
@@ -336,7 +336,7 @@ class _Session:
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._client = Client(
-            address.client_id,
+            address.client_id.encode(),  # bytes: of text it counts the characters
             clean_session=False,
             optimistic_acknowledgement=False,
             will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
@@ -357,7 +357,7 @@ class _Session:
         """for whom the publish is that gmqtt is about to store"""
         self._queued: deque[tuple[str, bytes, bool, asyncio.Future[None]]] = deque()
         self._present = False
-        self._connected = False
+        self.connected = False
         self._watch: asyncio.TimerHandle | None = None
         self._confirmed_all = asyncio.Event()
         self.closed = asyncio.Event()
@@ -365,7 +365,7 @@ class _Session:
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
 
-    async def open(self, filters: list[str]) -> bool:
+    async def open(self, filters: Collection[str]) -> bool:
         """Connect and subscribe; whether the broker had kept our session."""
         a = self._address
         try:
@@ -375,7 +375,7 @@ class _Session:
                 )
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
-                    await self.subscribe(filters)
+                    await self.subscribe(list(filters))
         except MQTTConnectError as refusal:
             raise ConnectionRefused(f"{a!r} refuses us: {refusal.message.partition(': ')[2]}") from None
         except TimeoutError:
@@ -417,7 +417,7 @@ class _Session:
 
     def _on_connect(self, _: Client, present: int, code: int, properties: object) -> None:
         self._present = bool(present)
-        self._connected = True
+        self.connected = True
 
     async def _unless_closed(self, work: Coroutine[Any, Any, Any]) -> None:
         """gmqtt waits for ever for the answer to a CONNECT when the broker closes instead."""
@@ -432,7 +432,7 @@ class _Session:
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, topic: str, payload: bytes, retain: bool) -> asyncio.Future[None]:
-        if not self._connected or self.closed.is_set():
+        if not self.connected or self.closed.is_set():
             raise ConnectionLost(f"no connection to {self._address!r}")
         return self._send(topic, payload, retain, self._loop.create_future())
 
@@ -464,7 +464,7 @@ class _Session:
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
 
     async def unsubscribe(self, filters: list[str]) -> None:
-        await self._answer(self._client.unsubscribe(filters))
+        await self._answer(self._client.unsubscribe([f.encode() for f in filters]))
 
     async def _answer(self, mid: int) -> tuple[int, ...]:
         answered: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
