@@ -19,15 +19,15 @@ def test_it_says_where_it_serves_and_how_to_go_on(place: Place) -> None:
     assert "duly add device" in hub.line("duly add")
     with socket.create_connection(("127.0.0.1", int(ready.rsplit(":", 1)[1])), timeout=5):
         pass
+    assert hub.stop(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_it_stops_cleanly_and_soon_with_a_device_connected(place: Place, how: signal.Signals) -> None:
+def test_ctrl_c_stops_it_cleanly_and_soon_with_a_device_connected(place: Place) -> None:
     hub = place.up()
     place.duly("add", "device", "lock")
     place.device("lock")
     began = time.monotonic()
-    assert hub.stop(how) == 0
+    assert hub.stop(signal.SIGINT) == 0
     assert time.monotonic() - began < 2
     assert not (place.folder / "duly-data" / "hub.json").exists()
 
@@ -62,7 +62,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_sentence(
     place: Place, flags: list[str], sentence: str
 ) -> None:
     done = place.duly("up", "--no-mqtt", "--port", "0", *flags)
-    assert done.returncode == (1 if "no.pem" in flags else 2)
+    assert done.returncode == 2
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -109,9 +109,9 @@ main()
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_with_tls_the_verbs_of_this_machine_still_find_it(place: Place) -> None:
+    wanted = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=hub.example"
     subprocess.run(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem "
-        "-out cert.pem -days 2 -subj /CN=hub.example".split(),
+        ["openssl", "req", "-x509", "-keyout", "key.pem", "-out", "cert.pem", *wanted.split()],
         cwd=place.folder,
         capture_output=True,
         check=True,

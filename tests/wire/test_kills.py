@@ -101,6 +101,8 @@ class Remote:
         if seq_id not in self._waiting:
             return
         match frame["type"], frame["code"]:
+            case "server_ack", 0 if seq_id in self.accepted:
+                self.trouble.append(frame | {"what": "it was accepted before, and lost"})
             case "server_ack", 0 | 5:
                 self.accepted.add(seq_id)
             case "server_ack", 1 | 4:

@@ -214,7 +214,7 @@ class Gateway:
         key = key_of(frame.to, frame.seq_id)
         kind, recipient = self._inbox.kind_of(key), self._inbox.recipient_of(key)
         if self._inbox.outbox.state(key) is None:
-            # Not on its way to anybody: a late word, or a stranger's. The ledger knows whose command that was.
+            # On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was.
             record = await self._ledger.find(key)
             ended = record.message if record is not None and record.state.terminal else None
             kind, recipient = (ended.kind, ended.recipient) if ended is not None else (None, None)

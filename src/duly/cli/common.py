@@ -153,6 +153,18 @@ class Hub:
         except (OSError, msgspec.DecodeError, ValueError) as problem:
             raise Unreachable(self.url, getattr(problem, "reason", problem)) from None
 
+    def knock(self) -> None:
+        """Whether anybody is there; clients of ours would try again for ever."""
+        import socket
+        from urllib.parse import urlsplit
+
+        parts = urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=5).close()
+        except OSError as problem:
+            raise Unreachable(self.url, problem) from None
+
     def borrow(self, name: str) -> str:
         """A token with which to be somebody, for as long as this hub runs."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])

@@ -79,6 +79,7 @@ def send(
     """
     hub = _as_whom(device, as_, need_hub(data, url, token), token)
     frame = _frame(device, type_, body, id_, queue, exp, order, latest)
+    hub.knock()
     patience = wait if wait is not None else 1.0 if queue else 10.0
     log = _Log(device, json)
     asyncio.run(_send(hub, frame, patience, log))

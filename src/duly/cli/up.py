@@ -7,6 +7,7 @@ no further. It ends when it is told to, cleanly; or by itself, and then says why
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import signal
@@ -107,10 +108,12 @@ async def _serve(settings: Settings, json: bool) -> None:
                 Exit.FAILED, f"the hub has ended by itself: {life.exception()!r}. What it accepted is stored"
             )
     finally:
+        died = life.done()
         for task in (life, telling):
             task.cancel()
         await asyncio.gather(life, telling, return_exceptions=True)
-        await hub.stop()
+        with contextlib.suppress(*[Exception] if died else []):  # what it died of is being told already
+            await hub.stop()
 
 
 def _announce(hub: object, settings: Settings, json: bool) -> None:
