@@ -6,8 +6,11 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -15,6 +18,18 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{process.args!r} did not start") from None
+            time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -28,15 +43,7 @@ def redis_server(place: Path, *options: str) -> Iterator[int | None]:
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 0.2).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("redis-server did not start") from None
-                time.sleep(0.02)
+        _until_open(port, process)
         yield port
     finally:
         process.terminate()
@@ -53,3 +60,51 @@ def postgres_url() -> Iterator[str | None]:
 
     with servers.postgres() as server:
         yield server.create_database("bench")
+
+
+@contextlib.contextmanager
+def nats_server(place: Path, *, synced: bool) -> Iterator[str]:
+    """The URL of a nats-server with JetStream; synced: every message is flushed before it is acknowledged."""
+    port = free_port()
+    place.mkdir()
+    sync = "always" if synced else "2m"
+    (place / "nats.conf").write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{place}", sync_interval: {sync} }}\n'
+    )
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    command = [str(beside), "-c", str(place / "nats.conf"), "-l", str(place / "log")]
+    process = subprocess.Popen(command)
+    try:
+        _until_open(port, process)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@dataclass
+class HubProcess:
+    url: str
+    pid: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes it holds."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * 4096
+
+
+@contextlib.contextmanager
+def hub(name: str, place: Path, *more: str) -> Iterator[HubProcess]:
+    """A contender of `bench.hubs` in a process of its own."""
+    place.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "bench.hubs", name, str(place), *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("ready "):
+            raise RuntimeError(f"the hub {name!r} did not start")
+        yield HubProcess(line.split()[1], process.pid)
+    finally:
+        process.kill()
+        process.wait(10)

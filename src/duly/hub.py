@@ -152,7 +152,9 @@ class Hub:
         devices = MqttDevices(self.gateway, self.accounts)
         address = settings.mqtt
         if not address:
-            self._broker = Broker(self._data, settings.mqtt_port, settings.listen)
+            # It speaks no TLS: beyond this machine only for those who said they know.
+            listen = settings.listen if settings.insecure else "127.0.0.1"
+            self._broker = Broker(self._data, settings.mqtt_port, listen)
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
             await self._broker.start()

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from duly.auth import Role
 from duly.clients.device import Command, Device, DeviceError
@@ -29,9 +30,10 @@ FLAGS = (
 )  # fmt: skip
 
 PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
-import * as duly from "/duly.js";
+const hub = new URLSearchParams(location.search).get("hub");
+const { App } = await import(`${hub}/duly.js`);
 globalThis.open = (token, options) => {
-  globalThis.app = new duly.App(location.origin, token, options);
+  globalThis.app = new App(hub, token, options);
   globalThis.told = [];
   for (const event of ["push", "gap", "end", "down"]) app.on(event, (what) => told.push([event, what]));
   return app.ready;
@@ -74,6 +76,22 @@ async def browser() -> AsyncIterator[Any]:
         await browser.close()
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def site() -> AsyncIterator[str]:
+    """The app's own web server: not the hub, and up while the hub is down."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE, content_type="text/html")
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     it = Place(tmp_path / "hub")
@@ -93,22 +111,24 @@ async def lock(place: Place) -> AsyncIterator[Lock]:
 
 
 class Tab:
-    """A page of the app, which only knows its hub."""
+    """A page of the app."""
 
-    def __init__(self, page: Any, place: Place) -> None:
+    def __init__(self, page: Any, site: str, place: Place) -> None:
         self.page = page
+        self._site = site
         self._place = place
         page.set_default_timeout(20_000)
 
     async def load(self) -> None:
-        await self.page.goto(f"{self._place.url}/page")
+        await self.page.goto(f"{self._site}/?hub={self._place.url}")
         await self.page.wait_for_function("globalThis.loaded")
 
     async def open(self, name: str = "phone", **options: Any) -> Any:
         return await self.do(f"seen(open({json.dumps(self._place.tokens[name])}, {json.dumps(options)}))")
 
     async def do(self, script: str) -> Any:
-        return await self.page.evaluate(f"async () => await ({script})")
+        async with asyncio.timeout(20):
+            return await self.page.evaluate(f"async () => await ({script})")
 
     async def until(self, condition: str) -> None:
         await self.page.wait_for_function(condition, polling=10)
@@ -120,17 +140,15 @@ class Tab:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def context(browser: Any, place: Place) -> AsyncIterator[Any]:
+async def context(browser: Any) -> AsyncIterator[Any]:
     context = await browser.new_context()
-    page = {"body": PAGE, "content_type": "text/html"}
-    await context.route("**/page", lambda route: route.fulfill(**page))
     yield context
     await context.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def tab(context: Any, place: Place) -> Tab:
-    tab = Tab(await context.new_page(), place)
+async def tab(context: Any, site: str, place: Place) -> Tab:
+    tab = Tab(await context.new_page(), site, place)
     await tab.load()
     return tab
 
@@ -244,9 +262,11 @@ async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: Lock) -> 
     assert await tab.do("Object.keys(localStorage).filter((key) => key.includes('command'))") == []
 
 
-async def test_ids_never_repeat_in_no_tab_and_after_no_reload(context: Any, place: Place, lock: Lock) -> None:
+async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
+    context: Any, site: str, place: Place, lock: Lock
+) -> None:
     ids: list[str] = []
-    tabs = [Tab(await context.new_page(), place) for _ in range(2)]
+    tabs = [Tab(await context.new_page(), site, place) for _ in range(2)]
     for _ in range(2):
         for tab in tabs:
             await tab.load()
@@ -384,7 +404,6 @@ async def test_what_is_gone_is_said_to_be_gone(tab: Tab, place: Place, lock: Loc
     for n in range(1, 4):
         lock.device.push("event_report", {"n": n})
     stream = "push/lock"
-    await _until(lambda: True)
     while (await place.hub.ledger.extent(stream)).last < last + 3:
         await asyncio.sleep(0.01)
     await place.hub.ledger.trim(stream, last + 2)

@@ -23,5 +23,5 @@ def admit(m: Message, at: int = 1, **more: Any) -> w.Admit:
 async def until(condition: Callable[[], bool]) -> None:
     """Come back when it holds; for what has no event to wait on."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.001)

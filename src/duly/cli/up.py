@@ -20,6 +20,7 @@ from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, print_json
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
+    from duly.hub import Hub
     from duly.settings import Settings
 
 
@@ -116,13 +117,12 @@ async def _serve(settings: Settings, json: bool) -> None:
             await hub.stop()
 
 
-def _announce(hub: object, settings: Settings, json: bool) -> None:
-    url = str(getattr(hub, "url", ""))
-    mqtt = getattr(hub, "mqtt_url", None)
+def _announce(hub: Hub, settings: Settings, json: bool) -> None:
     if json:
-        print_json({"url": url, "mqtt": mqtt, "data": settings.data, "pid": os.getpid()})
+        place = {"data": settings.data, "pid": os.getpid()}
+        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
-    typer.echo(f"ready {url} {mqtt}" if mqtt else f"ready {url}")
+    typer.echo(f"ready {hub.url} {hub.mqtt_url}".rstrip())
     typer.echo("\nGo on in another terminal:")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
         typer.echo(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")

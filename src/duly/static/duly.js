@@ -110,6 +110,7 @@ export class App {
   #store;
   #keep;
   #space;
+  #mint;
   /** @type {WebSocket|null} the connection, once the hub has welcomed us on it */
   #socket = null;
   /** @type {(reason: string) => void} what to do when it is over */
@@ -142,17 +143,20 @@ export class App {
    * @param {string} token
    * @param {object} [options]
    * @param {boolean} [options.keep] commands under way survive a reload of the page, and are resumed
-   * @param {Storage|null} [options.storage] where ids, cursors and commands are kept; null: nowhere
+   * @param {Storage|null} [options.storage] where ids, cursors and commands are kept, if not in the browser's
+   *   own stores; null: nowhere
    * @param {new (url: string) => WebSocket} [options.socket] a WebSocket, where there is none, as in Node 20
    */
-  constructor(url, token, { keep = false, storage = localStore(), socket = globalThis.WebSocket } = {}) {
+  constructor(url, token, { keep = false, storage, socket = globalThis.WebSocket } = {}) {
     if (!socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
     this.#url = url.replace(/\/+$/, "").replace(/^http/, "ws") + "/v1/ws";
     this.#token = token;
     this.#sockets = socket;
-    this.#store = storage ?? memoryStore();
+    this.#store = (storage === undefined ? localStore() : storage) ?? memoryStore();
     this.#keep = keep;
     this.#space = `duly:${hash(token)}:`; // whose ids and cursors: another account's are not ours
+    const alone = storage !== undefined || !globalThis.indexedDB;
+    this.#mint = alone ? (next) => this.#mintAlone(next) : (next) => mintAmongTabs(this.#space, next);
     /** Our account's name, once the hub has told it. */
     this.name = "";
     /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
@@ -200,26 +204,20 @@ export class App {
       this.#end(command, never());
       return command;
     }
-    // One tab at a time: no two commands of one account may get the same id.
-    return locked(this.#space, () => {
-      if (this.#closed) throw this.#closed;
-      const now = this.#now();
-      frame.seq_id ??= this.#mint(now);
-      if (expires !== undefined) frame.exp = Math.round(now + expires * 1000 - (Date.now() - asked));
-      const known = this.#commands.get(frame.seq_id);
-      if (known) return known;
-      const command = new Command(frame, now, false);
-      this.#write(command);
-      this.#commands.set(command.id, command);
-      this.#transmit(command);
-      return command;
-    });
+    frame.seq_id ??= await this.#mint((last) => nextId(last, this.#now()));
+    if (this.#closed) throw this.#closed;
+    const known = this.#commands.get(frame.seq_id);
+    if (known) return known;
+    const command = new Command(frame, this.#now(), false);
+    if (expires !== undefined) frame.exp = Math.round(asked + this.#ahead + expires * 1000);
+    this.#write(command);
+    this.#commands.set(command.id, command);
+    this.#transmit(command);
+    return command;
   }
 
-  /** Ids rise in both parts, whatever the clock does and however often the page is loaded. */
-  #mint(now) {
-    const [ms, n] = (this.#get("last") ?? "0_-1").split("_").map(Number);
-    const id = `${Math.max(ms, now)}_${n + 1}`;
+  #mintAlone(next) {
+    const id = next(this.#get("last"));
     this.#set("last", id);
     return id;
   }
@@ -541,9 +539,42 @@ async function within(ms, promise) {
   }
 }
 
-/** Do it while no other tab does. Web Locks exist in secure contexts only (https, or this machine). */
-async function locked(name, work) {
-  return globalThis.navigator?.locks ? navigator.locks.request(name, async () => work()) : work();
+/** Ids rise in both parts, whatever the clock does. @param {string|null|undefined} last @param {number} now */
+function nextId(last, now) {
+  const [ms, n] = (last ?? "0_-1").split("_").map(Number);
+  return `${Math.max(ms, now)}_${n + 1}`;
+}
+
+/** @type {Promise<IDBDatabase>|null} */
+let database = null;
+
+/** The next id of an account, whichever tab asks. Not in localStorage: tabs see each other's writes there too
+ * late, even under a lock. A transaction is one, for all of them.
+ * @param {string} space @param {(last: string|undefined) => string} next @returns {Promise<string>} */
+async function mintAmongTabs(space, next) {
+  database ??= new Promise((resolve, reject) => {
+    const opening = indexedDB.open("duly", 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore("ids");
+    opening.onsuccess = () => resolve(opening.result);
+    opening.onerror = () => reject(opening.error);
+  });
+  try {
+    const transaction = (await database).transaction("ids", "readwrite", { durability: "strict" });
+    const ids = transaction.objectStore("ids");
+    return await new Promise((resolve, reject) => {
+      let id = "";
+      const reading = ids.get(space);
+      reading.onsuccess = () => {
+        id = next(reading.result);
+        ids.put(id, space);
+      };
+      transaction.oncomplete = () => resolve(id);
+      transaction.onabort = () => reject(transaction.error);
+    });
+  } catch (problem) {
+    database = null; // closed under us, as when the user clears the site's data
+    throw problem;
+  }
 }
 
 /** 53 bits of a token: enough to tell accounts apart, too little to be one. */
