@@ -67,7 +67,7 @@ def nats_server(place: Path, *, synced: bool) -> Iterator[str]:
     """The URL of a nats-server with JetStream; synced: every message is flushed before it is acknowledged."""
     port = free_port()
     place.mkdir()
-    sync = "always" if synced else "2m"
+    sync = "always" if synced else '"2m"'
     (place / "nats.conf").write_text(
         f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{place}", sync_interval: {sync} }}\n'
     )

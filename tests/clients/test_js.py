@@ -345,6 +345,7 @@ async def test_a_connection_that_is_silent_is_made_anew(wire: Wire, tab: Tab, lo
     await tab.open()
     wire.deaf = True
     await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: len(wire.sent) == 1)
     await tab.page.clock.run_for(6_100)
     wire.deaf = False
     await tab.page.clock.run_for(300)

@@ -29,24 +29,25 @@ class Place:
                 await asyncio.sleep(0.01)
 
 
-@pytest.fixture(params=["embedded", "mosquitto"])
+@pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     outside = ""
-    if request.param == "mosquitto":
-        broker = request.getfixturevalue("mosquitto_server")
-        outside = f"mqtt://hub:x@127.0.0.1:{broker.port}"
+    if request.param != "embedded":
+        broker = request.getfixturevalue(f"{request.param}_server")
+        outside = broker.url("hub")
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0, mqtt=outside))
     await hub.start()
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
     await hub.renew_broker_users()
-    yield Place(hub, hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@"), phone)
+    inside = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@")
+    yield Place(hub, broker.url("lock") if outside else inside, phone)
     await hub.stop()
 
 
 def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
-    device = Device(place.device_url, data=str(data) if data else None)
+    device = Device(place.device_url, data=str(data) if data else None, name="lock")
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:

@@ -78,11 +78,12 @@ class Device:
 
     await device.run()
 
-    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker.
+    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for
+    brokers where it logs in under another name than its own.
     """
 
-    def __init__(self, url: str, token: str = "", *, data: str | None = None) -> None:
-        self._url, self._token, self._data = url, token, data
+    def __init__(self, url: str, token: str = "", *, data: str | None = None, name: str = "") -> None:
+        self._url, self._token, self._data, self._node = url, token, data, name
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: Shelf | None = None
@@ -133,7 +134,7 @@ class Device:
         if self._url.startswith("mqtt"):
             from duly.clients.fd_link import FdLink
 
-            return FdLink(self._url, up=self._up, heard=self._heard)
+            return FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
         return Link(self._url, self._token, up=self._up, heard=self._heard)
 
     async def __aexit__(

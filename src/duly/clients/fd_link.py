@@ -34,10 +34,11 @@ class FdLink:
         *,
         up: Callable[[Frame], None],
         heard: Callable[[Frame, Callable[[], None]], None],
+        name: str = "",
         prefix: str = fd.PREFIX,
     ) -> None:
         address = Address.parse(url)
-        self._name = fd.check_username(address.username)
+        self._name = fd.check_username(name or address.username)
         self._up = up
         self._heard = heard
         self._prefix = prefix

@@ -539,7 +539,8 @@ async function within(ms, promise) {
   }
 }
 
-/** Ids rise in both parts, whatever the clock does. @param {string|null|undefined} last @param {number} now */
+/** Ids rise in both parts, whatever the clock does.
+ * @param {string|null|undefined} last @param {number} now */
 function nextId(last, now) {
   const [ms, n] = (last ?? "0_-1").split("_").map(Number);
   return `${Math.max(ms, now)}_${n + 1}`;
