@@ -1,6 +1,6 @@
 """Asks every question in one run, prints what holds and what falls short, and draws it.
 
-python -m bench [--quick] [--only admission growth duplicates once postgres]
+python -m bench [--quick] [--only admission growth duplicates once postgres gateway connections remembered]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from bench import admission, duplicates, growth, once, plots, postgres
+from bench import admission, connections, duplicates, gateway, growth, once, plots, postgres, remembered
 from bench.measure import OUT, Figure, Median, Report
 
 QUESTIONS = {
@@ -21,6 +21,9 @@ QUESTIONS = {
     "duplicates": duplicates.run,
     "once": once.run,
     "postgres": postgres.run,
+    "gateway": gateway.run,
+    "connections": connections.run,
+    "remembered": remembered.run,
 }
 
 
@@ -56,7 +59,9 @@ def main() -> None:
         prog="python -m bench", description="Measure duly against its floors and rivals."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="less of everything; growth stops at 100,000 ids"
+        "--quick",
+        action="store_true",
+        help="less of everything; growth stops at 100,000 ids, connections at 1,000",
     )
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS), metavar="QUESTION")
     options = parser.parse_args()

@@ -48,6 +48,8 @@ class Found(Struct):
     rate: float
     p50: float
     p99: float
+    count: int
+    """all that were done, also while warming up"""
 
 
 class Frame(Struct, omit_defaults=True):
@@ -71,6 +73,7 @@ class Count:
         self.begin = time.perf_counter() + WARM_SECONDS
         self.end = self.begin + seconds
         self.took: list[float] = []
+        self.all = 0
 
     @property
     def over(self) -> bool:
@@ -78,13 +81,14 @@ class Count:
 
     def add(self, began: float) -> None:
         now = time.perf_counter()
+        self.all += 1
         if self.begin <= now < self.end:
             self.took.append(now - began)
 
     def found(self) -> Found:
         took = sorted(self.took)
         rate = len(took) / (self.end - self.begin)
-        return Found(rate, statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3)
+        return Found(rate, statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3, self.all)
 
 
 def commands(pair: Pair) -> Any:
@@ -180,7 +184,9 @@ async def over_nats(work: Work) -> Found:
     """The stream takes a command once (Nats-Msg-Id) and says so; the device's consumer gets it, acknowledges
     it and answers the app on its own subject."""
     import nats
+    from nats.js.api import ConsumerConfig, DeliverPolicy
 
+    subscriptions: list[Any] = []
     links = [await nats.connect(work.url) for _ in range(2 * len(work.pairs))]
     count = Count(work.seconds)
 
@@ -190,7 +196,10 @@ async def over_nats(work: Work) -> Found:
             await message.ack()
             await link.publish(f"ack.{pair.app}", encode(Frame("ack", frame.seq_id, code=0)))
 
-        await link.jetstream().subscribe(f"cmd.{pair.device}", cb=got, manual_ack=True)
+        only_new = ConsumerConfig(deliver_policy=DeliverPolicy.NEW)
+        stream = link.jetstream()
+        heard = await stream.subscribe(f"cmd.{pair.device}", cb=got, manual_ack=True, config=only_new)
+        subscriptions.append(heard)
 
     async def ask(link: Any, pair: Pair) -> None:
         made, stream = commands(pair), link.jetstream()
@@ -222,10 +231,13 @@ async def over_nats(work: Work) -> Found:
 
     setup = links[0].jetstream()
     await setup.add_stream(name="commands", subjects=["cmd.*"], duplicate_window=120)
+    await setup.purge_stream("commands")
     half = len(work.pairs)
     await asyncio.gather(*(answer(link, pair) for link, pair in zip(links[:half], work.pairs, strict=True)))
     count = Count(work.seconds)
     await asyncio.gather(*(ask(link, pair) for link, pair in zip(links[half:], work.pairs, strict=True)))
+    for heard in subscriptions:
+        await heard.unsubscribe()  # deletes its consumer, too
     for link in links:
         await link.close()
     return count.found()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -62,9 +63,26 @@ def postgres_url() -> Iterator[str | None]:
         yield server.create_database("bench")
 
 
+@dataclass
+class Server:
+    url: str
+    pid: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes it holds."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * 4096
+
+    @property
+    def worked(self) -> float:
+        """Seconds of processor time it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
-def nats_server(place: Path, *, synced: bool) -> Iterator[str]:
-    """The URL of a nats-server with JetStream; synced: every message is flushed before it is acknowledged."""
+def nats_server(place: Path, *, synced: bool) -> Iterator[Server]:
+    """A nats-server with JetStream; synced: every message is flushed before it is acknowledged."""
     port = free_port()
     place.mkdir()
     sync = "always" if synced else '"2m"'
@@ -76,25 +94,14 @@ def nats_server(place: Path, *, synced: bool) -> Iterator[str]:
     process = subprocess.Popen(command)
     try:
         _until_open(port, process)
-        yield f"nats://127.0.0.1:{port}"
+        yield Server(f"nats://127.0.0.1:{port}", process.pid)
     finally:
         process.terminate()
         process.wait(10)
 
 
-@dataclass
-class HubProcess:
-    url: str
-    pid: int
-
-    @property
-    def memory(self) -> int:
-        """Bytes it holds."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * 4096
-
-
 @contextlib.contextmanager
-def hub(name: str, place: Path, *more: str) -> Iterator[HubProcess]:
+def hub(name: str, place: Path, *more: str) -> Iterator[Server]:
     """A contender of `bench.hubs` in a process of its own."""
     place.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "bench.hubs", name, str(place), *more]
@@ -104,7 +111,7 @@ def hub(name: str, place: Path, *more: str) -> Iterator[HubProcess]:
         line = process.stdout.readline()
         if not line.startswith("ready "):
             raise RuntimeError(f"the hub {name!r} did not start")
-        yield HubProcess(line.split()[1], process.pid)
+        yield Server(line.split()[1], process.pid)
     finally:
         process.kill()
         process.wait(10)

@@ -233,7 +233,8 @@ class Hub:
     async def _refresh(self) -> None:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                await self.accounts.refresh()
+                for name in await self.accounts.refresh():
+                    self._dismiss(name)
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,8 +307,13 @@ class Hub:
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):
+                    self._dismiss(wanted["name"])  # whoever came with a token that is void now
                     await self.renew_broker_users()
                 return result
+
+    def _dismiss(self, name: str) -> None:
+        self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
+        self.gateway.dismiss(name)
 
     # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
 

@@ -140,7 +140,8 @@ class Tab:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def context(browser: Any) -> AsyncIterator[Any]:
+async def context(browser: Any, place: Place) -> AsyncIterator[Any]:
+    """A person's browser: it is closed before the hub is stopped."""
     context = await browser.new_context()
     yield context
     await context.close()

@@ -167,7 +167,7 @@ async def test_a_device_may_push_and_answer_by_http(place: Place) -> None:
         began = time.monotonic()
         told = await post(place, {"type": "event_report", "data": {"n": 1}}, who="lock")
         assert told.status == 202
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
         assert (await phone.hear())["data"] == {"n": 1}
         async with place.join("lock") as lock:
             seq_id = await phone.command("lock")

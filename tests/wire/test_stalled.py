@@ -45,7 +45,7 @@ async def served(phone: Peer, lock: Peer) -> None:
     seq_id = await phone.command("lock")
     assert (await lock.obey())["seq_id"] == seq_id
     assert (await phone.first(lambda f: f.get("seq_id") == seq_id and f["type"] == "ack"))["state"] == "done"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
 
 
 async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place) -> None:

@@ -129,6 +129,12 @@ class Gateway:
             await self.engine.put(Unreachable(who.name))
             await self._push(who.name, DEVICE_STATUS, msgspec.Raw(b'{"online":false}'))
 
+    def dismiss(self, name: str) -> None:
+        """Hang up on everybody of this name: they are no longer who they were let in as."""
+        device = self._devices.get(name)
+        for session in [*self._apps.get(name, ()), *([] if device is None else [device])]:
+            session.close("your token is no longer valid")
+
     def online(self, device: str) -> bool:
         return device in self._devices
 

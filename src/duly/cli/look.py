@@ -293,7 +293,8 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
     for one in record.get("deliveries", []):
         tries = one["attempts"]
         times = "not sent yet" if not tries else "sent once" if tries == 1 else f"sent {tries} times"
-        reason = f", {one['error']}" if one["error"] else ""
+        known = (record.get("ack") or {}).get("detail")  # said below, with the end
+        reason = f", {one['error']}" if one["error"] not in ("", known) else ""
         lines.append(f"{'':12}  {'':9}  to {one['recipient']} ({one['channel']}): {times}{reason}")
     if record["state"] == "accepted":
         until = f" until {clock(record['exp'])}" if "exp" in record else ""

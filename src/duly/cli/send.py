@@ -84,7 +84,7 @@ def send(
     log = _Log(device, json)
     asyncio.run(_send(hub, frame, patience, log))
     code = log.code()
-    if code is Exit.UNKNOWN and log.accepted:
+    if log.accepted and log.ended is None:
         if queue and wait is None:
             code = Exit.OK
         if not json:
