@@ -1131,7 +1131,6 @@ async def test_a_key_is_kept_as_long_as_told_then_forgotten_and_the_same_call_ru
     assert len(shop.runs) == 2
 
 
-@pytest.mark.xfail(strict=False, reason="Ledger._learn takes the repeat's `until` for the stored one")
 async def test_a_repeat_does_not_make_a_key_be_remembered_longer(store: Store) -> None:
     await Shop(await store.open(), keep=60).charge("o-1")
     shop = Shop(ledger := await store.reopen(), keep=60)

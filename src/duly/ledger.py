@@ -27,7 +27,6 @@ from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
-from duly.core.units import MINUTE
 from duly.core.writes import (
     Admit,
     Advance,
@@ -333,15 +332,13 @@ class Ledger(ABC):
 
     def _admitted(self, write: Admit, verdict: Verdict) -> None:
         if verdict.fresh:
-            repeat = _REPEATS[write.state]
-            current = self.sole
+            repeat, current = _REPEATS[write.state], self.sole
         else:
             repeat = verdict
-            current = verdict.word is Word.DUPLICATE and (self.sole or _settled(verdict.state))
+            known = verdict.word is Word.DUPLICATE and not write.sliding
+            current = known and (self.sole or _settled(verdict.state))
         if current:
-            message = write.message
-            # A repeat need not know how long the first is remembered: believe it for a while only.
-            until = write.until if verdict.fresh else min(write.until, write.at + MINUTE)
+            message, until = write.message, write.until
             self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
 
     def _moved(self, key: bytes, state: State, answer: Answer | None) -> None:

@@ -49,6 +49,7 @@ from duly.core.writes import (
     Renew,
     Take,
     Withdraw,
+    Write,
 )
 from duly.errors import (
     Conflict,
@@ -224,13 +225,15 @@ class _Runner:
         finally:
             _in_hand.discard(me)
 
-    def _until(self, now: int) -> int:
-        return FOREVER if self._keep is None else now + self._keep
+    def _admission(self, message: Message, now: int, *then: Write) -> Admit:
+        sliding = self._keep is not None
+        until = FOREVER if self._keep is None else now + self._keep
+        return Admit(message, until, now, State.SENT, then, sliding)
 
     async def _admit(self, message: Message, first: int, me: str) -> Verdict:
         now = self._ledger.clock.now()
         deliver = Deliver(_ref(message), now + self._lease, 0, first, me)
-        admit = Admit(message, self._until(now), now, State.SENT, (deliver,))
+        admit = self._admission(message, now, deliver)
         try:
             return cast("Verdict", (await self._ledger.write(admit))[0])
         except asyncio.CancelledError:
@@ -328,7 +331,7 @@ class _Runner:
     ) -> Any:
         ledger = self._ledger
         now = ledger.clock.now()
-        admit = Admit(message, self._until(now), now, State.SENT)
+        admit = self._admission(message, now)
         raised: Exception | None = None
         try:
             async with ledger.transaction() as tx:
@@ -348,7 +351,7 @@ class _Runner:
             # The storage's trouble is not the function's outcome.
             if raised is not None and self._store_errors and not isinstance(raised, LedgerError):
                 end = Advance(message.key, State.FAILED, ledger.clock.now(), _error_answer(raised))
-                await ledger.write(Admit(message, self._until(now), now, State.SENT, (end,)))
+                await ledger.write(self._admission(message, now, end))
             raise
         return _unpack(message, verdict, decoder)
 

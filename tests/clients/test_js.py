@@ -298,10 +298,11 @@ async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
 
 
 class Wire:
-    """Between the page and the hub: loses what it is told to lose."""
+    """Between the page and the hub: loses what the page says, or repeats what the hub says."""
 
     def __init__(self) -> None:
         self.deaf = False
+        self.stutters = False
         self.sent: list[str] = []
         self.connections = 0
 
@@ -316,7 +317,12 @@ class Wire:
             if not self.deaf or frame["type"] == "auth":
                 server.send(text)
 
+        def down(text: str) -> None:
+            for _ in range(2 if self.stutters else 1):
+                route.send(text)
+
         route.on_message(up)
+        server.on_message(down)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -395,6 +401,17 @@ async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock:
     lock.device.push("event_report", {"n": 6})
     await tab.until("told.some(([event, what]) => what.data?.n === 6)")
     assert [push["data"]["n"] for push in await tab.told("push")] == [3, 4, 5, 6]
+
+
+async def test_what_comes_twice_is_told_once(wire: Wire, tab: Tab, lock: Lock) -> None:
+    await tab.open()
+    wire.stutters = True
+    lock.device.push("event_report", {"n": 0})
+    assert (await tab.do("app.send('lock', 'lock_control', {open: true})"))["state"] == "done"
+    lock.device.push("event_report", {"n": 1})
+    await tab.until("told.some(([event, what]) => what.data?.n === 1)")
+    assert [push["data"]["n"] for push in await tab.told("push")] == [0, 1]
+    assert len(await tab.told("end")) == 1
 
 
 async def test_what_is_gone_is_said_to_be_gone(tab: Tab, place: Place, lock: Lock) -> None:

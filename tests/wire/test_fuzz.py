@@ -14,7 +14,9 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -152,6 +154,37 @@ def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio
         )
         def throw_it(frame: bytes) -> None:
             runner.run(introduce(at, frame))
+
+        throw_it()
+
+
+def test_http_bodies_keys_and_queries(tmp_path: Path, runner: asyncio.Runner) -> None:
+    async def post(at: World, body: bytes, key: str, query: dict[str, str]) -> None:
+        headers = {"Authorization": f"Bearer {at.tokens['tablet']}"} | (
+            {"Idempotency-Key": key} if key else {}
+        )
+        async with aiohttp.ClientSession(at.hub.url, headers=headers) as http:
+            async with http.post("/v1/messages", data=body) as answer:
+                assert answer.status in (200, 202, 400, 403, 409, 413, 422, 503), await answer.text()
+                await answer.json()
+            async with http.get("/v1/messages", params=query) as answer:
+                assert answer.status in (200, 400), await answer.text()
+            async with http.get(f"/v1/messages/tablet/{quote(key or 'x', safe='')}") as answer:
+                assert answer.status in (200, 400, 404, 413), await answer.text()
+
+    with contextlib.ExitStack() as stack:
+        context = world(tmp_path / "hub")
+        at = runner.run(context.__aenter__())
+        stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
+
+        @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(
+            bytes_of_frames | st.lists(frame_like, max_size=3).map(lambda value: json.dumps(value).encode()),
+            st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=20).map(str.strip),
+            st.dictionaries(st.sampled_from(["limit", "before", "open", "scope"]), st.text(max_size=8)),
+        )
+        def throw_it(body: bytes, key: str, query: dict[str, str]) -> None:
+            runner.run(post(at, body, key, query))
 
         throw_it()
 

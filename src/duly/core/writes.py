@@ -59,6 +59,8 @@ class Admit(Struct, frozen=True, gc=False):
     at: int
     state: State = State.ACCEPTED
     then: tuple[Write, ...] = ()
+    sliding: bool = False
+    """`until` counts from now, so a repeat's says nothing about how long the first is remembered"""
 
 
 class Recall(Struct, frozen=True, gc=False):
