@@ -1,8 +1,9 @@
 """The engine: the only loop. Input → core → grouped commit → perform; one timer.
 
 The laws. Nothing is performed before what it rests on is committed, and effects are performed in the
-order of their events. While a commit is being flushed the next events gather, so load makes the groups
-larger, not the wait longer. The queue is bounded: who feeds it waits, or is told that it is full.
+order of their events. While a group is being flushed the next events are handled and gather, and they are
+flushed while the first are being answered: load makes the groups larger, not the wait longer. At most one
+commit is under way. What waits is bounded: who feeds it waits, or is told that it is full.
 
 If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
 away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
@@ -20,7 +21,7 @@ from duly.core.messages import Answer, Message, Verdict
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
 from duly.core.units import MS, SECOND
-from duly.core.writes import Open
+from duly.core.writes import Open, Results
 from duly.errors import LedgerError, Overloaded, Stopped
 from duly.ledger import Ledger
 
@@ -62,6 +63,49 @@ _Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
 """An event, and whom to tell when it is committed."""
 
 
+class _Group:
+    """Steps that are committed together, and the events they came from."""
+
+    __slots__ = ("_commit", "attached", "steps", "taken")
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.taken: list[_Taken] = []
+        self.attached: list[Event] = []
+        """messages that need no step of their own: they share what becomes of another"""
+        self._commit: asyncio.Task[list[Results]] | None = None
+
+    def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
+        """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
+        self._commit = asyncio.get_running_loop().create_task(
+            ledger.commit([step.writes for step in self.steps])
+        )
+        self._commit.add_done_callback(lambda _: through())
+
+    @property
+    def through(self) -> bool:
+        return self._commit is not None and self._commit.done()
+
+    @property
+    def problem(self) -> LedgerError | None:
+        """Why it could not be committed. What is not the ledger's trouble is a bug, and raised."""
+        assert self._commit is not None
+        error = self._commit.exception()
+        if error is not None and not isinstance(error, LedgerError):
+            raise error
+        return error
+
+    @property
+    def results(self) -> list[Results]:
+        assert self._commit is not None
+        return self._commit.result()
+
+    def abandon(self) -> None:
+        """Nobody wants to know any more."""
+        if self._commit is not None and not self._commit.cancel() and not self._commit.cancelled():
+            self._commit.exception()  # asyncio need not complain that nobody looked
+
+
 class Engine:
     """Drives one machine on one ledger.
 
@@ -81,6 +125,8 @@ class Engine:
         self._perform = perform
         self._capacity = capacity
         self._events: deque[_Taken] = deque()
+        self._gathering = _Group()
+        """what has been handled while another group is being flushed"""
         self._room = asyncio.Event()
         self._room.set()
         self._news = asyncio.Event()
@@ -106,13 +152,13 @@ class Engine:
         `committed` is called when what the event brought about is stored: the moment for a PUBACK.
         """
         self._check_running()
-        if len(self._events) >= self._capacity:
+        if self._full:
             raise Overloaded(f"{self._capacity} events are waiting; try again later")
         self._push(event, committed)
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
-        while len(self._events) >= self._capacity and not self._stopping:
+        while self._full and not self._stopping:
             self._room.clear()
             await self._room.wait()
         self._check_running()
@@ -144,27 +190,48 @@ class Engine:
 
     async def _run(self, todo: list[Todo]) -> None:
         machine = self._machine
-        while True:
-            steps = self._perform_effects(todo)
-            now = self._look_at_the_clock()
-            taken: list[_Taken] = []
-            while self._events and len(steps) < GROUP:
-                taken.append(self._events.popleft())
-                steps += self._perform_effects(self._handle(taken[-1][0], now))
-            self._room.set()
-            wake = machine.next_wake()
-            if wake is not None and wake <= now:
-                steps += self._perform_effects(machine.wake(now))
-            if steps:
-                todo = await self._commit(steps, taken)
-                continue
-            _tell(taken)
-            todo = []
-            if self._stopping and not self._events:
-                return
-            self._set_timer(machine.next_wake(), now)
-            await self._news.wait()
-            self._news.clear()
+        flushing: _Group | None = None
+        try:
+            while True:
+                gathering = self._gathering
+                self._perform_effects(todo, gathering)
+                now = self._look_at_the_clock()
+                while self._events and len(gathering.steps) < GROUP:
+                    taken = self._events.popleft()
+                    gathering.taken.append(taken)
+                    todo = self._handle(taken[0], now)
+                    if todo:
+                        self._perform_effects(todo, gathering)
+                    elif isinstance(taken[0], Arrived):
+                        gathering.attached.append(taken[0])
+                todo = []
+                wake = machine.next_wake()
+                if wake is not None and wake <= now:
+                    self._perform_effects(machine.wake(now), gathering)
+                if flushing is None or flushing.through:
+                    flushed, flushing = flushing, None
+                    if flushed is not None and flushed.problem is not None:
+                        todo = await self._recover(flushed, flushed.problem)
+                        continue
+                    self._gathering = _Group()
+                    self._room.set()
+                    if gathering.steps:
+                        flushing = gathering
+                        flushing.commit(self._ledger, self._news.set)
+                    else:
+                        _tell(gathering)
+                    if flushed is not None:
+                        todo = self._follow_up(flushed)
+                        continue
+                if flushing is None:
+                    if self._stopping and not self._events:
+                        return
+                    self._set_timer(machine.next_wake(), now)
+                await self._news.wait()
+                self._news.clear()
+        finally:
+            if flushing is not None:
+                flushing.abandon()
 
     def _look_at_the_clock(self) -> int:
         """The time; if the wall clock was set, the machine's timers move with it: they measure lengths."""
@@ -184,34 +251,37 @@ class Engine:
                 return self._machine.repeated(event.message, known, event.origin, now)
         return self._machine.handle(event, now)
 
-    async def _commit(self, steps: list[Step], taken: list[_Taken]) -> list[Todo]:
-        try:
-            committed = await self._ledger.commit([step.writes for step in steps])
-        except LedgerError as problem:
-            return await self._recover(steps, taken, problem)
+    def _follow_up(self, group: _Group) -> list[Todo]:
+        """A group is committed: what its steps say follows."""
         self._failures = 0
-        _tell(taken)
+        _tell(group)
         now = self._ledger.clock.now()
-        return [
-            todo for step, results in zip(steps, committed, strict=True) for todo in step.done(results, now)
-        ]
+        todo: list[Todo] = []
+        for step, results in zip(group.steps, group.results, strict=True):
+            todo += step.done(results, now)
+        return todo
 
-    def _perform_effects(self, todo: Iterable[Todo]) -> list[Step]:
-        steps: list[Step] = []
+    def _perform_effects(self, todo: Iterable[Todo], group: _Group) -> None:
+        """Perform what needs no commit; the rest joins the group that is gathering."""
         for item in todo:
             if isinstance(item, Step):
-                steps.append(item)
+                group.steps.append(item)
             else:
                 self._perform(item)
-        return steps
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 
-    async def _recover(self, steps: list[Step], taken: list[_Taken], problem: LedgerError) -> list[Todo]:
+    async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
         self.down = problem
-        for step in steps:
-            for effect in step.failed:
-                self._perform(effect)
+        gathered, self._gathering = self._gathering, _Group()
+        taken = failed.taken + gathered.taken
+        for group in (failed, gathered):
+            for step in group.steps:
+                for effect in step.failed:
+                    self._perform(effect)
+            for event in group.attached:
+                for effect in self._machine.unable(event):
+                    self._perform(effect)
         # What a recipient or a handler said is not said again: it waits for the ledger.
         self._events.extendleft(each for each in reversed(taken) if not isinstance(each[0], Arrived))
         while not self._stopping:
@@ -269,6 +339,10 @@ class Engine:
         self._events.append((event, committed))
         self._news.set()
 
+    @property
+    def _full(self) -> bool:
+        return len(self._events) + len(self._gathering.taken) >= self._capacity
+
     def _check_running(self) -> None:
         if self._stopping or self._task is None or self._task.done():
             raise Stopped("this engine is not running; nothing was taken in, try again elsewhere or later")
@@ -285,7 +359,7 @@ class Engine:
             self._timer = None
 
 
-def _tell(taken: list[_Taken]) -> None:
-    for _, committed in taken:
+def _tell(group: _Group) -> None:
+    for _, committed in group.taken:
         if committed is not None:
             committed()

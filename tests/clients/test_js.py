@@ -20,7 +20,10 @@ from duly.clients.device import Command, Device, DeviceError
 from tests import servers
 from tests.clients.conftest import Place
 
-playwright = pytest.importorskip("playwright.async_api")
+try:
+    from playwright.async_api import async_playwright
+except ImportError:
+    async_playwright = None
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,7 +73,9 @@ async def browser() -> AsyncIterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         servers.missing("chromium")
-    async with playwright.async_playwright() as driver:
+    if async_playwright is None:
+        servers.missing("playwright")
+    async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
         await browser.close()

@@ -113,6 +113,11 @@ class Peer:
         await self.ack(command, code, **fields)
         return command
 
+    async def obey_all(self) -> None:
+        """Answer commands until cancelled."""
+        while True:
+            await self.obey()
+
     async def closed(self, patience: float = PATIENCE) -> None:
         """Until the hub hangs up."""
         with contextlib.suppress(Closed):

@@ -366,6 +366,25 @@ async def test_queued_commands_wait_for_their_device_in_order_and_through_a_rest
         assert [(end["seq_id"], end["state"]) for end in ends] == [(seq_id, "done") for seq_id in sent]
 
 
+@pytest.mark.xfail(
+    reason="Inbox._move raises the mark '' for messages without one: all but the first count as late",
+    strict=True,
+)
+@pytest.mark.parametrize("ids", ["counted", "words"])
+async def test_queued_commands_without_order_are_all_done(place: Place, ids: str) -> None:
+    async with place.join("phone") as phone:
+        more: dict[str, Any] = {"order": False} if ids == "counted" else {}
+        for n in range(3):
+            seq_id = phone.ids() if ids == "counted" else f"word-{n}"
+            await phone.command("lock", seq_id=seq_id, queue=True, exp=ms(60), data=n, **more)
+        assert [(await phone.hear())["code"] for _ in range(3)] == [0, 0, 0]
+        async with place.join("lock") as lock:
+            served = asyncio.create_task(lock.obey_all())
+            ends = [await phone.first(lambda f: f["type"] == "ack") for _ in range(3)]
+            served.cancel()
+            assert [end["state"] for end in ends] == ["done"] * 3
+
+
 async def test_a_queued_command_expires_and_its_sender_is_told(place: Place) -> None:
     async with place.join("phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=ms(0.3))

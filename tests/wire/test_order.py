@@ -38,16 +38,11 @@ async def shine(lamp: Peer, remote: Peer, ids: list[str]) -> tuple[list[int], di
     return shown, ends
 
 
-async def glow(lamp: Peer) -> None:
-    while True:
-        await lamp.obey()
-
-
 @pytest.mark.parametrize("mode", ["latest", "replay"])
 async def test_all_24_orders_end_in_the_right_state(open_place: Open, mode: str) -> None:
     place = await open_place(window=2)
     async with place.join("lamp") as lamp, place.join("phone") as remote:
-        glowing = asyncio.create_task(glow(lamp))
+        glowing = asyncio.create_task(lamp.obey_all())
         began = time.monotonic()
         for order in itertools.permutations(range(4)):
             ids = [remote.ids() for _ in range(4)]

@@ -22,6 +22,7 @@ from msgspec import Struct
 from duly.apps.control import ControlPolicy
 from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
+from duly.core.ids import time_of
 from duly.core.inbox import Inbox
 from duly.core.messages import Message, Mode, Order, Verdict, Word, key_of, names_in
 from duly.core.outbox import OutboxPolicy
@@ -182,7 +183,7 @@ class Gateway:
 
     async def submit(self, session: Session, who: Principal, frame: Frame) -> Message | None:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
-        message = frames.message_of(frame, who.name)
+        message = frames.message_of(frame, who.name, self._end_of(frame))
         if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
             await self._refuse(
                 session,
@@ -192,26 +193,23 @@ class Gateway:
                 f"{who.name} may not command {message.recipient}; ask for a grant",
             )
             return None
-        message = self._completed(message, queue=frame.queue)
+        if frame.queue and not message.expires:
+            raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
+        if message.kind == CHUNK and message.order is not None:
+            message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
         await self.engine.put(Arrived(message, session, patient=frame.queue))
         return message
 
-    def _completed(self, message: Message, *, queue: bool) -> Message:
+    def _end_of(self, frame: Frame) -> int:
         """Every command has an end: without `exp`, a day for one that may wait, else half a minute.
 
         An end that we set must not make an old command young again. So what may wait has its day from the
         time in its id; and where the id has none, no end is set, and the ledger remembers it for ever.
         """
-        changes: dict[str, Any] = {}
-        if not message.expires and message.made:
-            changes["expires"] = (
-                message.made + DAY if queue else self._ledger.clock.now() + self.policy.control.lasts
-            )
-        elif not message.expires and queue:
-            raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
-        if message.kind == CHUNK and message.order is not None:
-            changes["order"] = Order("", Mode.ANY, message.order.n)
-        return msgspec.structs.replace(message, **changes) if changes else message
+        made = None if frame.seq_id is None or frame.exp is not None else time_of(frame.seq_id)
+        if not made:
+            return 0
+        return made + DAY if frame.queue else self._ledger.clock.now() + self.policy.control.lasts
 
     async def _answered(self, who: Principal, frame: Frame) -> None:
         if frame.seq_id is None or frame.to is None:
@@ -278,29 +276,36 @@ class Gateway:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
+        watched = bool(self._watchers)
         match effect:
-            case Transmit(message=message, attempt=attempt, after=after):
+            case Transmit(message, attempt, after):
                 device = self._devices.get(message.recipient)
                 if device is not None:
                     device.push(frames.command(message, after))
+                    if watched:
+                        self._watch(
+                            "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+                        )
+            case Reply(origin, message, verdict):
+                if watched:
                     self._watch(
-                        "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+                        "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
                     )
-            case Reply(origin=origin, message=message, verdict=verdict):
-                self._watch(
-                    "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
-                )
                 _push_to([origin], frames.encode(frames.server_ack(message.id, verdict)))
                 if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
                     ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
                     _push_to([origin], frames.encode(ended))
-            case Report(key=key, state=state, answer=answer, origins=origins, recipient=recipient):
+            case Report(key, state, answer, origins, recipient):
                 scope, id_ = names_in(key)
-                self._watch("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
-                frame = frames.encode(frames.ack(id_, recipient, state, answer))
+                if watched:
+                    self._watch(
+                        "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient
+                    )
+                _push_to(origins, frame := frames.encode(frames.ack(id_, recipient, state, answer)))
                 # An app that has reconnected meanwhile is not where it asked; it still wants to know.
-                others = [session for session in self._apps.get(scope, ()) if session not in origins]
-                _push_to([*origins, *others], frame)
+                for session in self._apps.get(scope, ()):
+                    if session not in origins:
+                        session.push(frame)
 
     def _watch(self, what: str, **more: object) -> None:
         if self._watchers:

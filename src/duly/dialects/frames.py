@@ -162,8 +162,9 @@ def encode(frame: Frame) -> bytes:
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def message_of(frame: Frame, sender: str) -> Message:
-    """The message a command frame means. The sender is who has authenticated, whatever the frame claims."""
+def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
+    """The message a command frame means; `expires` is its end if it names none. The sender is who has
+    authenticated, whatever the frame claims."""
     if frame.seq_id is None:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
     if frame.to is None:
@@ -179,7 +180,7 @@ def message_of(frame: Frame, sender: str) -> Message:
         frame.type,
         frame.to,
         bytes(frame.data),
-        expires=0 if frame.exp is None else frame.exp * MS,
+        expires=expires if frame.exp is None else frame.exp * MS,
         order=_order(frame, n),
     )
 
@@ -224,6 +225,9 @@ def received_command(frame: Frame, device: str) -> Message:
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
+_STATES: Final = {state: state.word for state in State}
+"""An enum works its names out anew every time."""
+_ACCEPTED: Final = int(ServerCode.ACCEPTED)
 _WORDS: Final = {
     Word.CONFLICT: "id_conflict",
     Word.STALE: "stale",
@@ -240,9 +244,9 @@ _CAUSES: Final = {
 
 def server_ack(seq_id: str | None, verdict: Verdict) -> Frame:
     """What the hub says of a command."""
+    if verdict.word is Word.FRESH:  # most of them
+        return Frame("server_ack", seq_id, code=_ACCEPTED)
     match verdict.word:
-        case Word.FRESH:
-            return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)
         case Word.DUPLICATE:
             state = verdict.state.word if verdict.state is not None else None
             return Frame("server_ack", seq_id, code=ServerCode.DUPLICATE, state=state)
@@ -266,7 +270,7 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
         from_=device,
         code=answer.code,
         data=raw(answer.data),
-        state=state.word,
+        state=_STATES[state],
         detail=answer.reason or None,
     )
 

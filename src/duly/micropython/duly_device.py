@@ -363,7 +363,8 @@ class Device:
 
     async def _session(self) -> None:
         host, port, secure = self._where
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=secure), 10)
+        options = {"ssl": secure} if secure else {}  # before 1.23 there is no such option
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, **options), 10)
         socket = WebSocket(reader, writer, self._limit)
         try:
             await socket.shake_hands(self._address)
