@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from duly.clients.app import App, Push, Refused
+from duly.clients.app import App, Gap, Push, Refused
 from duly.clients.device import Command, Device, DeviceError
-from duly.errors import NotAuthenticated
+from duly.core.outbox import Outbox
+from duly.core.units import SECOND
+from duly.errors import NotAuthenticated, TooLarge
 from tests.clients.conftest import Place
 
 
@@ -107,23 +110,68 @@ async def test_a_device_that_forgets_nothing_does_nothing_twice(place: Place, tm
     assert len(effects) == 1
 
 
+async def heard(pushes: AsyncIterator[Push | Gap], count: int) -> list[object]:
+    """The next events, whatever the hub says of its devices in between."""
+    found: list[object] = []
+    async with asyncio.timeout(10):
+        async for push in pushes:
+            if isinstance(push, Gap) or push.type == "event_report":
+                found.append(push if isinstance(push, Gap) else push.data["n"])
+            if len(found) == count:
+                break
+    return found
+
+
 async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(place: Place) -> None:
     async with lock(place, []) as device, App(place.url, place.tokens["phone"]) as app:
-        pushes = app.pushes()
         for n in range(3):
             device.push("event_report", {"n": n})
-        seen = [await asyncio.wait_for(anext(pushes), 5) for _ in range(3)]
-        assert [p.data for p in seen if isinstance(p, Push)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert await heard(app.pushes(), 3) == [0, 1, 2]
         await place.stop()
         await place.start()
         while not device._link.connected:
             await asyncio.sleep(0.01)
         device.push("event_report", {"n": 3})
-        last = await asyncio.wait_for(anext(pushes), 5)
-        while isinstance(last, Push) and last.type == "device_status":
-            last = await asyncio.wait_for(anext(pushes), 5)
-        assert isinstance(last, Push)
-        assert last.data == {"n": 3}
+        assert await heard(app.pushes(), 1) == [3]
+
+
+async def test_an_app_with_a_memory_hears_what_it_missed_and_is_told_what_is_gone(
+    place: Place, tmp_path: Path
+) -> None:
+    async def listen(count: int) -> list[object]:
+        async with App(place.url, place.tokens["phone"], data=str(tmp_path / "app.db")) as app:
+            return await heard(app.pushes(), count)
+
+    async with lock(place, []) as device:
+        first = asyncio.create_task(listen(1))
+        while "phone" not in place.hub.gateway._apps:
+            await asyncio.sleep(0.01)
+        device.push("event_report", {"n": 0})
+        assert await first == [0]
+        while "phone" in place.hub.gateway._apps:
+            await asyncio.sleep(0.01)
+        before = (await place.hub.ledger.extent("push/lock")).last
+        for n in range(1, 4):
+            device.push("event_report", {"n": n})
+        while (await place.hub.ledger.extent("push/lock")).last < before + 3:
+            await asyncio.sleep(0.01)
+        await place.hub.ledger.trim("push/lock", before + 1)
+        assert await listen(3) == [Gap("lock", before, before + 2), 2, 3]
+
+
+async def test_a_queued_command_is_waited_for_as_long_as_it_may_take(place: Place) -> None:
+    async with App(place.url, place.tokens["phone"]) as app:
+        command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=3600)
+        await command.accepted()
+        outbox = app._engine._machine
+        assert isinstance(outbox, Outbox)
+        assert outbox._entries[command.message.key].give_up > app._ledger.clock.now() + 3600 * SECOND
+
+
+async def test_a_command_too_large_for_a_frame_is_refused_before_it_is_sent(place: Place) -> None:
+    async with App(place.url, place.tokens["phone"]) as app:
+        with pytest.raises(TooLarge, match="send it in parts"):
+            await app.post("lock", "lock_control", "x" * 300_000)
 
 
 async def test_an_apps_ids_go_on_after_a_restart(place: Place, tmp_path: Path) -> None:

@@ -210,6 +210,13 @@ def test_what_comes_for_an_unreachable_recipient_is_stored_and_waits() -> None:
     assert only(Transmit, gateway.give(Arrived(message(2))))
 
 
+def test_messages_without_order_that_had_to_wait_are_all_done() -> None:
+    gateway = hub()
+    for n in range(3):
+        gateway.give(Arrived(message(n)))
+    assert len(only(Transmit, gateway.give(Reachable("lock")))) == 3
+
+
 def test_of_what_waits_for_a_recipient_only_the_latest_is_kept_where_only_that_counts() -> None:
     gateway = hub()
     gateway.give(Arrived(ordered(0, Mode.LATEST)))

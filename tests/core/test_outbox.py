@@ -86,6 +86,17 @@ def test_a_receipt_is_remembered_and_starts_patience_anew() -> None:
     assert only(Report, out.wait(2))[0].state is State.UNKNOWN
 
 
+def test_patience_may_begin_at_the_expiry_where_the_recipient_waits_itself() -> None:
+    policy = OutboxPolicy(
+        "hub", RetryPolicy.fixed(3 * SECOND, tries=4), beyond_expiry=True, patience=30 * SECOND
+    )
+    out = sender(policy)
+    out.give(Arrived(message(expires=out.clock.now() + 3600 * SECOND)))
+    out.give(Received(message().key))
+    assert only(Report, out.wait(3600 + 29)) == []
+    assert only(Report, out.wait(2))[0].state is State.UNKNOWN
+
+
 def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
     out = sender()
     out.give(Arrived(message()))

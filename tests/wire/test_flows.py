@@ -366,10 +366,6 @@ async def test_queued_commands_wait_for_their_device_in_order_and_through_a_rest
         assert [(end["seq_id"], end["state"]) for end in ends] == [(seq_id, "done") for seq_id in sent]
 
 
-@pytest.mark.xfail(
-    reason="Inbox._move raises the mark '' for messages without one: all but the first count as late",
-    strict=True,
-)
 @pytest.mark.parametrize("ids", ["counted", "words"])
 async def test_queued_commands_without_order_are_all_done(place: Place, ids: str) -> None:
     async with place.join("phone") as phone:

@@ -181,6 +181,7 @@ async def judge(hub: HubProcess, tokens: dict[str, str], devices: list[Lock], re
         assert remote.accepted <= set(remote.ends), "accepted and lost"
         states = Counter(end["state"] for end in remote.ends.values())
         assert states["done"] > 100, states
+        assert remote.name == "phone" or states["superseded"] == 0
         # Whoever asks again, hears the same.
         async with join(hub.url, tokens[remote.name]) as peer:
             for seq_id, end in dice_sample(remote.ends, 20):

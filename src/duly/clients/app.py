@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
 from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Reply, Report, Transmit
 from duly.core.units import MS, SECOND, seconds
+from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
@@ -32,6 +33,7 @@ from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
 PATIENCE: Final = 60 * SECOND
+CURSORS: Final = "cursors"
 
 
 class Refused(DulyError):
@@ -118,14 +120,15 @@ class App:
         self._commands: dict[bytes, Command] = {}
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
         self._cursors: dict[str, int] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._saving: asyncio.Task[None] | None = None
         self.name = ""
 
     async def __aenter__(self) -> Self:
         self._ledger = await self._open_ledger()
         n, ms = (await self._ledger.marks()).get("ids", (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
-        policy = OutboxPolicy("hub", COMMAND, patience=PATIENCE)
+        self._cursors = {device: int(n) for device, n in (await self._ledger.shelf(CURSORS)).items()}
+        policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
         self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
         self._link = self._open_link()
         try:
@@ -177,11 +180,11 @@ class App:
         id: str | None = None,
         expires: float | None = None,
         queue: bool = False,
-        order: str | None = None,
+        order: str | Literal[False] | None = None,
         latest: bool = False,
     ) -> Command:
         """Send a command without waiting. `expires` in seconds; `queue` keeps it for a device that is
-        away; `order` names the lane, in which with `latest` only the newest counts."""
+        away; `order` names the lane, in which with `latest` only the newest counts; False wants no order."""
         now = self._ledger.clock.now()
         seq_id = id or str(self._ids.next(now))
         frame = Frame(
@@ -191,12 +194,11 @@ class App:
             data=frames.dump(data),
             exp=None if expires is None else (now + seconds(expires)) // MS,
             queue=queue,
-            order=None
-            if order is None and not latest
-            else FrameOrder(order or "", Mode.LATEST if latest else Mode.REPLAY),
+            order=_order(order, latest=latest),
         )
         # What the hub will take it for, so that a mistake is noticed here; the frame itself is the body.
         meant = frames.message_of(frame, self.name)
+        frames.check(frames.encode(frame))
         message = Message(
             self.name,
             seq_id,
@@ -273,7 +275,7 @@ class App:
                 answer = Answer(frame.code, bytes(frame.data), frame.detail or "")
                 self._offer(Answered(key_of(self.name, frame.seq_id), state, answer))
             case "gap" if frame.from_ is not None:
-                pass
+                self._tell(Gap(frame.from_, frame.after or 0, frame.first or 0))
             case _ if frame.from_ is not None and frame.cursor is not None:
                 self._pushed(frame.from_, frame)
 
@@ -297,6 +299,29 @@ class App:
         if cursor <= self._cursors.get(device, 0):
             return
         self._cursors[device] = cursor
+        self._tell(Push(device, frame.type, frames.load(frame.data), cursor))
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save_cursors())
+
+    def _tell(self, news: Push | Gap) -> None:
         if self._pushes.full():
             self._pushes.get_nowait()  # nobody listens: keep the newest
-        self._pushes.put_nowait(Push(device, frame.type, frames.load(frame.data), cursor))
+        self._pushes.put_nowait(news)
+
+    async def _save_cursors(self) -> None:
+        """How far we have heard; a cursor that is not saved costs a repeat, never a push."""
+        try:
+            puts = [Put(CURSORS, device, b"%d" % n) for device, n in self._cursors.items()]
+            await self._ledger.write(*puts)
+        except DulyError:
+            return
+        finally:
+            self._saving = None
+
+
+def _order(lane: str | Literal[False] | None, *, latest: bool) -> FrameOrder | bool | None:
+    if lane is False:
+        return False
+    if lane is None and not latest:
+        return None
+    return FrameOrder(lane or "", Mode.LATEST if latest else Mode.REPLAY)

@@ -304,13 +304,15 @@ class Inbox:
         start: Group = (self.outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now))
 
         def done(results: Results, now: int) -> list[Todo]:
-            if results[0] and results[1]:
+            raised, taken, *_ = results if move.mark else (True, *results)
+            if raised and taken:
                 return [self.outbox.launched(message, 1, move.after, now)]
-            if results[0]:
+            if raised:
                 return self._lost(message, now)
             return self._superseded(message, LATE, now)
 
-        return [Step((_raise(move, start, (late,)),), done)]
+        # Without order there is no mark to be late for.
+        return [Step((_raise(move, start, (late,)),) if move.mark else start, done)]
 
     def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
         writes: Group = (

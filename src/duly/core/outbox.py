@@ -71,6 +71,8 @@ class OutboxPolicy(Struct, frozen=True):
     patience: int = 10 * SECOND
     """from the first transmission, or the receipt, until the outcome is called unknown; `FOREVER` for a
     handler of our own"""
+    beyond_expiry: bool = False
+    """patience begins at the message's expiry, if it has one: the recipient may wait that long itself"""
 
     def __post_init__(self) -> None:
         if not self.channel:
@@ -212,7 +214,7 @@ class Outbox:
         entry = self._entries.get(message.key)
         if entry is None:
             entry = self._entries[message.key] = _Entry(message, attempt, after)
-            entry.give_up = min(FOREVER, now + self.policy.patience)
+            entry.give_up = self._give_up(entry.message, now)
         entry.attempt = attempt
         entry.begun = True
         entry.resting = False
@@ -231,7 +233,7 @@ class Outbox:
         entry = self._entries[message.key] = _Entry(message, delivery.attempt, known.after if known else -1)
         entry.received = item.state is State.DELIVERED
         entry.resting = delivery.state is State.ACCEPTED
-        entry.give_up = min(FOREVER, now + self.policy.patience)
+        entry.give_up = self._give_up(entry.message, now)
         if entry.resting and delivery.due > now:
             self._set_timer(entry, delivery.due)
             return []
@@ -263,7 +265,7 @@ class Outbox:
         if entry is None or entry.received:
             return []
         entry.received = True
-        entry.give_up = min(FOREVER, now + self.policy.patience)
+        entry.give_up = self._give_up(entry.message, now)
         return [Step((Advance(key, State.DELIVERED, now),), _nothing)]
 
     def answered(self, event: Answered, now: int) -> list[Todo]:
@@ -281,8 +283,9 @@ class Outbox:
             settled = isinstance(moved, Moved) and moved.moved
             return [Report(key, state, answer, recipient=event.by)] if settled else []
 
+        stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
         # Nobody here waits for it any more: it may settle an `unknown`, otherwise the first end stands.
-        return [Step((Advance(key, state, now, answer),), done)]
+        return [Step((Advance(key, state, now, stored),), done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
         entry = self._entries.get(key)
@@ -336,6 +339,10 @@ class Outbox:
         entry.timer = min(next_try, entry.give_up, self._expiry(entry))
         if entry.timer < FOREVER:
             heapq.heappush(self._timers, (entry.timer, entry.message.key))
+
+    def _give_up(self, message: Message, now: int) -> int:
+        begins = max(now, message.expires) if self.policy.beyond_expiry else now
+        return min(FOREVER, begins + self.policy.patience)
 
     def _expiry(self, entry: _Entry) -> int:
         """When its expiry ends it: not once the recipient has it, or a handler of ours is at work on it."""

@@ -85,6 +85,8 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     detail: str | None = None
     cursor: int | None = None
+    after: int | None = None
+    first: int | None = None
     token: str | None = None
     cursors: dict[str, int] | None = None
     you: str | None = None

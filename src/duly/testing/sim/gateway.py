@@ -290,9 +290,10 @@ class GatewayApp(Node):
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         minted = self.app._ids.next(self.clock.now())
-        lane = None if order is None else order.key
+        lane = False if order is None else order.key
         latest = order is not None and order.mode is Mode.LATEST
-        order = Order(lane or "", Mode.LATEST if latest else Mode.REPLAY, minted.n)
+        if order is not None:
+            order = Order(order.key, order.mode, minted.n)
         expires = self.clock.now() + lasts if lasts else 0
         message = Message(self.name, str(minted), kind, recipient, WANTED, expires=expires, order=order)
         self.world.log.submitted(self, message, minted)
