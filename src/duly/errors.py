@@ -12,6 +12,7 @@ is stored or half done. Catch the branch you can act on.
     │   ├── FromTheFuture     its clock is ahead by more than we allow
     │   ├── Expired           its own deadline has passed
     │   ├── NotAuthenticated  we do not know who is speaking
+    │   │   └── TooManyLogins too many tokens were wrong: wait
     │   └── NotAllowed        we know, and he may not
     ├── OutcomeError          it was accepted, and this is how it ended
     │   ├── Failed            the handler failed, and that is its stored outcome
@@ -99,6 +100,13 @@ class NotAuthenticated(SenderError):
     """We do not know who is speaking: show a token that is valid."""
 
     word = "not_authenticated"
+
+
+class TooManyLogins(NotAuthenticated):
+    """Too many tokens were wrong: wait before the next try."""
+
+    retry = True
+    word = "too_many_logins"
 
 
 class NotAllowed(SenderError):

@@ -25,7 +25,15 @@ from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, Session
 from duly.auth import Accounts, LoginGuard, Principal, Role
 from duly.core.units import SECOND, seconds
-from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, NotAuthenticated, ProgramError
+from duly.errors import (
+    DulyError,
+    LedgerError,
+    Malformed,
+    NotAllowed,
+    NotAuthenticated,
+    ProgramError,
+    TooManyLogins,
+)
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.settings import Settings
@@ -253,9 +261,7 @@ class Hub:
         now = self.ledger.clock.now()
         wait = self._guard.blocked(address, now)
         if wait is not None:
-            raise NotAuthenticated(
-                f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s"
-            )
+            raise TooManyLogins(f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s")
         self._guard.failed(address, now)
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 

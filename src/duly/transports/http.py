@@ -20,7 +20,16 @@ from duly.core.units import MS
 from duly.core.writes import Delivery
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
-from duly.errors import DulyError, Malformed, NotAllowed, NotAuthenticated, Overloaded, SenderError, Stopped
+from duly.errors import (
+    DulyError,
+    Malformed,
+    NotAllowed,
+    NotAuthenticated,
+    Overloaded,
+    SenderError,
+    Stopped,
+    TooManyLogins,
+)
 from duly.ledger import Ledger, Record
 
 BATCH_LIMIT: Final = 1_000
@@ -282,6 +291,8 @@ def _error(status: int, word: str, detail: str) -> web.Response:
 
 def problem(trouble: DulyError) -> web.Response:
     match trouble:
+        case TooManyLogins():
+            status = 429
         case NotAuthenticated():
             status = 401
         case NotAllowed():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -290,7 +290,7 @@ class GatewayApp(Node):
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         minted = self.app._ids.next(self.clock.now())
-        lane = False if order is None else order.key
+        lane: str | Literal[False] = False if order is None else order.key
         latest = order is not None and order.mode is Mode.LATEST
         if order is not None:
             order = Order(order.key, order.mode, minted.n)
