@@ -59,7 +59,7 @@ async def connected(url: str, waiting: list[Pair]) -> AsyncIterator[None]:
 
 
 async def run(quick: bool) -> Report:
-    count, turns, seconds = (1_000, 3, 1.0) if quick else (10_000, 7, 2.0)
+    count, turns, seconds = (1_000, 3, 1.0) if quick else (10_000, 5, 1.5)
     allow_many_files()
     with folder() as place:
         talking, waiting = await accounts(place / "crowded", 1, count)

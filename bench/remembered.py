@@ -48,7 +48,7 @@ async def remembering(place: Path, size: int) -> list[Pair]:
 
 
 async def run(quick: bool) -> Report:
-    sizes, turns, seconds = (QUICK, 5, 1.0) if quick else (SIZES, 9, 2.0)
+    sizes, turns, seconds = (QUICK, 5, 1.0) if quick else (SIZES, 7, 1.5)
     with folder() as place, contextlib.ExitStack() as running:
 
         def measured(url: str, talking: list[Pair]) -> Contender:

@@ -114,9 +114,11 @@ class Hub:
     async def _listen(self) -> None:
         settings = self.settings
         app = web.Application(client_max_size=http.BODY_LIMIT)
+        sockets = websocket.WebSockets(self)
+        app.on_shutdown.append(sockets.close)
         app.add_routes(
             [
-                web.get("/v1/ws", websocket.handler(self)),
+                web.get("/v1/ws", sockets.serve),
                 *http.routes(self),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", self._admin),

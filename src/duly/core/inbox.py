@@ -248,12 +248,12 @@ class Inbox:
                 then: Group = (self.outbox.book(message),)
             case Supersede(reason=reason):
                 then = (_supersede(message, reason, now),)
-            case Release() if move.mark:
-                launch: Group = (self.outbox.launch(message, now), Advance(message.key, State.SENT, now))
-                then = (_raise(move, launch, (_supersede(message, LATE, now),)),)
             case Release():
-                then = (self.outbox.launch(message, now),)
+                # Sent is what it will be, unless its mark says that it is late.
                 state = State.SENT
+                then = (self.outbox.launch(message, now),)
+                if move.mark:
+                    then = (_raise(move, then, (_supersede(message, LATE, now),)),)
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results[0]

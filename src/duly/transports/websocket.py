@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -131,16 +130,23 @@ def _text_header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
-def handler(server: Server) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """The request handler for `/v1/ws`."""
+class WebSockets:
+    """The connections at `/v1/ws`."""
 
-    async def serve(request: web.Request) -> web.StreamResponse:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._sessions: set[WebSocketSession] = set()
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The request handler."""
+        server = self._server
         socket = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False)
         try:
             await socket.prepare(request)
         except ConnectionError:
             return web.Response()  # to nobody: they have hung up already
         session = WebSocketSession(socket, request.transport)
+        self._sessions.add(session)
         who: Principal | None = None
         try:
             who, cursors = await _introduction(server, request, socket, session)
@@ -154,12 +160,16 @@ def handler(server: Server) -> Callable[[web.Request], Awaitable[web.StreamRespo
                             _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)
                         )
         finally:
+            self._sessions.discard(session)
             if who is not None:
                 await server.disconnected(session, who)
             await session.finish()
         return socket
 
-    return serve
+    async def close(self, _: web.Application) -> None:
+        """Hang up on everybody: they need not wait for us to vanish to look elsewhere."""
+        for session in self._sessions:
+            session.close("the hub is stopping; come back soon")
 
 
 async def _introduction(
