@@ -42,7 +42,7 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/duly sim --seeds $(SEEDS)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 bench: $(VENV)/.bench servers ## measure, beside what people use instead
 	$(BIN)/python -m bench $(BENCH)
