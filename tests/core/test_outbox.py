@@ -10,7 +10,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
 from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Failed, Received, Reply, Report, Transmit
+from duly.core.steps import Answered, Arrived, Failed, Reachable, Received, Reply, Report, Transmit
 from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
 from duly.ledgers.memory import Disk
@@ -145,6 +145,17 @@ def test_a_restart_goes_on_with_what_had_not_ended() -> None:
     second = sender(disk=first.ledger.disk, clock=first.clock, worker="me again")
     assert [t.message for t in only(Transmit, second.effects)] == [message(0)]
     assert only(Transmit, second.effects)[0].attempt == 2
+
+
+def test_after_a_restart_or_a_reconnect_it_is_repeated_as_patiently_as_at_first() -> None:
+    first = sender()
+    first.give(Arrived(message()))
+    first.wait(20)
+    assert only(Transmit, first.give(Reachable(""))) == [Transmit(message(), 4)]
+    assert [t.attempt for t in only(Transmit, first.wait(9.5))] == [5, 6, 7]
+    second = sender(disk=first.ledger.disk, clock=first.clock, worker="me again")
+    assert [t.attempt for t in only(Transmit, second.effects)] == [8]
+    assert [t.attempt for t in only(Transmit, second.wait(20))] == [9, 10, 11]
 
 
 def test_setting_the_clock_back_does_not_stretch_patience() -> None:

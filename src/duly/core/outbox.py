@@ -82,7 +82,7 @@ class OutboxPolicy(Struct, frozen=True):
 
 
 class _Entry:
-    __slots__ = ("after", "attempt", "begun", "give_up", "message", "received", "resting", "timer")
+    __slots__ = ("after", "attempt", "begun", "give_up", "message", "received", "resting", "timer", "tries")
 
     def __init__(self, message: Message, attempt: int, after: int) -> None:
         self.message = message
@@ -95,6 +95,9 @@ class _Entry:
         """given back after a `Failed`, waiting for its next try"""
         self.give_up = FOREVER
         self.timer = FOREVER
+        self.tries = 0
+        """transmissions since we started, or since the recipient came back: what `resend` counts. The number
+        of the attempt goes on over restarts, and only fences"""
 
 
 def _always(_: Message) -> bool:
@@ -218,7 +221,8 @@ class Outbox:
         entry.attempt = attempt
         entry.begun = True
         entry.resting = False
-        self._set_timer(entry, self._next_try(message, attempt, now))
+        entry.tries += 1
+        self._set_timer(entry, self._next_try(message, entry.tries, now))
         return Transmit(message, attempt, entry.after)
 
     def _resume(self, item: Open, known: _Entry | None, now: int) -> list[Todo]:
@@ -239,7 +243,7 @@ class Outbox:
             return []
         # An attempt of ours that we know nothing of was committed but never begun.
         if entry.resting or ours or self._repeatable(message):
-            return self._try_again(entry, now, resumed=True)
+            return self._try_again(entry, now)
         return self._end(entry, State.UNKNOWN, CRASHED, delivery.attempt, now)
 
     def state(self, key: bytes) -> State | None:
@@ -251,14 +255,16 @@ class Outbox:
 
     def reached(self, recipient: str, now: int) -> list[Todo]:
         """A recipient is back (or, with no name, whoever carries everything): what was not answered is
-        repeated at once, in order."""
+        repeated at once, in order, and as patiently as at first."""
         if self.policy.resend is None:
             return []
-        return [
-            Transmit(entry.message, entry.attempt, entry.after)
-            for entry in self._entries.values()
-            if entry.begun and recipient in ("", entry.message.recipient)
-        ]
+        again: list[Todo] = []
+        for entry in self._entries.values():
+            if entry.begun and recipient in ("", entry.message.recipient):
+                entry.tries = 1
+                self._set_timer(entry, self._next_try(entry.message, 1, now))
+                again.append(Transmit(entry.message, entry.attempt, entry.after))
+        return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
         entry = self._entries.get(key)
@@ -356,9 +362,9 @@ class Outbox:
         delay = self.policy.resend.delay(attempt, message.key)
         return FOREVER if delay is None else now + delay
 
-    def _try_again(self, entry: _Entry, now: int, *, resumed: bool = False) -> list[Todo]:
+    def _try_again(self, entry: _Entry, now: int) -> list[Todo]:
         attempt = entry.attempt
-        if not entry.resting and not resumed and self._gives_no_more(entry):
+        if not entry.resting and self._gives_no_more(entry):
             self._set_timer(entry, FOREVER)
             return []
 
@@ -374,7 +380,7 @@ class Outbox:
 
     def _gives_no_more(self, entry: _Entry) -> bool:
         resend = self.policy.resend
-        return resend is not None and entry.attempt > 0 and resend.delay(entry.attempt, b"") is None
+        return resend is not None and entry.tries > 0 and resend.delay(entry.tries, b"") is None
 
     def _end(
         self,
