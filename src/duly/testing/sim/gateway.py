@@ -281,9 +281,10 @@ class _SimApp(App):
 
 class GatewayApp(Node):
     async def begin(self) -> None:
-        self.app = _SimApp(self)
-        await self.app.__aenter__()
-        self.engine = self.app._engine
+        self.app = app = _SimApp(self)
+        await app.__aenter__()
+        if self.app is app:
+            self.engine = app._engine
 
     def die(self) -> None:
         _die(self.app)
@@ -328,7 +329,8 @@ class GatewayDevice(Node):
         device.on(LOCK, effect="at_most_once")(self._handle)
         device.on(LAMP, effect="at_least_once")(self._handle)
         await device.__aenter__()
-        self.engine = device._engine
+        if self.device is device:
+            self.engine = device._engine
 
     def die(self) -> None:
         _die(self.device)

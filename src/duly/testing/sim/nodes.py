@@ -65,6 +65,7 @@ class Node:
 
     async def start(self) -> None:
         self.incarnation += 1
+        mine = self.incarnation
         self.alive = True
         world = self.world
         self.ledger = SimLedger(
@@ -74,8 +75,9 @@ class Node:
         )  # fmt: skip
         world.log.note(self.name, "starts")
         await self.begin()
-        self.ready = True
-        self.spawn(self._prune())
+        if self.alive and self.incarnation == mine:  # it may have died, and another begun, meanwhile
+            self.ready = True
+            self.spawn(self._prune())
 
     async def begin(self) -> None:
         """What the process does, on its ledger."""
