@@ -277,6 +277,9 @@ class Hub:
         with contextlib.suppress(DulyError):
             await self.gateway.disconnected(session, who)
 
+    def trail(self, key: bytes) -> list[Any]:
+        return self.gateway.trail(key)
+
     def state(self) -> dict[str, Any]:
         problem = self.gateway.engine.down
         return {

@@ -13,6 +13,7 @@ HTTP request that waits, an MQTT node.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Any, Final, Protocol
 
@@ -43,6 +44,8 @@ download of ten thousand pushes nothing else out of anything."""
 PUSHES_KEPT: Final = 10_000
 """Per device: what an app that was away can catch up on."""
 TRIM_EVERY: Final = 1_000
+TRAILS_KEPT: Final = 5_000
+HOPS_KEPT: Final = 50
 
 
 class Session(Hashable, Protocol):
@@ -53,6 +56,14 @@ class Session(Hashable, Protocol):
         ...
 
     def close(self, reason: str) -> None: ...
+
+
+class Hop(Struct, frozen=True, gc=False):
+    """Something that happened to a command, when (ms), and in which attempt."""
+
+    time: int
+    what: str
+    attempt: int = 0
 
 
 class GatewayPolicy(Struct, frozen=True):
@@ -84,6 +95,7 @@ class Gateway:
         self._behind: set[tuple[Session, str]] = set()
         """who is just being told what they missed"""
         self._watchers: list[Session] = []
+        self._trails: OrderedDict[bytes, list[Hop]] = OrderedDict()
 
     async def start(self) -> None:
         await self.engine.start()
@@ -281,12 +293,14 @@ class Gateway:
             case Transmit(message, attempt, after):
                 device = self._devices.get(message.recipient)
                 if device is not None:
+                    self._note_hop(message.key, "sent", attempt)
                     device.push(frames.command(message, after))
                     if watched:
                         self._watch(
                             "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
                         )
             case Reply(origin, message, verdict):
+                self._note_hop(message.key, verdict.named)
                 if watched:
                     self._watch(
                         "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
@@ -297,6 +311,7 @@ class Gateway:
                     _push_to([origin], frames.encode(ended))
             case Report(key, state, answer, origins, recipient):
                 scope, id_ = names_in(key)
+                self._note_hop(key, state.word)
                 if watched:
                     self._watch(
                         "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient
@@ -306,6 +321,19 @@ class Gateway:
                 for session in self._apps.get(scope, ()):
                     if session not in origins:
                         session.push(frame)
+
+    def _note_hop(self, key: bytes, what: str, attempt: int = 0) -> None:
+        trail = self._trails.get(key)
+        if trail is None:
+            trail = self._trails[key] = []
+            if len(self._trails) > TRAILS_KEPT:
+                self._trails.popitem(last=False)
+        if len(trail) < HOPS_KEPT:
+            trail.append(Hop(self._ledger.clock.now() // MS, what, attempt))
+
+    def trail(self, key: bytes) -> list[Hop]:
+        """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
+        return self._trails.get(key, [])
 
     def _watch(self, what: str, **more: object) -> None:
         if self._watchers:

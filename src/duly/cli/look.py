@@ -296,6 +296,9 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
         known = (record.get("ack") or {}).get("detail")  # said below, with the end
         reason = f", {one['error']}" if one["error"] not in ("", known) else ""
         lines.append(f"{'':12}  {'':9}  to {one['recipient']} ({one['channel']}): {times}{reason}")
+    for hop in record.get("hops", []):
+        since = f"+{took(hop['time'] - accepted)}"
+        lines.append(f"{clock(hop['time'])}  {since:>9}  {_hop(hop, record)}")
     if record["state"] == "accepted":
         until = f" until {clock(record['exp'])}" if "exp" in record else ""
         lines.append(f"{'':12}  {'':9}  waiting for its turn or its device{until}")
@@ -306,6 +309,18 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
             f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}"
         )
     return lines
+
+
+def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
+    match hop["what"]:
+        case "sent":
+            return f"sent to {record['to']}, attempt {hop['attempt']}"
+        case "fresh":
+            return f"told {record['scope']}: accepted"
+        case "duplicate":
+            return f"{record['scope']} asked again, and was told how far it is"
+        case what:
+            return f"told {record['scope']}: {what}"
 
 
 def _show_refusals(refusals: list[dict[str, Any]]) -> None:

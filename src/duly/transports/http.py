@@ -50,6 +50,9 @@ class Server(Protocol):
         ...
 
     def state(self) -> dict[str, Any]: ...
+    def trail(self, key: bytes) -> list[Any]:
+        """When what happened to a message here, if it is still remembered."""
+        ...
 
 
 class Waiter:
@@ -153,7 +156,8 @@ class _Http:
                 404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
             )
         deliveries = await self._server.ledger.deliveries(key)
-        return _json(show(record) | {"deliveries": [show_delivery(one) for one in deliveries]})
+        shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+        return _json(shown | {"hops": self._server.trail(key)})
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         limit = _number(request.query.get("limit"), 100, 1_000)
