@@ -29,10 +29,11 @@ from msgspec import Raw, Struct
 
 from duly.core.messages import NAME_LIMIT, TIME_LIMIT
 from duly.core.units import SECOND
+from duly.dialects import limits
+from duly.dialects.limits import check_depth
 from duly.errors import Malformed, TooLarge
 
-SIZE_LIMIT: Final = 256 * 1024
-DEPTH_LIMIT: Final = 32
+SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
 
 
@@ -75,7 +76,7 @@ class Content(Struct, frozen=True):
         if not self.data:
             return None
         try:
-            _check_depth(self.data)
+            check_depth(self.data, "a value")
             return msgspec.json.decode(self.data)
         except (msgspec.DecodeError, RecursionError, ValueError):
             pass
@@ -202,7 +203,6 @@ _read_any: Final = msgspec.json.Decoder().decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
 _NULL: Final = Raw(b"null")
-_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MIXED: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -371,7 +371,7 @@ def _written(data: bytes, form: Form) -> Raw:
         # A string or null would read as something else than these bytes: they are written as text.
         if spelled[:1] not in (b'"', b"n", b""):
             try:
-                _check_depth(spelled)
+                check_depth(spelled, "a value")
                 _read_any(spelled)
                 return Raw(spelled)
             except (msgspec.DecodeError, RecursionError, ValueError):
@@ -429,33 +429,11 @@ def check_prefix(prefix: str) -> str:
 
 
 def _wire(text: bytes) -> _Wire:
-    if len(text) > SIZE_LIMIT:
-        raise TooLarge(f"a message of {len(text)} bytes; the limit is {SIZE_LIMIT}, send it in parts")
-    try:
-        text.decode()
-    except UnicodeDecodeError as problem:
-        raise Malformed(f"a message must be UTF-8; byte {problem.start} is not") from None
-    _check_depth(text)
+    limits.check(text, "a message")
     try:
         return _read(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
         raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
-
-
-def _check_depth(text: bytes) -> None:
-    if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
-        return
-    depth = 0
-    for found in _BRACKETS.finditer(text):
-        match found[0]:
-            case b"{" | b"[":
-                depth += 1
-                if depth > DEPTH_LIMIT:
-                    raise Malformed(f"nested deeper than {DEPTH_LIMIT} levels")
-            case b"}" | b"]":
-                depth -= 1
-            case _:
-                pass
 
 
 def _id(w: _Wire) -> tuple[str, bool]:

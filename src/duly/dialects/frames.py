@@ -8,7 +8,6 @@ types do not.
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import Any, Final
 
@@ -19,10 +18,10 @@ from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.units import MS
-from duly.errors import Malformed, TooLarge
+from duly.dialects import limits
+from duly.errors import Malformed
 
-FRAME_LIMIT: Final = 256 * 1024
-DEPTH_LIMIT: Final = 32
+FRAME_LIMIT: Final = limits.SIZE_LIMIT
 
 COMMANDS: Final = frozenset(
     {
@@ -96,7 +95,6 @@ class Frame(Struct, frozen=True, omit_defaults=True):
 _decode: Final = msgspec.json.Decoder(Frame).decode
 _decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
-_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def decode(text: bytes | str) -> Frame:
@@ -127,30 +125,9 @@ def decode_batch(text: bytes) -> list[bytes] | None:
         raise Malformed(f"not an array of frames: {_mild(problem)}") from None
 
 
-def check(text: bytes, limit: int = FRAME_LIMIT) -> None:
+def check(text: bytes) -> None:
     """Refuse what is too large, too deep or not UTF-8, before anything is read out of it."""
-    if len(text) > limit:
-        raise TooLarge(f"a frame of {len(text)} bytes; the limit is {limit}, send it in parts")
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError as problem:
-            raise Malformed(f"a frame must be UTF-8; byte {problem.start} is not") from None
-    # Most frames have fewer brackets than the limit, and then cannot be deeper than it.
-    if text.count(b"{") + text.count(b"[") > DEPTH_LIMIT and _depth(text) > DEPTH_LIMIT:
-        raise Malformed(f"a frame nested deeper than {DEPTH_LIMIT} levels")
-
-
-def _depth(text: bytes) -> int:
-    depth = deepest = 0
-    for token in _BRACKETS.finditer(text):
-        match token[0][:1]:
-            case b"{" | b"[":
-                depth += 1
-                deepest = max(deepest, depth)
-            case b"}" | b"]":
-                depth -= 1
-    return deepest
+    limits.check(text, "a frame")
 
 
 def _mild(problem: Exception) -> str:

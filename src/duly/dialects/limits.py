@@ -1,0 +1,42 @@
+"""What every dialect refuses before it reads anything out of a text: too large, too deep, not UTF-8."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from duly.errors import Malformed, TooLarge
+
+SIZE_LIMIT: Final = 256 * 1024
+DEPTH_LIMIT: Final = 32
+
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def check(text: bytes, what: str) -> None:
+    """Refuse a text of this kind (`what`: "a frame") that nobody should have to read."""
+    if len(text) > SIZE_LIMIT:
+        raise TooLarge(f"{what} of {len(text)} bytes; the limit is {SIZE_LIMIT}, send it in parts")
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as problem:
+            raise Malformed(f"{what} must be UTF-8; byte {problem.start} is not") from None
+    check_depth(text, what)
+
+
+def check_depth(text: bytes, what: str) -> None:
+    # Most texts have fewer brackets than the limit, and then cannot be deeper than it.
+    if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
+        return
+    depth = 0
+    for token in _BRACKETS.finditer(text):
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+                if depth > DEPTH_LIMIT:
+                    raise Malformed(f"{what} nested deeper than {DEPTH_LIMIT} levels")
+            case b"}" | b"]":
+                depth -= 1
+            case _:
+                pass
