@@ -21,10 +21,6 @@ GROUP_LIMIT: Final = 4_096
 """Most groups in one flush, so that a flood does not delay its own first answer."""
 
 
-CROWD: Final = 32
-"""From so many callers on, two flushes that overlap with answering beat one."""
-
-
 class Batch:
     """What one caller handed over, and what came of it: `results`, or an `error`."""
 
@@ -79,20 +75,14 @@ class Gather:
             # At the end of this turn of the loop, so that everyone ready now is in it.
             self._scheduled = True
             self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._begin)
+            asyncio.get_running_loop().call_soon(self._flush)
         return batch.future
-
-    def _begin(self) -> None:
-        """The first flush after a rest. Of a crowd it takes half: from then on one half is being flushed
-        while the other is being answered, instead of everybody waiting for everybody."""
-        crowd = len(self._waiting)
-        self._flush(crowd // 2 if crowd >= CROWD else crowd)
 
     def flushed(self, batches: list[Batch]) -> None:
         """A flush is through."""
         self._under_way = False
         if self._waiting:
-            self._flush(len(self._waiting))
+            self._flush()
         else:
             self._idle.set()
         for batch in batches:
@@ -105,9 +95,9 @@ class Gather:
             else:
                 batch.future.set_exception(batch.error)
 
-    def _flush(self, most: int) -> None:
+    def _flush(self) -> None:
         self._scheduled = False
-        cut = min(self._cut(), most)
+        cut = self._cut()
         batches, self._waiting = self._waiting[:cut], self._waiting[cut:]
         self._under_way = True
         self._start(batches)
