@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from duly.auth import Role
 from tests import servers
+from tests.places import Place
 
 Server = TypeVar("Server", bound=servers.MqttServer)
 
@@ -37,3 +40,15 @@ def _running(server: Server) -> Iterator[Server]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub")
+    await it.start()
+    await it.add(Role.APP, "phone", "tablet")
+    await it.add(Role.DEVICE, "lock", "lamp")
+    for device in ("lock", "lamp"):
+        await it.hub.accounts.grant("phone", device)
+    yield it
+    await it.stop()

@@ -9,9 +9,7 @@ from duly.apps import gateway
 from duly.clients.app import App
 from duly.clients.device import Command, Device
 from duly.core.messages import key_of
-from tests.clients.conftest import Place, place  # noqa: F401 - the fixture is used by name
-
-# ruff: noqa: F811
+from tests.places import Place
 
 
 async def test_every_hop_of_a_command_is_kept_with_its_time_and_attempt(place: Place) -> None:

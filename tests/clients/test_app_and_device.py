@@ -13,7 +13,7 @@ from duly.clients.device import Command, Device, DeviceError
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.errors import NotAuthenticated, TooLarge
-from tests.clients.conftest import Place
+from tests.places import Place
 
 
 def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:

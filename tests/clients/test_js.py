@@ -18,7 +18,7 @@ from aiohttp import web
 from duly.auth import Role
 from duly.clients.device import Command, Device, DeviceError
 from tests import servers
-from tests.clients.conftest import Place
+from tests.places import Place
 
 try:
     from playwright.async_api import async_playwright

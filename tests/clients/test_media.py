@@ -12,7 +12,7 @@ from duly.clients import media
 from duly.clients.app import App
 from duly.clients.device import Device
 from duly.clients.media import MediaError
-from tests.clients.conftest import Place
+from tests.places import Place
 
 
 @pytest.fixture

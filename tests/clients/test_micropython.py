@@ -20,7 +20,7 @@ from duly.clients.app import Ack, App
 from duly.hub import Hub
 from duly.settings import Settings
 from tests import servers
-from tests.clients.conftest import Place
+from tests.places import Place
 
 DEVICE = """
 import asyncio, json, sys

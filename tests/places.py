@@ -1,9 +1,8 @@
+"""A hub for tests to use, with people and things in it."""
+
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-import pytest
 
 from duly.auth import Role
 from duly.hub import Hub
@@ -33,15 +32,3 @@ class Place:
     @property
     def url(self) -> str:
         return self.hub.url
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub")
-    await it.start()
-    await it.add(Role.APP, "phone", "tablet")
-    await it.add(Role.DEVICE, "lock", "lamp")
-    for device in ("lock", "lamp"):
-        await it.hub.accounts.grant("phone", device)
-    yield it
-    await it.stop()
