@@ -27,6 +27,7 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
+from duly.journal import Journal
 from duly.transport import ConnectionLost
 
 HUB: Final = "hub"
@@ -75,8 +76,11 @@ class MqttDevice:
 class MqttDevices:
     """All of them, over one link."""
 
-    def __init__(self, gateway: Gateway, accounts: Accounts, *, prefix: str = fd.PREFIX) -> None:
+    def __init__(
+        self, gateway: Gateway, accounts: Accounts, journal: Journal, *, prefix: str = fd.PREFIX
+    ) -> None:
         self._gateway = gateway
+        self._journal = journal
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
@@ -97,7 +101,7 @@ class MqttDevices:
             else:
                 await self._answer(kind, payload, ack)
         except SenderError as problem:
-            await self._gateway.note("mqtt", topic, problem.word, str(problem))
+            await self._journal.refuse("mqtt", topic, problem.word, str(problem))
             ack()
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ his outbox knows whether that is still wanted. A transport remembers nothing acr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
 
 from duly.errors import DulyError, Fault
@@ -34,6 +34,16 @@ class ConnectionRefused(DulyError):
 
     fault = Fault.OPERATOR
     word = "connection_refused"
+
+
+class Session(Hashable, Protocol):
+    """Somebody connected: anything that frames can be pushed to."""
+
+    def push(self, frame: bytes) -> None:
+        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
+        ...
+
+    def close(self, reason: str) -> None: ...
 
 
 class Link(Protocol):
