@@ -34,7 +34,7 @@ from duly.errors import (
     ProgramError,
     Stopped,
 )
-from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Standing, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.sqlite_verbs import Verbs
@@ -187,6 +187,20 @@ class SqliteLedger(Ledger):
     async def cursor(self, stream: str, reader: str) -> int:
         found = await self._read("cursor", stream, reader)
         return int(found[0][0]) if found else 0
+
+    async def cursors(self, stream: str) -> dict[str, int]:
+        return dict(await self._read("cursors", stream))
+
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
+        statement, db = sql.queries("sqlite")["standing"], self._db
+        if db is None:
+            raise Stopped("this ledger is closed")
+
+        def run() -> list[Standing]:
+            with _translated(self.path):
+                return [Standing(*row) for place in places for row in db.execute(statement, place)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return {mark: (n, ms) for mark, n, ms in await self._read("marks")}

@@ -80,6 +80,14 @@ ON CONFLICT (stream) DO UPDATE SET last = last + 1 RETURNING last;
 -- name: append
 INSERT INTO entries (stream, n, body, at, key) VALUES (?, ?, ?, ?, ?);
 
+-- name: number
+-- A message that was admitted in this transaction is done: its answer is the number of its entry.
+UPDATE messages SET state = 10, answer = ?, moved_at = ? WHERE key = ? AND state < 10;
+
+-- name: rewrite
+-- What was erased stays so.
+UPDATE entries SET body = ? WHERE stream = ? AND n = ? AND body <> x'';
+
 -- name: entries
 SELECT n, body, at, key FROM entries WHERE stream = ? AND n > ? ORDER BY n LIMIT ?;
 
@@ -97,6 +105,13 @@ ON CONFLICT (stream, reader) DO UPDATE SET n = max(n, excluded.n) RETURNING n;
 
 -- name: cursor
 SELECT n FROM cursors WHERE stream = ? AND reader = ?;
+
+-- name: cursors
+SELECT reader, n FROM cursors WHERE stream = ?;
+
+-- name: standing
+SELECT coalesce((SELECT last FROM streams WHERE stream = ?1), 0),
+       (SELECT n FROM cursors WHERE stream = ?1 AND reader = ?2);
 
 -- name: raise
 -- A higher number, or a later time from a sender that counts anew; see duly.core.writes.is_later.
