@@ -258,7 +258,7 @@ class PostgresLedger(Ledger):
         return int(found[0][0]) if found else 0
 
     async def cursors(self, stream: str) -> dict[str, int]:
-        return {reader: n for reader, n in await self._read("cursors", stream)}
+        return dict(await self._read("cursors", stream))
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
         if not places:
