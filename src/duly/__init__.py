@@ -43,10 +43,12 @@ from duly.once import once
 
 if TYPE_CHECKING:
     from duly.clients.app import App, Refused
+    from duly.clients.chat import Chat
     from duly.clients.device import Device, DeviceError
 
 _LATER = {
     "App": "duly.clients.app",
+    "Chat": "duly.clients.chat",
     "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
     "DeviceError": "duly.clients.device",
@@ -63,6 +65,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Answer",
     "App",
+    "Chat",
     "Conflict",
     "Device",
     "DeviceError",

@@ -48,12 +48,14 @@ class Seat:
 class Place:
     """A connection's place in one conversation."""
 
-    __slots__ = ("acked", "attempt", "busy", "conv", "due", "head", "over", "seat", "told")
+    __slots__ = ("acked", "attempt", "busy", "conv", "due", "head", "noted", "over", "seat", "told")
 
-    def __init__(self, seat: Seat, conv: str, told: int, head: int) -> None:
+    def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
         self.seat = seat
         self.conv = conv
         self.told = self.acked = told
+        self.noted = noted
+        """how far the ledger knows they have come; less, if they said so only when they came"""
         self.head = head
         """the last line there is, as far as we know"""
         self.attempt = 1
@@ -112,7 +114,8 @@ class Audience:
             if cursors is not None and conv in cursors:
                 told = cursors[conv]
             if conv not in seat.places:
-                self._sit(seat, conv, min(max(told, begins.cursor or 0, 0), own.last), own.last)
+                told = min(max(told, begins.cursor or 0, 0), own.last)
+                self._sit(seat, conv, told, own.last, here or 0)
 
     def begin(self, seat: Seat) -> None:
         """They have been greeted: tell them what they missed."""
@@ -150,16 +153,16 @@ class Audience:
             if seat.loading:
                 seat.missed.add(conv)
             elif conv not in seat.places:
-                self._sit(seat, conv, told, told)
+                self._sit(seat, conv, told, told, 0)
 
     def part(self, name: str, conv: str) -> None:
         """Somebody is not in this conversation any more."""
         for seat in self.seats(name):
             self._stand_up(seat, conv)
 
-    def _sit(self, seat: Seat, conv: str, told: int, head: int) -> None:
+    def _sit(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
         if seat.session in self._seats:
-            place = seat.places[conv] = Place(seat, conv, told, head)
+            place = seat.places[conv] = Place(seat, conv, told, head, noted)
             self._present.setdefault(conv, {})[seat] = place
 
     def _stand_up(self, seat: Seat, conv: str) -> None:
@@ -281,12 +284,14 @@ class Audience:
         if n > place.acked:
             place.acked = n
             place.attempt = 1
+            if place.told < place.head:
+                self._go_on(place)
+        if n > place.noted:
+            place.noted = n
             name, device = seat.who.name, seat.who.device
             self.move(conv, name, n)
             if device:
                 self.move(conv, f"{name}/{device}", n)
-            if place.told < place.head:
-                self._go_on(place)
         return True
 
     def move(self, conv: str, reader: str, n: int) -> None:
