@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
@@ -106,6 +106,11 @@ class Receipts(Struct, frozen=True):
     read_by: list[str] = []
 
 
+class _Page(Struct, frozen=True):
+    lines: list[Frame]
+
+
+T = TypeVar("T")
 News: TypeAlias = Line | Receipt | Typing | Presence
 
 
@@ -287,26 +292,26 @@ class Chat:
     async def history(self, conv: str, *, before: int | None = None, limit: int = 50) -> list[Line]:
         """Lines before a number (or the newest), oldest first."""
         wanted = {"conv": conv, "limit": limit} | ({} if before is None else {"before": before})
-        page = await self._ask("history", wanted)
-        return [_line(msgspec.convert(line, Frame)) for line in page["lines"]]
+        return [_line(frame) for frame in (await self._ask("history", wanted, _Page)).lines]
 
     async def receipts(self, conv: str, n: int) -> Receipts:
         """How far a line has come: delivered to k of n, read by m of n."""
-        return msgspec.convert(await self._ask("receipts", {"conv": conv, "n": n}), Receipts)
+        return await self._ask("receipts", {"conv": conv, "n": n}, Receipts)
 
     async def conversations(self) -> list[dict[str, Any]]:
         """Where you can talk: `conv`, `last`, `delivered`, `read`, `with` somebody or a group's `name`."""
-        return list((await self._ask("conversations", {}))["conversations"])
+        found = await self._ask("conversations", {}, dict[str, list[dict[str, Any]]])
+        return found["conversations"]
 
     async def group(self, group: str) -> dict[str, Any]:
         """Its `name` and `members`, with their roles."""
-        return dict(await self._ask("group_info", {"group": group}))
+        return await self._ask("group_info", {"group": group}, dict[str, Any])
 
     async def friends(self) -> dict[str, list[str]]:
         """`friends`, those who are `asking` to be, and those you have `blocked`."""
-        return dict(await self._ask("friends", {}))
+        return await self._ask("friends", {}, dict[str, list[str]])
 
-    async def _ask(self, kind: str, data: object) -> Any:
+    async def _ask(self, kind: str, data: object, as_: type[T]) -> T:
         """A question needs no outbox: it is asked again on the next connection."""
         self._questions += 1
         seq_id = f"q{self._questions}"
@@ -320,7 +325,7 @@ class Chat:
             del self._asked[seq_id]
         if said.code != ServerCode.ACCEPTED:
             raise Refused(said.code or 0, said.error or "", said.detail or "")
-        return frames.load(said.data)
+        return msgspec.json.decode(said.data, type=as_)
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
