@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -276,8 +276,8 @@ class Hub:
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         await self._reception.connected(session, who, cursors)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        return await self._reception.receive(session, who, raw)
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
+        return self._reception.receive(session, who, raw)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
