@@ -17,11 +17,11 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 
-from duly.broker import Broker, BrokerError, BrokerUser, subject_of
+from duly.broker import Broker, BrokerUser, subject_of
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import Malformed
-from duly.transport import Ack, ConnectionRefused
+from duly.errors import BrokerError, ConnectionRefused, Malformed
+from duly.transport import Ack
 from duly.transports.mqtt import MqttLink
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)

@@ -41,7 +41,7 @@ from msgspec import Struct
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import DulyError, Fault, Malformed
+from duly.errors import BrokerError, Malformed
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -91,13 +91,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 """Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
 between fork and exec may deadlock in a process that has threads."""
-
-
-class BrokerError(DulyError):
-    """The embedded broker cannot run: the operator's to settle."""
-
-    fault = Fault.OPERATOR
-    word = "broker"
 
 
 class BrokerUser(Struct, frozen=True):

@@ -27,7 +27,6 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
-from duly.transport import ConnectionLost
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -64,7 +63,7 @@ class MqttDevice:
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
-        with suppress(DulyError, ConnectionLost):
+        with suppress(DulyError):
             future = self._link.publish_nowait(topic, fd.encode(task))
             future.add_done_callback(_seen)
 

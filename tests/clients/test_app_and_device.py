@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from duly.clients.app import App, Gap, Push, Refused
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.app import App, Gap, Push
+from duly.clients.device import Command, Device
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
-from duly.errors import NotAuthenticated, TooLarge
+from duly.errors import DeviceError, NotAuthenticated, Refused, TooLarge
 from tests.places import Place
 
 

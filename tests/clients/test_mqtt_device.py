@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from duly.auth import Role
-from duly.clients.app import App, Push, Refused
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.app import App, Push
+from duly.clients.device import Command, Device
+from duly.errors import DeviceError, Refused
 from duly.hub import Hub
 from duly.settings import Settings
 

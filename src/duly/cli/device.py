@@ -37,7 +37,7 @@ from duly.cli.common import (
     print_json,
     settings_of,
 )
-from duly.errors import NotAuthenticated
+from duly.errors import DeviceError, NotAuthenticated
 
 if TYPE_CHECKING:
     from duly.clients.device import Command, Device
@@ -167,7 +167,6 @@ class Thing:
         raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
 
     def install(self, device: Device) -> None:
-        from duly.clients.device import DeviceError
         from duly.dialects.frames import COMMANDS, DeviceCode
 
         async def act(command: Command) -> dict[str, Any]:

@@ -28,25 +28,12 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, Fault, Stopped
+from duly.errors import DulyError, Refused, Stopped
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
 PATIENCE: Final = 60 * SECOND
 CURSORS: Final = "cursors"
-
-
-class Refused(DulyError):
-    """The hub did not take the command: nothing was done. `code` and `word` say why."""
-
-    fault = Fault.SENDER
-    word = "refused"
-
-    def __init__(self, code: int, word: str, detail: str) -> None:
-        super().__init__(f"{detail or word} (code {code})")
-        self.code = code
-        self.error = word
-        self.detail = detail
 
 
 class Ack(Struct, frozen=True):

@@ -30,7 +30,7 @@ from duly.core.units import DAY, FOREVER, MINUTE
 from duly.dialects import frames
 from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
-from duly.errors import DulyError, Fault, Malformed, ProgramError, SenderError
+from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
@@ -40,17 +40,6 @@ if TYPE_CHECKING:
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
-
-
-class DeviceError(DulyError):
-    """Raise it in a handler to fail with a code: nothing was done."""
-
-    fault = Fault.NOBODY
-    word = "device_error"
-
-    def __init__(self, code: int, detail: str = "") -> None:
-        super().__init__(detail or DeviceCode(code).name.lower())
-        self.code = code
 
 
 class Command(Struct, frozen=True):
@@ -224,7 +213,7 @@ class Device:
             data = frames.dump(await handler(command))
             state, answer = State.DONE, Answer(DeviceCode.DONE, bytes(data))
         except DeviceError as problem:
-            state, answer = State.FAILED, Answer(problem.code, b"", str(problem))
+            state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
         except Exception as problem:
             state, answer = State.FAILED, Answer(DeviceCode.HARDWARE_FAULT, b"", repr(problem)[:500])
         keep = message.kind != CHUNK

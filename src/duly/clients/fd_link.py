@@ -20,8 +20,7 @@ from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
-from duly.errors import DulyError, NotAuthenticated, SenderError
-from duly.transport import ConnectionRefused
+from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
 from duly.transports.mqtt import Address, MqttLink, Will
 
 
