@@ -68,11 +68,20 @@ class Device:
     await device.run()
 
     With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for
-    brokers where it logs in under another name than its own.
+    brokers where it logs in under another name than its own. `online` hears its name at every connection.
     """
 
-    def __init__(self, url: str, token: str = "", *, data: str | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        data: str | None = None,
+        name: str = "",
+        online: Callable[[str], None] | None = None,
+    ) -> None:
         self._url, self._token, self._data, self._node = url, token, data, name
+        self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: Shelf | None = None
@@ -123,7 +132,9 @@ class Device:
         if self._url.startswith("mqtt"):
             from duly.clients.fd_link import FdLink
 
-            return FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
+            link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
+            self.name = link.name  # tasks of a session that was kept come before its welcome
+            return link
         return Link(self._url, self._token, up=self._up, heard=self._heard)
 
     async def __aexit__(
@@ -162,6 +173,8 @@ class Device:
 
     def _up(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
+        if self._online is not None:
+            self._online(self.name)
 
     def _heard(self, frame: Frame, stored: Callable[[], None] | None = None) -> None:
         if frame.from_ is None or frame.seq_id is None:
