@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.wire.hub_process import HubProcess
+from tests.wire.processes import HubProcess
 from tests.wire.raw import Closed, Json, Peer, bare, curl, dial, handshake, join, ws_frame
 
 MEMORY = 64 * 1024 * 1024
