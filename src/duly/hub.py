@@ -1,8 +1,7 @@
 """The server: ledger, accounts, gateway and listeners, put together, started and stopped in order.
 
 The law: it is ready when everything serves, and says so; it stops by taking in nothing more, finishing what
-was taken in, and leaving the rest in the ledger. While it runs, the data folder holds `hub.json` (readable
-by its owner alone): where it listens, and a token with which the command line on this machine may ask it.
+was taken in, and leaving the rest in the ledger. While it runs, a notice in its data folder says where.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
 
+from duly import notice
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, Session
-from duly.auth import Accounts, LoginGuard, Principal, Role
+from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.units import SECOND, seconds
 from duly.errors import (
     DulyError,
@@ -36,6 +35,7 @@ from duly.errors import (
 )
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+from duly.notice import Notice
 from duly.settings import Settings
 from duly.transports import http, static, websocket
 
@@ -48,14 +48,6 @@ IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
-
-
-class Notice(Struct, frozen=True):
-    """What `hub.json` says."""
-
-    url: str
-    token: str
-    pid: int
 
 
 class Hub:
@@ -100,8 +92,8 @@ class Hub:
         self._every(PRUNE_SECONDS, self._prune)
         self._every(REFRESH_SECONDS, self._refresh)
         closing.callback(self._stop_timers)
-        self._write_notice()
-        closing.callback(self._remove_notice)
+        notice.post(self._data, Notice(self.url, self._token, os.getpid()))
+        closing.callback(notice.remove, self._data)
 
     async def stop(self) -> None:
         await self._closing.aclose()
@@ -325,53 +317,6 @@ class Hub:
     def _dismiss(self, name: str) -> None:
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
         self.gateway.dismiss(name)
-
-    # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
-
-    def _write_notice(self) -> None:
-        place = self._data / "hub.json"
-        fresh = place.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(Notice(self.url, self._token, os.getpid())))
-        fresh.replace(place)
-
-    def _remove_notice(self) -> None:
-        (self._data / "hub.json").unlink(missing_ok=True)
-
-
-def read_notice(data: Path) -> Notice | None:
-    """Where the hub of this data folder runs, if it does."""
-    try:
-        notice = msgspec.json.decode((data / "hub.json").read_bytes(), type=Notice)
-        os.kill(notice.pid, 0)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return notice
-
-
-async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> object:
-    """The verbs on accounts: the same through a running hub and without one."""
-    match verb:
-        case "add":
-            role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted)
-            return {"token": token, "name": name, "role": role.value}
-        case "remove":
-            return {"changed": await accounts.remove(wanted["name"])}
-        case "grant":
-            return {"changed": await accounts.grant(wanted["app"], wanted["device"])}
-        case "revoke":
-            return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
-        case "list":
-            everybody = accounts.list()
-            granted = {one.name: sorted(accounts.granted(one.name)) for one in everybody}
-            return {
-                "accounts": everybody,
-                "grants": {app: devices for app, devices in granted.items() if devices},
-            }
-        case _:
-            raise Malformed(f"there is no verb {verb!r}")
 
 
 def control_policy(settings: Settings) -> ControlPolicy:

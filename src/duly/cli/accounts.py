@@ -178,8 +178,7 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
-    from duly.auth import Accounts
-    from duly.hub import administer
+    from duly.auth import Accounts, administer
     from duly.ledgers import open_ledger
 
     if verb == "list":
