@@ -116,7 +116,9 @@ class Hub:
                 web.post("/v1/admin/{verb}", self._admin),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS)
+        runner = web.AppRunner(
+            app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS
+        )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
         tls = None

@@ -7,11 +7,13 @@ says the same for those who only read that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Raw
 
 from duly.auth import Principal, Role
@@ -37,6 +39,17 @@ BODY_LIMIT: Final = 8 * 1024 * 1024
 WAIT_LIMIT: Final = 300.0
 READ_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 30.0
+
+
+def _of_interest(record: logging.LogRecord) -> bool:
+    """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, HttpProcessingError | web.RequestPayloadError | ConnectionError)
+
+
+LOG: Final = logging.getLogger("duly.http")
+"""Where aiohttp says what surprised it."""
+LOG.addFilter(_of_interest)
 
 
 class Server(Protocol):
