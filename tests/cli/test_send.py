@@ -111,6 +111,22 @@ def test_watch_shows_what_passes(home: Place) -> None:
         assert watch.stop(signal.SIGINT) == 130
 
 
+def test_watch_goes_on_when_the_hub_comes_back(place: Place) -> None:
+    hub = place.up()
+    for args in ("add app phone", "add device shed", "grant phone shed"):
+        place.duly(*args.split())
+    watch = place.start("watch")
+    assert watch.process.stderr is not None
+    assert "watching" in watch.process.stderr.readline()
+    hub.stop(signal.SIGKILL)
+    assert "waiting for it" in watch.process.stderr.readline()
+    place.up()
+    assert "watching" in watch.process.stderr.readline()
+    place.duly("send", "shed", "query")
+    assert "phone → shed" in watch.line("offline")
+    assert watch.stop(signal.SIGINT) == 130
+
+
 def test_what_is_queued_waits_for_its_device(place: Place) -> None:
     place.up()
     for args in ("add app phone", "add device lamp", "grant phone lamp"):

@@ -337,10 +337,10 @@ class Gateway:
 
     def _watch(self, what: str, **more: object) -> None:
         if self._watchers:
-            line = msgspec.json.encode(
-                {"type": "seen", "what": what, "time": self._ledger.clock.now() // MS, **more}
+            seen = frames.dump({"what": what, **more})
+            _push_to(
+                self._watchers, frames.encode(Frame("seen", data=seen, time=self._ledger.clock.now() // MS))
             )
-            _push_to(self._watchers, line)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 

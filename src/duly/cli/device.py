@@ -226,24 +226,24 @@ def _at_hub(hub: Hub, name: str, data: str | None, token: str | None, store: Pat
     from duly.clients.device import Device
     from duly.clients.link import Link
 
-    class BorrowingLink(Link):
-        lender = ""
+    lender, lent = hub, ""
 
-        async def _introduce(self, socket: Any) -> Any:
-            now = find_hub(data) if token is None else None
-            if now is not None and now.token != self.lender:
-                try:
-                    self._token = await asyncio.to_thread(now.borrow, name)
-                except Unreachable as problem:
-                    raise TimeoutError(str(problem)) from None
-                except Trouble as problem:
-                    raise NotAuthenticated(str(problem)) from None
-                self.lender = now.token
-            return await super()._introduce(socket)
+    async def borrow() -> tuple[str, str]:
+        nonlocal lender, lent
+        now = find_hub(data) or lender
+        if not lent or now.token != lender.token:
+            try:
+                lender, lent = now, await asyncio.to_thread(now.borrow, name)
+            except Unreachable as problem:
+                raise TimeoutError(str(problem)) from None
+            except Trouble as problem:
+                raise NotAuthenticated(str(problem)) from None
+        return lender.url, lent
 
     class CommandLineDevice(Device):
         def _open_link(self) -> Link:
-            return BorrowingLink(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
+            where = borrow if token is None else None
+            return Link(self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls)
 
     return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
 

@@ -7,7 +7,6 @@ unique within its sender only; where several senders used one, all of them are s
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -334,35 +333,37 @@ def _show_refusals(refusals: list[dict[str, Any]]) -> None:
 
 
 async def _watch(hub: Hub, find: Callable[[], Hub | None], json: bool) -> None:
-    import aiohttp
-    import msgspec
+    from duly.clients.link import Link
+    from duly.dialects import frames
+    from duly.dialects.frames import Frame
 
-    began = False
-    async with aiohttp.ClientSession() as http:
+    heard: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def where() -> tuple[str, str]:
+        now = find() or hub  # after a restart its own note has another token
+        return now.url, now.token
+
+    def up(_: Frame) -> None:
+        link.send(frames.encode(Frame("watch")))
+        note(f"watching {hub.url}; Ctrl-C ends it")
+
+    def down() -> None:
+        note("the hub has hung up; waiting for it")
+
+    hub.knock()
+    link = Link(hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, where=where, tls=hub.tls)
+    await link.start()
+    try:
+        await link.ready()
         while True:
-            try:
-                async with http.ws_connect(
-                    f"{hub.url}/v1/ws",
-                    headers={"Authorization": f"Bearer {hub.token}"},
-                    heartbeat=20,
-                    ssl=hub.tls or True,
-                ) as socket:
-                    await socket.send_str('{"type":"watch"}')
-                    async for message in socket:
-                        seen = msgspec.json.decode(message.data)
-                        if seen["type"] == "welcome":
-                            began = True
-                            note(f"watching {hub.url}; Ctrl-C ends it")
-                        elif seen["type"] == "server_ack":
-                            raise Trouble(Exit.NOT_ALLOWED, seen.get("detail") or "the hub does not allow it")
-                        elif seen["type"] == "seen":
-                            print_json(seen) if json else typer.echo(_seen(seen))
-                note("the hub has hung up; waiting for it")
-            except (aiohttp.ClientError, OSError) as problem:
-                if not began:
-                    raise Unreachable(hub.url, problem) from None
-            await asyncio.sleep(0.5)
-            hub = find() or hub
+            frame = await heard.get()
+            if frame.type == "server_ack":
+                raise Trouble(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
+            if frame.type == "seen":
+                seen = {"time": frame.time, **frames.load(frame.data)}
+                print_json(seen) if json else typer.echo(_seen(seen))
+    finally:
+        await link.stop()
 
 
 def _seen(seen: dict[str, Any]) -> str:
@@ -383,4 +384,4 @@ def _seen(seen: dict[str, Any]) -> str:
         case other:
             what = str(other)
     id_ = f"   [{seen['id']}]" if seen.get("id") else ""
-    return f"{clock(seen.get('time', time.time() * 1000))}  {who:<20}  {what}{id_}"
+    return f"{clock(seen['time'])}  {who:<20}  {what}{id_}"

@@ -41,10 +41,13 @@ READ_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 30.0
 
 
+_STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+
+
 def _of_interest(record: logging.LogRecord) -> bool:
     """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or not issubclass(kind, HttpProcessingError | web.RequestPayloadError | ConnectionError)
+    return kind is None or not issubclass(kind, _STRANGERS)
 
 
 LOG: Final = logging.getLogger("duly.http")
