@@ -18,7 +18,7 @@ import secrets
 from collections import OrderedDict
 from enum import Enum
 from hashlib import blake2b, sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -334,7 +334,7 @@ def _taken(name: str, by: str) -> Conflict:
 # ── as the command line asks for them ──────────────────────────────────────────────────────────────
 
 
-async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> object:
+async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> dict[str, Any]:
     """The verbs on accounts: the same through a running hub and without one."""
     match verb:
         case "add":

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from duly import notice
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy, Session
+from duly.apps.gateway import Gateway, GatewayPolicy, Session, last_heard
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.units import SECOND, seconds
 from duly.errors import (
@@ -309,6 +309,13 @@ class Hub:
                 token = f"duly_{secrets.token_urlsafe(32)}"
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
+            case "list":
+                devices = [one.name for one in self.accounts.list() if one.role is Role.DEVICE]
+                result = await administer(self.accounts, verb, wanted)
+                return result | {
+                    "online": self.gateway.presence(),
+                    "heard": await last_heard(self.ledger, devices),
+                }
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):

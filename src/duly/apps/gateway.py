@@ -388,6 +388,16 @@ class Gateway:
             self._behind.discard((session, device))
 
 
+async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
+    """When each device last told something, or came, or went (ms); without those never heard of."""
+    heard: dict[str, int] = {}
+    for device in devices:
+        extent = await ledger.extent(_stream(device))
+        for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
+            heard[device] = entry.at // MS
+    return heard
+
+
 def _stream(device: str) -> str:
     return f"push/{device}"
 
