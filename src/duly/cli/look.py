@@ -7,7 +7,7 @@ unique within its sender only; where several senders used one, all of them are s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -268,11 +268,14 @@ def _single(records: list[dict[str, Any]]) -> object:
 
 def _headline(record: dict[str, Any]) -> str:
     ack = record.get("ack")
-    how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
     return (
         f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
-        f"{tint(record['state'])}{how}{_data(ack)}"
+        f"{tint(record['state'])}{_how(ack)}{_data(ack)}"
     )
+
+
+def _how(ack: dict[str, Any] | None) -> str:
+    return "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
 
 
 def _data(ack: dict[str, Any] | None) -> str:
@@ -283,31 +286,38 @@ def _data(ack: dict[str, Any] | None) -> str:
 
 
 def _hops(record: dict[str, Any], made: float | None) -> list[str]:
-    accepted, moved = record["accepted_at"], record["moved_at"]
-    lines = []
-    if made is not None:
-        lines.append(f"{clock(made)}             made by {record['scope']}, by its own clock")
-    since = "" if made is None else f"+{took(accepted - made)}"
-    lines.append(f"{clock(accepted)}  {since:>9}  accepted: stored by the hub")
-    for one in record.get("deliveries", []):
-        tries = one["attempts"]
-        times = "not sent yet" if not tries else "sent once" if tries == 1 else f"sent {tries} times"
-        known = (record.get("ack") or {}).get("detail")  # said below, with the end
-        reason = f", {one['error']}" if one["error"] not in ("", known) else ""
-        lines.append(f"{'':12}  {'':9}  to {one['recipient']} ({one['channel']}): {times}{reason}")
-    for hop in record.get("hops", []):
-        since = f"+{took(hop['time'] - accepted)}"
-        lines.append(f"{clock(hop['time'])}  {since:>9}  {_hop(hop, record)}")
+    """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
+    was sent; when each hop was, only the hub that did it, for as long as it runs."""
+    accepted, hops = record["accepted_at"], record.get("hops", [])
+    told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
+    if record["state"] != "accepted":
+        ack = record.get("ack")
+        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_data(ack)}"))
+    # Within a millisecond: stored, sent, ended, and then the sender was told.
+    told += [(hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record)) for hop in hops]
+    lines = [f"{clock(made)}             made by {record['scope']}, by its own clock"] if made else []
+    for at, _, what in sorted(told, key=lambda one: one[:2]):
+        since = at - accepted
+        after = f"+{took(since)}" if since or at != accepted else ""
+        lines.append(f"{clock(at)}  {after:>9}  {what}")
+    blank = f"{'':12}  {'':9}  "
+    lines += [blank + line for one in record.get("deliveries", []) for line in _delivery(one, record, hops)]
     if record["state"] == "accepted":
         until = f" until {clock(record['exp'])}" if "exp" in record else ""
-        lines.append(f"{'':12}  {'':9}  waiting for its turn or its device{until}")
-    else:
-        ack = record.get("ack")
-        how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
-        lines.append(
-            f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}"
-        )
+        lines.append(f"{blank}waiting for its turn or its device{until}")
     return lines
+
+
+def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[str, Any]]) -> Iterator[str]:
+    """What the ledger says of a delivery, as far as the hops have not."""
+    to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
+    if tries > len({hop["attempt"] for hop in hops if hop["what"] == "sent"}):
+        times = "once" if tries == 1 else f"{tries} times"
+        yield f"sent to {to} {times} in all; when exactly, only the hub knew that did it"
+    if "next_at" in delivery:
+        yield f"next attempt to {to} at {clock(delivery['next_at'])}"
+    if delivery["error"] not in ("", (record.get("ack") or {}).get("detail")):
+        yield f"the last attempt to {to}: {delivery['error']}"
 
 
 def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
-from duly.core.units import MS
+from duly.core.units import FOREVER, MS
 from duly.core.writes import Delivery
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
@@ -225,7 +225,7 @@ def show(record: Record) -> dict[str, Any]:
 
 
 def show_delivery(delivery: Delivery) -> dict[str, Any]:
-    return {
+    shown: dict[str, Any] = {
         "channel": delivery.ref.channel,
         "recipient": delivery.ref.recipient,
         "round": delivery.ref.round,
@@ -233,6 +233,9 @@ def show_delivery(delivery: Delivery) -> dict[str, Any]:
         "attempts": delivery.attempt,
         "error": delivery.error,
     }
+    if not delivery.state.terminal and delivery.due < FOREVER:
+        shown["next_at"] = delivery.due // MS
+    return shown
 
 
 def _may_see(who: Principal, record: Record) -> bool:
