@@ -405,7 +405,7 @@ async def test_says_which_port_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         broker = Broker(tmp_path, port)
-        with pytest.raises(BrokerError, match=f"port {port} .*for example {port + 1}"):
+        with pytest.raises(BrokerError, match=f"port {port} .*--mqtt-port {port + 1}"):
             await broker.start()
     await broker.start()
     await broker.stop()

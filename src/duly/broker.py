@@ -317,8 +317,8 @@ class Broker:
     def _explain(self, line: str) -> BrokerError:
         if "address already in use" in line:
             return BrokerError(
-                f"port {self.port} on {self.listen} is taken by another program; "
-                f"choose another port, for example {self.port + 1}, or 0 for any free one"
+                f"port {self.port} on {self.listen}, for MQTT, is taken; stop the other program, or use "
+                f"another port, --mqtt-port {self.port % 65_535 + 1} or --mqtt-port 0 for any free one"
             )
         return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
 

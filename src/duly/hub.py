@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -82,6 +83,7 @@ class Hub:
         self._data.mkdir(parents=True, exist_ok=True)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
+        self._try_port()  # before anything is started that takes time, or a port of its own
         self.accounts = Accounts(self.ledger)
         await self.accounts.refresh()
         self.gateway = Gateway(self.ledger, self.accounts, GatewayPolicy(control=control_policy(settings)))
@@ -132,15 +134,26 @@ class Hub:
         try:
             await site.start()
         except OSError as problem:
-            taken = problem.errno == errno.EADDRINUSE
-            raise Malformed(
-                f"port {settings.port} on {settings.listen} is taken; stop the other program, or use another "
-                f"port, --port {settings.port % 65_535 + 1} or --port 0 for any free one"
-                if taken
-                else f"cannot listen on {settings.listen} port {settings.port}: {problem.strerror}"
-            ) from problem
+            raise self._cannot_listen(problem) from problem
         port = runner.addresses[0][1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+
+    def _try_port(self) -> None:
+        listen = self.settings.listen
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        try:
+            socket.create_server((listen, self.settings.port), family=family).close()
+        except OSError as problem:
+            raise self._cannot_listen(problem) from problem
+
+    def _cannot_listen(self, problem: OSError) -> Malformed:
+        listen, port = self.settings.listen, self.settings.port
+        if problem.errno != errno.EADDRINUSE:
+            return Malformed(f"cannot listen on {listen} port {port}: {problem.strerror}")
+        return Malformed(
+            f"port {port} on {listen} is taken; stop the other program, or use another port, "
+            f"--port {port % 65_535 + 1} or --port 0 for any free one"
+        )
 
     # ── MQTT: a broker of our own, or somebody else's ────────────────────────────────────────────
 

@@ -129,6 +129,10 @@ def test_watch_goes_on_when_the_hub_comes_back(place: Place) -> None:
     assert "waiting for it" in watch.process.stderr.readline()
     place.up()
     assert "watching" in watch.process.stderr.readline()
+    shed = place.device("shed")
+    assert 'device_status #1  {"online":true}' in watch.line("shed")
+    shed.stop()
+    assert '{"online":false}' in watch.line("shed")
     place.duly("send", "shed", "query")
     assert "phone → shed" in watch.line("offline")
     assert watch.stop(signal.SIGINT) == 130

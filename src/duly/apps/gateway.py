@@ -46,6 +46,8 @@ PUSHES_KEPT: Final = 10_000
 TRIM_EVERY: Final = 1_000
 TRAILS_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
+SHOWN_BYTES: Final = 500
+"""What a push says is shown to those who watch, unless it is long."""
 
 
 class Session(Hashable, Protocol):
@@ -303,7 +305,12 @@ class Gateway:
                 self._note_hop(message.key, verdict.named)
                 if watched:
                     self._watch(
-                        "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
+                        "said",
+                        scope=message.scope,
+                        id=message.id,
+                        word=verdict.named,
+                        to=message.recipient,
+                        kind=message.kind,
                     )
                 _push_to([origin], frames.encode(frames.server_ack(message.id, verdict)))
                 if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
@@ -350,7 +357,9 @@ class Gateway:
         (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
-        self._watch("pushed", device=device, kind=kind, cursor=n)
+        if self._watchers:
+            shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
+            self._watch("pushed", device=device, kind=kind, cursor=n, data=shown)
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._tell(session, device, n, frame)

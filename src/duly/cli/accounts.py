@@ -113,7 +113,7 @@ def revoke(
 def list_(
     data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
 ) -> None:
-    """Show the accounts, who may command whom, who is online, and when devices were last heard of."""
+    """Show who there is, who may command whom, and who is online."""
     known = _do("list", {}, data, ledger, url, token)
     accounts, grants, online, heard = (known[what] for what in ("accounts", "grants", "online", "heard"))
     if json:

@@ -380,7 +380,7 @@ def _seen(seen: dict[str, Any]) -> str:
     who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
     match seen["what"]:
         case "said" if seen["word"] == "fresh":
-            what = tint("accepted")
+            what = f"{seen['kind']} {tint('accepted')}"
         case "said":
             what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
         case "sent":
@@ -388,7 +388,7 @@ def _seen(seen: dict[str, Any]) -> str:
         case "ended":
             what = f"{tint(seen['state'])}, code {seen['code']}"
         case "pushed":
-            what = f"{seen['kind']} #{seen['cursor']}"
+            what = f"{seen['kind']} #{seen['cursor']}{_data(seen)}"
         case "refused":
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
