@@ -48,6 +48,8 @@ PUSHES_KEPT: Final = 10_000
 TRIM_EVERY: Final = 1_000
 TRAILS_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
+SHOWN_BYTES: Final = 500
+"""What a push says is shown to those who watch, unless it is long."""
 
 
 class Hop(Struct, frozen=True, gc=False):
@@ -263,7 +265,12 @@ class Gateway:
         self._note_hop(message.key, verdict.named)
         if self._journal.watchers:
             self._journal.see(
-                "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
+                "said",
+                scope=message.scope,
+                id=message.id,
+                word=verdict.named,
+                to=message.recipient,
+                kind=message.kind,
             )
         _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
@@ -318,7 +325,9 @@ class Gateway:
         (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
-        self._journal.see("pushed", device=device, kind=kind, cursor=n)
+        if self._journal.watchers:
+            shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
+            self._journal.see("pushed", device=device, kind=kind, cursor=n, data=shown)
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._tell(session, device, n, frame)
@@ -354,6 +363,16 @@ class Gateway:
                         session.push(_numbered(entry.body, entry.n))
         finally:
             self._behind.discard((session, device))
+
+
+async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
+    """When each device last told something, or came, or went (ms); without those never heard of."""
+    heard: dict[str, int] = {}
+    for device in devices:
+        extent = await ledger.extent(_stream(device))
+        for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
+            heard[device] = entry.at // MS
+    return heard
 
 
 def _stream(device: str) -> str:

@@ -175,12 +175,13 @@ def _order(frame: Frame, n: int | None) -> Order | None:
 
 
 def command(message: Message, after: int) -> bytes:
-    """A command, passed on to its device: as sent, with `from` added."""
+    """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
     order = message.order
     return _encode(
         Frame(
             message.kind,
             message.id,
+            message.recipient,
             from_=message.scope,
             data=raw(message.body),
             exp=message.expires // MS if message.expires else None,
