@@ -1,6 +1,6 @@
 """People who chat, in a process of their own: `python -m bench.chat_load` with one line of JSON on stdin.
 
-The law: what is measured is the server. So all contenders' people are the same bare sockets: no client library,
+The law: what is measured is the server. So all contenders' people are the same bare sockets: no library,
 a message is found in what arrives by its marks, and a WebSocket frame is masked with zeros.
 
 talk    everybody has one line under way to the next one; the next goes out when that has arrived.
@@ -67,7 +67,9 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         if not self.ready.done():
-            self.ready.set_exception(RuntimeError(f"{self.person.name} was hung up on: {self.buffer[:300]!r}"))
+            self.ready.set_exception(
+                RuntimeError(f"{self.person.name} was hung up on: {self.buffer[:300]!r}")
+            )
 
     def greet(self) -> None:
         raise NotImplementedError
@@ -175,8 +177,9 @@ class Xmpp(Client):
         self.transport.write(self.OPEN)
 
     def send(self, to: str, mark: str) -> None:
+        body = f"<body>mark{mark}/{TEXT}</body>"
         self.transport.write(
-            f"<message to='{to}@localhost' type='chat' id='{mark}'><body>mark{mark}/{TEXT}</body></message>".encode()
+            f"<message to='{to}@localhost' type='chat' id='{mark}'>{body}</message>".encode()
         )
 
     def data_received(self, data: bytes) -> None:
@@ -215,9 +218,8 @@ class Xmpp(Client):
             self.stage = 3.5  # type: ignore[assignment]
         elif self.stage == 3.5 and b"</iq>" in buffer:
             self.stage = 4
-            self.transport.write(
-                b"<iq type='set' id='s'><session xmlns='urn:ietf:params:xml:ns:xmpp-session'/></iq><presence/>"
-            )
+            session = b"<session xmlns='urn:ietf:params:xml:ns:xmpp-session'/>"
+            self.transport.write(b"<iq type='set' id='s'>%b</iq><presence/>" % session)
             self.ready.set_result(None)
             return buffer[buffer.rfind(b"</iq>") + 5 :]
         else:

@@ -33,7 +33,7 @@ EJABBERD = """
 loglevel: error
 hosts: [localhost]
 listen:
-  - {{port: {port}, ip: "127.0.0.1", module: ejabberd_c2s, max_stanza_size: 262144, starttls: false, access: all}}
+  - {{port: {port}, ip: "127.0.0.1", module: ejabberd_c2s, max_stanza_size: 262144, access: all}}
 auth_method: [internal]
 auth_password_format: plain
 registration_timeout: infinity

@@ -289,7 +289,9 @@ class Audience:
         if n > place.noted:
             place.noted = n
             name, device = seat.who.name, seat.who.device
-            self.move(conv, name, n)
+            others = (other.places.get(conv) for other in self.seats(name) if other is not seat)
+            if not any(other is not None and other.noted >= n for other in others):
+                self.move(conv, name, n)
             if device:
                 self.move(conv, f"{name}/{device}", n)
         return True

@@ -17,7 +17,6 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from duly.clients.app import Refused
 from duly.clients.link import Link
 from duly.core.ids import SeqId, SeqIds
 from duly.core.lifecycle import State
@@ -30,7 +29,7 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, NotAuthenticated, Stopped
+from duly.errors import DulyError, NotAuthenticated, Refused, Stopped
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
