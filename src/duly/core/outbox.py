@@ -254,6 +254,11 @@ class Outbox:
         entry = self._entries.get(key)
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
 
+    def recipient(self, key: bytes) -> str | None:
+        """For whom the message under way under this key is."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.message.recipient
+
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
     def reached(self, recipient: str, now: int) -> list[Todo]:
