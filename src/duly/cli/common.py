@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from duly.errors import (
+    ConnectionLost,
+    ConnectionRefused,
     DulyError,
+    LedgerInUse,
     LedgerUnavailable,
     Malformed,
     NotAllowed,
     NotAuthenticated,
     SenderError,
+    Unknown,
 )
 
 if TYPE_CHECKING:
@@ -53,14 +57,16 @@ class Trouble(Exception):
 
 def code_of(problem: DulyError) -> Exit:
     match problem:
-        case NotAuthenticated() | NotAllowed():
+        case NotAuthenticated() | NotAllowed() | ConnectionRefused():
             return Exit.NOT_ALLOWED
         case Malformed():
             return Exit.USAGE
         case SenderError():
             return Exit.REFUSED
-        case LedgerUnavailable():
+        case LedgerUnavailable() | LedgerInUse() | ConnectionLost():
             return Exit.UNREACHABLE
+        case Unknown():
+            return Exit.UNKNOWN
         case _:
             return Exit.FAILED
 
@@ -94,7 +100,9 @@ def duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder.")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file.")
+]
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", metavar="URL", help="The ledger, if it is not in the data folder.")
 ]
@@ -192,8 +200,13 @@ def _refusal(status: int, body: bytes) -> Trouble:
 
 
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
+    from pathlib import Path
+
     from duly.settings import load
 
+    if data is not None and ledger is None and Path(data).is_file():
+        # A node's memory is a file by itself.
+        data, ledger = str(Path(data).parent), f"sqlite:///{data}"
     return load({"data": data, "ledger": ledger})
 
 
@@ -203,6 +216,8 @@ def local_hub(data: str | None) -> Hub | None:
 
     from duly import notice
 
+    if data is not None and Path(data).is_file():
+        return None
     posted = notice.read(Path(settings_of(data).data))
     return None if posted is None else Hub(posted.url, posted.token, local=True)
 
