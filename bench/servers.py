@@ -21,8 +21,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 10
+def until_open(port: int, process: subprocess.Popen[bytes], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 0.2).close()
@@ -44,7 +44,7 @@ def redis_server(place: Path, *options: str) -> Iterator[int | None]:
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        _until_open(port, process)
+        until_open(port, process)
         yield port
     finally:
         process.terminate()
@@ -93,7 +93,7 @@ def nats_server(place: Path, *, synced: bool) -> Iterator[Server]:
     command = [str(beside), "-c", str(place / "nats.conf"), "-l", str(place / "log")]
     process = subprocess.Popen(command)
     try:
-        _until_open(port, process)
+        until_open(port, process)
         yield Server(f"nats://127.0.0.1:{port}", process.pid)
     finally:
         process.terminate()

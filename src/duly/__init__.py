@@ -45,6 +45,7 @@ from duly.once import once
 
 if TYPE_CHECKING:
     from duly.clients.app import App
+    from duly.clients.chat import Chat
     from duly.clients.device import Device
     from duly.clients.node import Node
     from duly.clients.statuses import NodeStatus
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 _LATER = {
     "App": "duly.clients.app",
+    "Chat": "duly.clients.chat",
     "Device": "duly.clients.device",
     "Node": "duly.clients.node",
     "NodeStatus": "duly.clients.statuses",
@@ -71,6 +73,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Answer",
     "App",
+    "Chat",
     "Conflict",
     "Device",
     "DeviceError",

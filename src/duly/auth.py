@@ -16,6 +16,7 @@ import asyncio
 import re
 import secrets
 from collections import OrderedDict
+from contextlib import suppress
 from enum import Enum
 from hashlib import blake2b, sha256
 from typing import Any, Final
@@ -56,6 +57,8 @@ class Principal(Struct, frozen=True):
 
     name: str
     role: Role
+    device: str = ""
+    """which of their logins, for people who have several"""
 
 
 class Account(Struct, frozen=True):
@@ -77,6 +80,8 @@ class _Stored(Struct, frozen=True):
     disabled: bool = False
     broker: str = ""
     """the token's bcrypt, for a broker that checks it itself (devices)"""
+    password: str = ""
+    """the argon2id of a person's password; they have no token of their own, but one for each login"""
 
 
 _decode: Final = msgspec.json.Decoder(_Stored).decode
@@ -113,13 +118,14 @@ class Accounts:
 
     def authenticate(self, token: str) -> Principal | None:
         """Whose token this is. It is found by its hash, so the time that takes says nothing about tokens."""
-        return self._book.by_token.get(_digest(token))
+        return self._book.by_token.get(digest(token))
 
     def may(self, principal: Principal, device: str) -> bool:
         """Whether they may command the device. A connection can outlive its account: whoever was removed or
         disabled since may nothing."""
         book = self._book
-        if book.standing.get(principal.name) != principal:
+        standing = book.standing.get(principal.name)
+        if standing is None or standing.role is not principal.role:
             return False
         return principal.role is Role.ADMIN or device in book.granted.get(principal.name, _NOBODY)
 
@@ -142,7 +148,7 @@ class Accounts:
             book = await self._current()
             old = book.stored.get(name)
             new = _Stored(
-                role, _digest(token).hex(), self._ledger.clock.now(), broker=_for_the_broker(role, token)
+                role, digest(token).hex(), self._ledger.clock.now(), broker=_for_the_broker(role, token)
             )
             if old is not None:
                 if not replace or old.role is not role:
@@ -158,6 +164,42 @@ class Accounts:
                 book.dangling.difference_update(left)
             book.seat(name, new)
         return token
+
+    async def register(self, name: str, password: str) -> None:
+        """Make a user who logs in with a password, of which this is the hash."""
+        check_name(name)
+        async with self._changing:
+            book = await self._current()
+            new = _Stored(Role.USER, "", self._ledger.clock.now(), password=password)
+            old = book.stored.get(name)
+            if old is not None or not (await self._ledger.write(PutNew(_PRINCIPALS, name, _encode(new))))[0]:
+                raise Conflict(f"the name {name!r} is taken; choose another")
+            book.seat(name, new)
+
+    async def set_password(self, name: str, password: str) -> None:
+        """Give a user another password; this is its hash."""
+        async with self._changing:
+            old = (await self._current()).stored.get(name)
+            if old is None or old.role is not Role.USER:
+                raise Malformed(f"there is no user named {name!r}; check the name")
+            new = changed(old, password=password)
+            await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
+            self._book.seat(name, new)
+
+    def password_of(self, name: str) -> str:
+        """The hash of a user's password; empty if they have none, or may not log in."""
+        one = self._book.stored.get(name)
+        return "" if one is None or one.disabled else one.password
+
+    async def look(self, name: str) -> Role | None:
+        """What kind of principal this is; also of one that another process has made just now."""
+        if self._book.stored.get(name) is None and not self._ledger.sole and _NAME.fullmatch(name):
+            async with self._changing:
+                body = await self._ledger.item(_PRINCIPALS, name)
+                with suppress(msgspec.DecodeError):
+                    if body is not None:
+                        self._book.seat(name, _decode(body))
+        return self.role_of(name)
 
     async def remove(self, name: str) -> bool:
         """Forget a principal with all its grants; whether there was one. Its name is free again."""
@@ -215,10 +257,13 @@ class Accounts:
         """Read everything again. Returns who was known before and has lost their standing (removed, disabled,
         another token): hang up on them."""
         async with self._changing:
-            before = self._book.by_token
+            before, standing = self._book.by_token, self._book.standing
             await self._load()
-            after = self._book.by_token
-            return frozenset(who.name for token, who in before.items() if after.get(token) != who)
+            after = self._book
+            gone = {name for name, who in standing.items() if after.standing.get(name) != who}
+            return frozenset(
+                gone | {who.name for token, who in before.items() if after.by_token.get(token) != who}
+            )
 
     async def _current(self) -> _Book:
         """What stands now. Of a ledger that nobody else writes we know it."""
@@ -274,7 +319,9 @@ class _Book:
         self.unseat(name)
         self.stored[name] = one
         if not one.disabled:
-            self.standing[name] = self.by_token[bytes.fromhex(one.token)] = Principal(name, one.role)
+            self.standing[name] = who = Principal(name, one.role)
+            if one.token:
+                self.by_token[bytes.fromhex(one.token)] = who
 
     def unseat(self, name: str) -> None:
         old = self.stored.pop(name, None)
@@ -320,7 +367,8 @@ def _for_the_broker(role: Role, token: str) -> str:
     return bcrypt.hashpw(token.encode(), bcrypt.gensalt(4)).decode()
 
 
-def _digest(token: str) -> bytes:
+def digest(token: str) -> bytes:
+    """What is kept of a token."""
     # Strangers send anything, also text that UTF-8 cannot carry.
     return sha256(token.encode(errors="surrogatepass")).digest()
 

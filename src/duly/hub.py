@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from duly import notice
+from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
@@ -38,10 +39,11 @@ from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.notice import Notice
+from duly.people import People
 from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
-from duly.transports import http, static, websocket
+from duly.transports import http, logins, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -92,9 +94,16 @@ class Hub:
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
-        self._reception = Reception(journal, [self.gateway])
+        self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only))
+        self.people = People(
+            self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
+        )
+        closing.callback(self.people.close)
+        self._reception = Reception(journal, [self.gateway, self.chat])
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
+        await self.chat.start()
+        closing.push_async_callback(self.chat.stop)
         await self._start_mqtt()
         await self._listen()
         self._every(PRUNE_SECONDS, self._prune)
@@ -107,8 +116,12 @@ class Hub:
         await self._closing.aclose()
 
     async def run(self) -> None:
-        """Until the engine ends, which it does by itself only through a bug."""
-        await self.gateway.engine.wait()
+        """Until an engine ends, which it does by itself only through a bug."""
+        engines = (self.gateway.engine, self.chat.engine)
+        ended, _ = await asyncio.wait(
+            [asyncio.ensure_future(engine.wait()) for engine in engines], return_when=asyncio.FIRST_COMPLETED
+        )
+        ended.pop().result()
         raise ProgramError("the engine has ended by itself")
 
     async def _listen(self) -> None:
@@ -120,6 +133,7 @@ class Hub:
             [
                 web.get("/v1/ws", sockets.serve),
                 *http.routes(self),
+                *logins.routes(self),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", self._admin),
             ]
@@ -256,18 +270,20 @@ class Hub:
     async def _refresh(self) -> None:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                for name in await self.accounts.refresh():
+                for name in await self.accounts.refresh() | await self.people.refresh():
                     self._dismiss(name)
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
-    def login(self, token: str | None, address: str) -> Principal:
+    async def login(self, token: str | None, address: str) -> Principal:
         if token is None:
             raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
         # Strangers send anything, also text that UTF-8 cannot carry.
         if secrets.compare_digest(token.encode(errors="surrogatepass"), self._token.encode()):
             return Principal(LOCAL, Role.ADMIN)
         who = self._borrowed.get(token) or self.accounts.authenticate(token)
+        if who is None:
+            who = await self.people.recognise(token)
         if who is not None:
             # Nobody guesses 32 random bytes: only strangers wait. Otherwise one device with an old token
             # would lock out everybody else behind the same address.
@@ -307,7 +323,7 @@ class Hub:
     async def _admin(self, request: web.Request) -> web.Response:
         try:
             header = request.headers.get("Authorization", "")
-            who = self.login(header.removeprefix("Bearer ").strip() or None, request.remote or "?")
+            who = await self.login(header.removeprefix("Bearer ").strip() or None, request.remote or "?")
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
             wanted = msgspec.json.decode(await request.read(), type=dict[str, str])
@@ -341,6 +357,10 @@ class Hub:
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
                     await self.renew_broker_users()
                 return result
+
+    def dismiss(self, name: str) -> None:
+        """Hang up on somebody who has logged out."""
+        self._reception.dismiss(name)
 
     def _dismiss(self, name: str) -> None:
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}

@@ -30,6 +30,7 @@ from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.writes import (
     Admit,
     Advance,
+    Append,
     Delivery,
     Group,
     Moved,
@@ -40,6 +41,7 @@ from duly.core.writes import (
     Results,
     Withdraw,
     Write,
+    numbered,
 )
 from duly.errors import Malformed
 
@@ -88,6 +90,13 @@ class Extent(Struct, frozen=True):
 
     first: int = 1
     last: int = 0
+
+
+class Standing(Struct, frozen=True, gc=False):
+    """A stream's last number, and how far one reader has come in it; None: they never said."""
+
+    last: int
+    cursor: int | None
 
 
 class Refusal(Struct, frozen=True):
@@ -249,6 +258,14 @@ class Ledger(ABC):
     @abstractmethod
     async def cursor(self, stream: str, reader: str) -> int: ...
     @abstractmethod
+    async def cursors(self, stream: str) -> dict[str, int]:
+        """How far every reader of a stream has come."""
+
+    @abstractmethod
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
+        """How readers stand in streams, for many (stream, reader) with one question."""
+
+    @abstractmethod
     async def marks(self) -> dict[str, tuple[int, int]]:
         """The high-water marks, the most recently raised ones if there are very many."""
 
@@ -328,6 +345,10 @@ class Ledger(ABC):
             elif kind is Advance:
                 if cast("Moved", result).moved:
                     self._moved(cast("Advance", write))
+            elif kind is Append:
+                line = cast("Append", write)
+                if line.ends:
+                    self._moved(Advance(line.key, State.DONE, line.at, numbered(cast("int", result))))
             elif kind is Withdraw and result:
                 key = cast("Withdraw", write).key
                 self._hot.drop(key)

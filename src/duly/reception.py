@@ -59,6 +59,8 @@ class Reception:
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
+        # A type that several know means what the application of its sender's role says it means.
+        self._own = {role: dict.fromkeys(app.types, app) for role, app in self._by_role.items()}
 
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
@@ -80,7 +82,7 @@ class Reception:
         try:
             frame = frames.decode(raw)
             seq_id = frame.seq_id
-            application = self._by_type.get(frame.type)
+            application = self._own[who.role].get(frame.type) or self._by_type.get(frame.type)
             if application is not None:
                 return await application.receive(session, who, frame)
             if frame.type != WATCH:

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -45,6 +45,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     window: float = 0.3
     """seconds: how long a gap in a sender's numbers is waited for"""
 
+    registration: Literal["auto", "open", "closed"] = "auto"
+    """whether strangers may register as people; auto: where only this machine can reach us"""
+    friends_only: bool = False
+    """only friends may talk to each other"""
+
     def __post_init__(self) -> None:
         for name in ("port", "mqtt_port"):
             if not 0 <= getattr(self, name) <= 65_535:
@@ -58,6 +63,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 f"listening on {self.listen} without TLS would send tokens in clear; "
                 "add --tls-cert and --tls-key, or say --insecure"
             )
+
+    @property
+    def open_registration(self) -> bool:
+        return self.registration == "open" or (self.registration == "auto" and self.listen in LOOPBACK)
 
     @property
     def ledger_url(self) -> str:

@@ -12,10 +12,10 @@ import pytest
 from duly.core import writes as w
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
-from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Word, key_of
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
-from duly.ledger import LOOKED_AT, REFUSALS_KEPT, Extent, Ledger
+from duly.ledger import LOOKED_AT, REFUSALS_KEPT, Extent, Ledger, Standing
 from duly.ledgers.memory import MemoryLedger
 from tests.ledgers.conftest import Store
 from tests.ledgers.making import admit, message
@@ -624,3 +624,65 @@ async def test_waiting_is_bounded(ledger: Ledger) -> None:
     record = await ledger.wait(m.key, 0.01)
     assert record is not None
     assert record.state is State.ACCEPTED
+
+
+# ── lines of a conversation ──────────────────────────────────────────────────────────────────────
+
+
+def line(n: int = 0, body: bytes = b"text") -> w.Admit:
+    m = message(n, body=body)
+    return w.Admit(m, 1 << 60, 1, then=(w.Append("chat", body, 1, m.key, ends=True),))
+
+
+async def test_a_message_that_ends_in_an_entry_tells_its_repeats_the_number(store: Store) -> None:
+    ledger = await store.open()
+    first, second = line(0), line(1)
+    assert await ledger.commit([(first,), (second,), (first,)]) == [
+        [FRESH, 1],
+        [FRESH, 2],
+        [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"1"))],
+    ]
+    assert (await ledger.extent("chat")).last == 2
+    ledger = await store.reopen()
+    assert await ledger.write(second) == [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))]
+    assert ledger.recall(second.message, 2) == Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))
+
+
+async def test_an_entry_can_be_rewritten_until_it_is_erased(ledger: Ledger) -> None:
+    await ledger.write(w.Append("chat", b"old", 1, b"key"), w.Append("chat", b"other", 2))
+    assert await ledger.write(w.Rewrite("chat", 1, b"new"), w.Rewrite("chat", 3, b"none")) == [True, False]
+    assert [(e.n, e.body, e.at, e.key) for e in await ledger.entries("chat")] == [
+        (1, b"new", 1, b"key"),
+        (2, b"other", 2, b""),
+    ]
+    assert await ledger.write(w.Rewrite("chat", 1, b""), w.Rewrite("chat", 1, b"back")) == [True, False]
+    assert await ledger.write(w.Rewrite("chat", 1, b"back")) == [False]
+    assert [e.body for e in await ledger.entries("chat")] == [b"", b"other"]
+
+
+async def test_what_is_given_decides_in_the_same_transaction(ledger: Ledger) -> None:
+    await ledger.write(w.Put("members", "ann", b"owner"))
+    yes, no = (w.Put("said", "yes", b""),), (w.Put("said", "no", b""),)
+    for given, found in (
+        (w.Given("members", "ann", None, yes, no), True),
+        (w.Given("members", "ann", b"owner", yes, no), True),
+        (w.Given("members", "ann", b"member", yes, no), False),
+        (w.Given("members", "bob", None, yes, no), False),
+    ):
+        assert await ledger.write(given) == [found, True]
+        assert list(await ledger.shelf("said")) == ["yes" if found else "no"]
+        await ledger.write(w.Drop("said", "yes"), w.Drop("said", "no"))
+    left = w.Given("members", "ann", None, (w.Put("said", "yes", b""),))
+    assert await ledger.commit([(w.Drop("members", "ann"),), (left,)]) == [[True], [False]]
+
+
+async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
+    await ledger.write(*(w.Append("a", b"x", 1) for _ in range(3)), w.Append("b", b"x", 1))
+    await ledger.write(w.MoveCursor("a", "ann", 2), w.MoveCursor("a", "bob", 9))
+    assert await ledger.cursors("a") == {"ann": 2, "bob": 3}
+    assert await ledger.standing([("b", "ann"), ("a", "ann"), ("none", "ann")]) == [
+        Standing(1, None),
+        Standing(3, 2),
+        Standing(0, None),
+    ]
+    assert await ledger.standing([]) == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duly.core import writes as w
 from duly.core.lifecycle import State
-from duly.core.messages import FRESH, Answer, Message
+from duly.core.messages import FRESH, Answer, Message, Verdict, Word
 from duly.ledgers import sqlite_bulk
 from duly.ledgers.memory import MemoryLedger
 from duly.ledgers.sqlite import SqliteLedger
@@ -51,19 +51,42 @@ def again(n: int) -> w.Group:
     return (w.Take(ref(n), 1, "hub", AT + 6),)
 
 
+def say(n: int, conv: str = "c", body: bytes = b"", role: bytes | None = None) -> w.Group:
+    """A line of a conversation, guarded by who may and by who may not."""
+    m = message(n, body)
+    line = w.Admit(m, UNTIL, AT, then=(w.Append(conv, body, AT, m.key, ends=True),))
+    refused = w.Recall(m, REFUSED, AT)
+    allowed = w.Given("members", conv, role, (line,), (refused,))
+    return (w.Given("barred", conv, None, (refused,), (allowed,)),)
+
+
+def reach(n: int, conv: str = "c", reader: str = "ann") -> w.Group:
+    return (w.MoveCursor(conv, reader, n),)
+
+
+REFUSED = Verdict(Word.REFUSED, reason="not here", cause="not_allowed")
+convs = st.sampled_from(["c", "d"])
 numbers = st.integers(0, 7)
 groups = st.one_of(
     st.builds(launch, numbers, mark=st.sampled_from(["m", "other"]), body=st.sampled_from([b"", b"other"])),
     st.builds(end, numbers, st.sampled_from([None, 1, 2]), st.sampled_from([State.DONE, State.UNKNOWN])),
     st.builds(receipt, numbers),
     st.builds(again, numbers),
+    st.builds(say, numbers, convs, st.sampled_from([b"", b"other"]), st.sampled_from([None, b"owner", b"x"])),
+    st.builds(reach, numbers, convs, st.sampled_from(["ann", "bob"])),
+    st.builds(lambda conv: (w.Append(conv, b"push", AT),), convs),
+    st.builds(
+        lambda shelf, conv: (w.Put(shelf, conv, b"owner"),), st.sampled_from(["members", "barred"]), convs
+    ),
+    st.builds(lambda conv: (w.Drop("barred", conv),), convs),
 )
 
 
 async def settled(ledger: MemoryLedger | SqliteLedger) -> list[object]:
     """Everything that a ledger holds of these messages."""
     found = [[await ledger.find(message(n).key), await ledger.deliveries(message(n).key)] for n in range(8)]
-    return [found, await ledger.marks(), [r.reason for r in await ledger.refusals()]]
+    said = [[await ledger.entries(c), await ledger.cursors(c), await ledger.extent(c)] for c in ("c", "d")]
+    return [found, said, await ledger.marks(), [r.reason for r in await ledger.refusals()]]
 
 
 @FEW
@@ -73,7 +96,7 @@ async def test_a_flush_does_what_its_writes_do_one_by_one(
 ) -> None:
     model = MemoryLedger()
     async with await SqliteLedger.open(tmp_path_factory.mktemp("bulk") / "ledger.db") as ledger:
-        for flush in flushes:
+        for flush in [[(w.Put("members", "c", b"owner"),)], *flushes]:
             assert await ledger.commit(flush) == await model.commit(flush)
             for n in range(8):
                 assert ledger.recall(message(n), AT) == model.recall(message(n), AT)
@@ -81,13 +104,16 @@ async def test_a_flush_does_what_its_writes_do_one_by_one(
 
 
 def a_bet_on(*flush: w.Group) -> bool:
-    bet = Bet()
+    bet = Bet(lambda stream: 10)
     return all(bet.add(group) is not None for group in flush)
 
 
 def test_what_usually_comes_together_is_bet_on() -> None:
     assert a_bet_on(*(launch(n) for n in range(100)), *(end(n) for n in range(100, 200)))
     assert a_bet_on(receipt(1), end(1))
+    assert a_bet_on(
+        *(say(n) for n in range(100)), reach(12), reach(12, reader="bob"), (w.Append("d", b"", AT),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,6 +127,11 @@ def test_what_usually_comes_together_is_bet_on() -> None:
         [receipt(1), launch(1)],
         [(w.Finish(ref(1), None, State.DONE),), launch(1)],
         [(w.Refuse("app", "x", "malformed", "", AT),)],
+        [say(1), say(1)],
+        [reach(3), reach(4)],
+        [reach(11)],
+        [(w.Append("c", b"", AT, message(1).key, ends=True),)],
+        [say(1), (w.Put("barred", "c", b""),)],
     ],
     ids=[
         "the same twice",
@@ -111,6 +142,11 @@ def test_what_usually_comes_together_is_bet_on() -> None:
         "a receipt first",
         "nothing to end",
         "another verb",
+        "the same line twice",
+        "the same reader twice",
+        "beyond the end",
+        "the end of nothing",
+        "a changing guard",
     ],
 )
 def test_what_depends_on_its_neighbours_is_not(flush: list[w.Group]) -> None:

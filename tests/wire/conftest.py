@@ -15,6 +15,7 @@ from duly.clock import SystemClock
 from duly.core.units import SECOND
 from duly.hub import Hub
 from duly.settings import Settings
+from tests.wire.people import Person, enter
 from tests.wire.raw import Peer, join
 
 
@@ -79,6 +80,17 @@ class Place:
         return None if record is None else record.state.word
 
 
+class Town(Place):
+    """A hub with people in it."""
+
+    async def settle(self, *names: str) -> None:
+        for name in names:
+            self.tokens[name] = await self.hub.accounts.add(Role.USER, name)
+
+    def enter(self, name: str, cursors: dict[str, int] | None = None) -> AbstractAsyncContextManager[Person]:
+        return enter(self.url, self.tokens[name], cursors)
+
+
 Joining = AbstractAsyncContextManager[Peer]
 Open = Callable[..., Awaitable[Place]]
 
@@ -103,6 +115,27 @@ async def open_place(tmp_path: Path) -> AsyncIterator[Open]:
 @pytest.fixture
 async def place(open_place: Open) -> Place:
     return await open_place()
+
+
+@pytest.fixture
+async def open_town(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Town]]]:
+    towns: list[Town] = []
+
+    async def make(**settings: Any) -> Town:
+        town = Town(tmp_path / f"town{len(towns)}", settings)
+        await town.start()
+        towns.append(town)
+        await town.settle("ann", "bob", "cid", "eve")
+        return town
+
+    yield make
+    for town in towns:
+        await town.hub.stop()
+
+
+@pytest.fixture
+async def town(open_town: Callable[..., Awaitable[Town]]) -> Town:
+    return await open_town()
 
 
 @pytest.fixture

@@ -152,6 +152,18 @@ class Append(Struct, frozen=True, gc=False):
     body: bytes
     at: int
     key: bytes = b""
+    ends: bool = False
+    """the message `key`, which has just been admitted, is done with this, and its answer is the number: so a
+    repeat is told the number of the first"""
+
+
+class Rewrite(Struct, frozen=True, gc=False):
+    """Replace the body of an entry; its number, time and key stay. An empty body erases it for good: what was
+    erased is never rewritten. Result: bool."""
+
+    stream: str
+    n: int
+    body: bytes
 
 
 class MoveCursor(Struct, frozen=True, gc=False):
@@ -211,9 +223,20 @@ class Drop(Struct, frozen=True, gc=False):
     name: str
 
 
+class Given(Struct, frozen=True, gc=False):
+    """Whether an item lies on a shelf (with this body, if one is named). Result: bool. So that what somebody
+    may do is decided in the same transaction that does it."""
+
+    shelf: str
+    name: str
+    body: bytes | None = None
+    then: tuple[Write, ...] = ()
+    otherwise: tuple[Write, ...] = ()
+
+
 Write: TypeAlias = (
     Admit | Recall | Withdraw | Advance | Deliver | Take | Claim | Renew | Postpone | Finish | Append
-    | MoveCursor | Raise | Refuse | Put | PutNew | Drop
+    | Rewrite | MoveCursor | Raise | Refuse | Put | PutNew | Drop | Given
 )  # fmt: skip
 
 
@@ -241,7 +264,11 @@ def consequences(write: Write, result: Result) -> Group:
             return then if isinstance(result, Verdict) and result.fresh else ()
         case Finish(then=then):
             return then if result else ()
-        case Raise(then=then, otherwise=otherwise) | PutNew(then=then, otherwise=otherwise):
+        case (
+            Raise(then=then, otherwise=otherwise)
+            | PutNew(then=then, otherwise=otherwise)
+            | Given(then=then, otherwise=otherwise)
+        ):
             return then if result else otherwise
         case _:
             return ()
@@ -260,6 +287,11 @@ def execute(
         if more := consequences(write, result):
             results += execute(more, apply, applied)
     return results
+
+
+def numbered(n: int) -> Answer:
+    """The answer of a message whose effect is an entry with this number."""
+    return Answer(data=b"%d" % n)
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:

@@ -90,6 +90,10 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     cursors: dict[str, int] | None = None
     you: str | None = None
     time: int | None = None
+    conv: str | None = None
+    n: int | None = None
+    attempt: int | None = None
+    edited: bool = False
 
 
 _decode: Final = msgspec.json.Decoder(Frame).decode

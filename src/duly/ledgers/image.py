@@ -35,6 +35,8 @@ class Footprint:
         self.cursors: set[tuple[str, str]] = set()
         self.marks: set[str] = set()
         self.items: set[tuple[str, str]] = set()
+        self.entries: set[tuple[str, int]] = set()
+        """those that may be rewritten"""
         for group in groups:
             self._add(group)
 
@@ -56,15 +58,22 @@ class Footprint:
                 case w.Claim(channel=channel, now=now, limit=limit):
                     other = self.claims.get(channel, Due(0, 0))
                     self.claims[channel] = Due(max(now, other.now), limit + other.limit)
-                case w.Append(stream=stream):
+                case w.Append(stream=stream, key=key, ends=ends):
                     self.streams.add(stream)
+                    if ends and key not in self.admits:
+                        self.moves.add(key)
+                case w.Rewrite(stream=stream, n=n):
+                    self.entries.add((stream, n))
                 case w.MoveCursor(stream=stream, reader=reader):
                     self.cursors.add((stream, reader))
                 case w.Raise(mark=mark, then=then, otherwise=otherwise):
                     self.marks.add(mark)
                     self._add(then)
                     self._add(otherwise)
-                case w.PutNew(shelf=shelf, name=name, then=then, otherwise=otherwise):
+                case (
+                    w.PutNew(shelf=shelf, name=name, then=then, otherwise=otherwise)
+                    | w.Given(shelf=shelf, name=name, then=then, otherwise=otherwise)
+                ):
                     self.items.add((shelf, name))
                     self._add(then)
                     self._add(otherwise)
@@ -112,6 +121,8 @@ class Image:
         self.marks: dict[str, tuple[int, int]] = {}
         self.items: dict[tuple[str, str], bytes] = {}
         self.entries: list[Entry] = []
+        self.bodies: dict[tuple[str, int], bytes] = {}
+        """of the entries that may be rewritten"""
         self.refusals: list[w.Refuse] = []
         self._deliveries: dict[bytes, dict[w.Ref, w.Delivery]] = {}
 
@@ -164,11 +175,21 @@ class Image:
                 return self._touch(ref, fence, {"state": state, "error": error, "worker": ""})
             case w.Claim():
                 return self._claim(write)
-            case w.Append(stream=stream, body=body, at=at, key=key):
+            case w.Append(stream=stream, body=body, at=at, key=key, ends=ends):
                 n = self.lasts.get(stream, 0) + 1
                 self.lasts[stream] = n
                 self.entries.append(Entry(stream, n, body, at, key))
+                if ends:
+                    self.apply(w.Advance(key, State.DONE, at, w.numbered(n)))
                 return n
+            case w.Rewrite(stream=stream, n=n, body=body):
+                if not self.bodies.get((stream, n)):
+                    return False
+                self.bodies[stream, n] = body
+                return True
+            case w.Given(shelf=shelf, name=name, body=wanted):
+                found = self.items.get((shelf, name))
+                return found is not None and wanted in (None, found)
             case w.MoveCursor(stream=stream, reader=reader, n=n):
                 where = (stream, reader)
                 self.cursors[where] = max(self.cursors.get(where, 0), min(n, self.lasts.get(stream, 0)))

@@ -27,6 +27,7 @@ from duly.ledger import (
     Record,
     Refusal,
     Size,
+    Standing,
     Transaction,
 )
 
@@ -103,11 +104,18 @@ class MemoryLedger(Ledger):
                 return self._touch(ref, attempt, state=state, error=error, worker="")
             case w.Claim():
                 return self._claim(write)
-            case w.Append(stream=stream, body=body, at=at, key=key):
+            case w.Append(stream=stream, body=body, at=at, key=key, ends=ends):
                 n = disk.lasts.get(stream, 0) + 1
                 disk.lasts[stream] = n
                 disk.streams.setdefault(stream, []).append(Entry(n, body, at, key))
+                if ends:
+                    self._advance(key, State.DONE, at, w.numbered(n))
                 return n
+            case w.Rewrite(stream=stream, n=n, body=body):
+                return self._rewrite(stream, n, body)
+            case w.Given(shelf=shelf, name=name, body=wanted):
+                found = disk.shelves.get(shelf, {}).get(name)
+                return found is not None and wanted in (None, found)
             case w.MoveCursor(stream=stream, reader=reader, n=n):
                 where = (stream, reader)
                 reached = max(disk.cursors.get(where, 0), min(n, disk.lasts.get(stream, 0)))
@@ -169,6 +177,14 @@ class MemoryLedger(Ledger):
             return w.Moved(False, record.state, record.answer)
         self.disk.messages[key] = msgspec.structs.replace(record, state=to, answer=answer, moved_at=at)
         return w.Moved(True, to, answer)
+
+    def _rewrite(self, stream: str, n: int, body: bytes) -> bool:
+        kept = self.disk.streams.get(stream, [])
+        for i, entry in enumerate(kept):
+            if entry.n == n and entry.body:
+                kept[i] = msgspec.structs.replace(entry, body=body)
+                return True
+        return False
 
     def _touch(self, ref: w.Ref, fence: int | None, *, attempt_: int | None = None, **change: Any) -> bool:
         delivery = self.disk.deliveries.get(ref)
@@ -244,6 +260,13 @@ class MemoryLedger(Ledger):
 
     async def cursor(self, stream: str, reader: str) -> int:
         return self.disk.cursors.get((stream, reader), 0)
+
+    async def cursors(self, stream: str) -> dict[str, int]:
+        return {reader: n for (of, reader), n in self.disk.cursors.items() if of == stream}
+
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
+        lasts, cursors = self.disk.lasts, self.disk.cursors
+        return [Standing(lasts.get(place[0], 0), cursors.get(place)) for place in places]
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return dict(self.disk.marks)

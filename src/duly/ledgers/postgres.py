@@ -18,7 +18,7 @@ from typing import Any, Final
 from duly.clock import Clock
 from duly.core import writes as w
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
-from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Standing, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.postgres_flush import Again, Flushed, flush
@@ -258,6 +258,14 @@ class PostgresLedger(Ledger):
     async def cursor(self, stream: str, reader: str) -> int:
         found = await self._read("cursor", stream, reader)
         return int(found[0][0]) if found else 0
+
+    async def cursors(self, stream: str) -> dict[str, int]:
+        return dict(await self._read("cursors", stream))
+
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
+        if not places:
+            return []
+        return [Standing(*row) for row in await self._read("standing", *zip(*places, strict=True))]
 
     async def marks(self) -> dict[str, tuple[int, int]]:
         return {mark: (n, ms) for mark, n, ms in await self._read("marks")}

@@ -115,6 +115,10 @@ class _Flush:
                 image.lasts.update(await self._run("lasts", sorted(only_read)))
             found = await self._run("hold_cursors", *zip(*sorted(touched.cursors), strict=True))
             image.cursors.update({(stream, reader): n for stream, reader, n in found})
+        if touched.entries:
+            found = await self._run("hold_entries", *zip(*sorted(touched.entries), strict=True))
+            image.bodies.update({(stream, n): body for stream, n, body in found})
+        self._bodies = dict(image.bodies)
         self._lasts, self._cursors = dict(image.lasts), dict(image.cursors)
 
     async def _load_marks(self) -> None:
@@ -178,6 +182,8 @@ class _Flush:
         await self._insert("begin_streams", begun)
         await self._run_many("extend_streams", extended)
         await self._run_many("append", [(e.stream, e.n, e.body, e.at, e.key) for e in image.entries])
+        _, rewritten = _changes(self._bodies, image.bodies)
+        await self._run_many("rewrite", [(*where, body) for where, body in rewritten])
         begun, extended = _changes(self._cursors, image.cursors)
         await self._insert("begin_cursors", [(*where, n) for where, n in begun])
         await self._run_many("move_cursors", [(*where, n) for where, n in extended])

@@ -33,10 +33,10 @@ from duly.errors import (
     ProgramError,
     Stopped,
 )
-from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Standing, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
-from duly.ledgers.sqlite_bulk import Bet, Bulk
+from duly.ledgers.sqlite_bulk import Bulk
 from duly.ledgers.sqlite_verbs import Verbs
 
 APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
@@ -188,6 +188,20 @@ class SqliteLedger(Ledger):
         found = await self._read("cursor", stream, reader)
         return int(found[0][0]) if found else 0
 
+    async def cursors(self, stream: str) -> dict[str, int]:
+        return dict(await self._read("cursors", stream))
+
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
+        statement, db = sql.queries("sqlite")["standing"], self._db
+        if db is None:
+            raise Stopped("this ledger is closed")
+
+        def run() -> list[Standing]:
+            with _translated(self.path):
+                return [Standing(*row) for place in places for row in db.execute(statement, place)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._reader, run)
+
     async def marks(self) -> dict[str, tuple[int, int]]:
         return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
 
@@ -319,6 +333,7 @@ class _Writer:
         while (job := self._queue.get()) is not None:
             batches, gather = job
             if isinstance(batches[0], _Session):
+                self._bulk.forget()
                 self._converse(batches[0])
             else:
                 self._commit(batches)
@@ -336,6 +351,7 @@ class _Writer:
             with _translated(self._path):
                 db.execute("BEGIN IMMEDIATE")
                 if not self._bet(batches):
+                    self._bulk.forget()
                     for batch in batches:
                         batch.applied = []
                         batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
@@ -352,7 +368,7 @@ class _Writer:
 
     def _bet(self, batches: list[Batch]) -> bool:
         """Carry all of it out at once, if it is all of the usual kind and goes the usual way."""
-        bet = Bet()
+        bet = self._bulk.bet()
         for batch in batches:
             batch.results = results = []
             for group in batch.groups:
@@ -364,6 +380,7 @@ class _Writer:
         return self._bulk.settle(bet, self._verbs.floor)
 
     def _roll_back(self) -> None:
+        self._bulk.forget()
         with suppress(apsw.Error):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -1,8 +1,8 @@
 """Many groups at once in SQLite: what usually happens is carried out with a few statements of many rows.
 
-The law: it is a bet that everything goes as usual, that every message is fresh, every mark rises and every
-attempt still stands. The statements count what they changed; if that is less than was bet, nothing of it
-stays, and the writes are carried out one by one. The results are the same either way.
+The law: it is a bet that everything goes as usual, that every message is fresh, every mark rises, every
+attempt still stands and every guard lets pass. The statements count what they changed; if that is less than
+was bet, nothing of it stays, and the writes are carried out one by one. The results are the same either way.
 
 Why: a statement per write lets go of the interpreter's lock and takes it again, and the event loop does the
 same between them: each waits for the other at every row. Here SQLite works through dozens of rows while the
@@ -11,10 +11,11 @@ loop goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import apsw
 
@@ -27,11 +28,28 @@ ROWS: Final = (64, 16, 4, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
 
 
+LASTS_KEPT: Final = 50_000
+
+_USUAL: Final = frozenset({w.Admit, w.Given})
+"""A guard usually lets pass: the way it goes is the one that leads to an admission."""
+
+
 class Bet:
     """The writes of a flush, sorted by verb, and what they do if all goes as usual."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_of: Callable[[str], int]) -> None:
+        self._last_of = last_of
         self.admits: list[w.Admit] = []
+        self.ended: list[tuple[w.Admit, int]] = []
+        """those whose end is an entry, with its number"""
+        self.appends: list[tuple[w.Append, int]] = []
+        self.lasts: dict[str, int] = {}
+        """the last number of each stream that is appended to"""
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.given: set[tuple[str, str, bytes | None]] = set()
+        """items that have to be there"""
+        self.absent: set[tuple[str, str, bytes | None]] = set()
+        """and those that must not"""
         self.delivers: list[w.Deliver] = []
         self.raises: dict[str, list[int]] = {}
         """for each mark where it rises from and where to: n and ms of the first, n and ms of the last"""
@@ -67,6 +85,27 @@ class Bet:
                     return False
                 results.append(True)
                 then = write.then
+            elif kind is w.Append:
+                assert isinstance(write, w.Append)
+                n = self._add_append(write)
+                if not n:
+                    return False
+                self.applied.append((write, n))
+                results.append(n)
+            elif kind is w.MoveCursor:
+                assert isinstance(write, w.MoveCursor)
+                where = (write.stream, write.reader)
+                if where in self.cursors or write.n > self._last(write.stream):
+                    return False
+                self.cursors[where] = write.n
+                results.append(write.n)
+            elif kind is w.Given:
+                assert isinstance(write, w.Given)
+                there = any(type(each) in _USUAL for each in write.then)
+                checked = self.given if there else self.absent
+                checked.add((write.shelf, write.name, write.body))
+                results.append(there)
+                then = write.then if there else write.otherwise
             elif kind is w.Deliver:
                 assert isinstance(write, w.Deliver)
                 if write.ref in self.finishes:
@@ -97,6 +136,21 @@ class Bet:
                 return False
         return True
 
+    def _last(self, stream: str) -> int:
+        last = self.lasts.get(stream)
+        return self._last_of(stream) if last is None else last
+
+    def _add_append(self, write: w.Append) -> int:
+        """The number it gets; 0 if it ends a message that was not admitted just before."""
+        n = self._last(write.stream) + 1
+        if write.ends:
+            if not self.admits or self.admits[-1].message.key != write.key:
+                return 0
+            self.ended.append((self.admits.pop(), n))
+        self.lasts[write.stream] = n
+        self.appends.append((write, n))
+        return n
+
     def _add_raise(self, write: w.Raise) -> bool:
         rise = self.raises.get(write.mark)
         if rise is None:
@@ -114,21 +168,48 @@ class Bulk:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._run = db.cursor().execute
+        self._lasts: OrderedDict[str, int] = OrderedDict()
+        """the last numbers of streams, as committed; nobody else writes"""
+
+    def bet(self) -> Bet:
+        return Bet(self._last_of)
+
+    def forget(self) -> None:
+        """Something was written that we have not seen."""
+        self._lasts.clear()
+
+    def _last_of(self, stream: str) -> int:
+        last = self._lasts.get(stream)
+        if last is None:
+            found = self._run(sql.queries("sqlite")["last"], (stream,)).fetchall()
+            last = self._lasts[stream] = cast("int", found[0][0]) if found else 0
+            if len(self._lasts) > LASTS_KEPT:
+                self._lasts.popitem(last=False)
+        return last
 
     def settle(self, bet: Bet, floor: int) -> bool:
         """Whether all went as usual; if not, nothing was done."""
-        if bet.admits and min(write.until for write in bet.admits) <= floor:
+        fresh = [*bet.admits, *(admit for admit, _ in bet.ended)]
+        if fresh and min(write.until for write in fresh) <= floor:
             return False
         self._run("SAVEPOINT bet")
         won = self._carry_out(bet)
         if not won:
             self._run("ROLLBACK TO bet")
         self._run("RELEASE bet")
+        if won:
+            self._lasts.update(bet.lasts)
         return won
 
     def _carry_out(self, bet: Bet) -> bool:
         return (
-            self._all("admit", len(bet.admits), map(rows.admission_row, bet.admits))
+            self._count("there", bet.given) == len(bet.given)
+            and not self._count("there", bet.absent)
+            and self._all("admit", len(bet.admits), map(rows.admission_row, bet.admits))
+            and self._all("admit_ended", len(bet.ended), map(_ended_row, bet.ended))
+            and self._all("append", len(bet.appends), map(_entry_row, bet.appends))
+            and self._all("extend", len(bet.lasts), bet.lasts.items())
+            and self._all("advance_cursors", len(bet.cursors), ((*c, n) for c, n in bet.cursors.items()))
             and self._all("deliver", len(bet.delivers), map(rows.delivery_row, bet.delivers))
             and self._all("raise_from", len(bet.raises), ((m, *rise) for m, rise in bet.raises.items()))
             and self._all("finish_all", len(bet.finishes), map(_finish_row, bet.finishes.values()))
@@ -137,6 +218,19 @@ class Bulk:
                 for to, writes in sorted(bet.advances.items())
             )
         )
+
+    def _count(self, name: str, values: Collection[tuple[Any, ...]]) -> int:
+        """How many rows a question over all these finds."""
+        flat = list(chain.from_iterable(values))
+        found = start = 0
+        for size in ROWS if flat else ():
+            while len(values) - start >= size:
+                width = len(flat) // len(values)
+                part = flat[start * width : (start + size) * width]
+                ((some,),) = self._run(_statement(name, size, frozenset()), part).fetchall()
+                found += cast("int", some)
+                start += size
+        return found
 
     def _all(
         self,
@@ -167,6 +261,17 @@ def _statement(name: str, size: int, sources: frozenset[State]) -> str:
     head, values, tail = sql.queries("sqlite")[name].replace(":sources", states).partition("VALUES")
     row, close, rest = tail.partition(")")
     return head + values + ",".join([row + close] * size) + rest
+
+
+def _ended_row(ended: tuple[w.Admit, int]) -> tuple[Any, ...]:
+    admit, n = ended
+    row = rows.admission_row(admit)
+    return (*row[:4], int(State.DONE), *row[5:], pack_answer(w.numbered(n)))
+
+
+def _entry_row(entry: tuple[w.Append, int]) -> tuple[Any, ...]:
+    write, n = entry
+    return write.stream, n, write.body, write.at, write.key
 
 
 def _finish_row(write: w.Finish) -> tuple[Any, ...]:

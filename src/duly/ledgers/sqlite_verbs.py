@@ -36,12 +36,14 @@ class Verbs:
             w.Postpone: self._postpone,
             w.Finish: self._finish,
             w.Append: self._append,
+            w.Rewrite: self._rewrite,
             w.MoveCursor: self._move_cursor,
             w.Raise: self._raise,
             w.Refuse: self._refuse,
             w.Put: self._put,
             w.PutNew: self._put_new,
             w.Drop: self._drop,
+            w.Given: self._given,
         }
         self.floor = self.read_floor()
 
@@ -131,8 +133,13 @@ class Verbs:
 
     def _append(self, write: w.Append) -> int:
         n = int(self._fetch("next_number", write.stream)[0][0])
-        self._changed("append", write.stream, n, write.body, write.at, write.key)
+        self._run(self._sql["append"], (write.stream, n, write.body, write.at, write.key))
+        if write.ends:
+            self._run(self._sql["number"], (pack_answer(w.numbered(n)), write.at, write.key))
         return n
+
+    def _rewrite(self, write: w.Rewrite) -> bool:
+        return self._changed("rewrite", write.body, write.stream, write.n)
 
     def _move_cursor(self, write: w.MoveCursor) -> int:
         return int(self._fetch("move_cursor", write.stream, write.reader, write.n)[0][0])
@@ -152,6 +159,10 @@ class Verbs:
 
     def _put_new(self, write: w.PutNew) -> bool:
         return self._changed("put_new", write.shelf, write.name, write.body)
+
+    def _given(self, write: w.Given) -> bool:
+        found = self._fetch("item", write.shelf, write.name)
+        return bool(found) and write.body in (None, found[0][0])
 
     def _drop(self, write: w.Drop) -> bool:
         return self._changed("drop", write.shelf, write.name)

@@ -60,7 +60,7 @@ class Server(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
-    def login(self, token: str | None, address: str) -> Principal: ...
+    async def login(self, token: str | None, address: str) -> Principal: ...
     def receive(self, session: Waiter, who: Principal, raw: bytes) -> Awaitable[bool]:
         """Whether a `server_ack` comes."""
         ...
@@ -114,7 +114,7 @@ class _Http:
         async def serve(request: web.Request) -> web.Response:
             try:
                 header = request.headers.get("Authorization", "")
-                who = self._server.login(
+                who = await self._server.login(
                     header.removeprefix("Bearer ").strip() or None, request.remote or "?"
                 )
                 return await inner(request, who)
@@ -152,6 +152,8 @@ class _Http:
         async with asyncio.timeout(ANSWER_SECONDS):
             said = await waiter.said
         frame = frames.decode(said)
+        if frame.n is not None:
+            return 200, {}, said  # a line is where it belongs: nothing more will be said of it
         if frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and (wait or waiter.ended.done()):
             try:
                 async with asyncio.timeout(wait or None):

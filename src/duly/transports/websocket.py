@@ -31,7 +31,7 @@ WRITE_BYTES: Final = 64 * 1024
 class Server(Protocol):
     """What a WebSocket needs of its hub."""
 
-    def login(self, token: str | None, address: str) -> Principal:
+    async def login(self, token: str | None, address: str) -> Principal:
         """Who that is; raises `NotAuthenticated`."""
         ...
 
@@ -184,7 +184,7 @@ async def _introduction(
     try:
         header = request.headers.get("Authorization")
         if header is not None:
-            return server.login(header.removeprefix("Bearer ").strip(), address), None
+            return await server.login(header.removeprefix("Bearer ").strip(), address), None
         async with asyncio.timeout(AUTH_SECONDS):
             message = await socket.receive()
         if message.type is not WSMsgType.TEXT:
@@ -192,7 +192,7 @@ async def _introduction(
         frame = frames.decode(message.data)
         if frame.type != "auth":
             raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
-        return server.login(frame.token, address), frame.cursors
+        return await server.login(frame.token, address), frame.cursors
     except TimeoutError:
         trouble = _trouble(
             "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED

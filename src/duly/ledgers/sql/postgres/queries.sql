@@ -131,6 +131,16 @@ WHERE s.stream = new.stream;
 INSERT INTO duly_entries (stream, n, body, at, key)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::bigint[], $5::bytea[]);
 
+-- name: hold_entries
+SELECT e.stream, e.n, e.body FROM duly_entries AS e
+JOIN unnest($1::text[], $2::bigint[]) AS asked (stream, n) ON e.stream = asked.stream AND e.n = asked.n
+ORDER BY e.stream, e.n FOR UPDATE OF e;
+
+-- name: rewrite
+UPDATE duly_entries AS e SET body = new.body
+FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (stream, n, body)
+WHERE e.stream = new.stream AND e.n = new.n;
+
 -- name: entries
 SELECT n, body, at, key FROM duly_entries WHERE stream = $1 AND n > $2 ORDER BY n LIMIT $3;
 
@@ -157,6 +167,16 @@ WHERE c.stream = new.stream AND c.reader = new.reader;
 
 -- name: cursor
 SELECT n FROM duly_cursors WHERE stream = $1 AND reader = $2;
+
+-- name: cursors
+SELECT reader, n FROM duly_cursors WHERE stream = $1;
+
+-- name: standing
+SELECT coalesce(s.last, 0), c.n
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (stream, reader, place)
+LEFT JOIN duly_streams AS s ON s.stream = asked.stream
+LEFT JOIN duly_cursors AS c ON c.stream = asked.stream AND c.reader = asked.reader
+ORDER BY asked.place;
 
 -- name: hold_marks
 SELECT mark, n, ms FROM duly_marks WHERE mark = ANY($1::text[]) ORDER BY mark FOR UPDATE;

@@ -94,6 +94,33 @@ ON CONFLICT (stream) DO UPDATE SET last = last + 1 RETURNING last;
 -- name: append
 INSERT INTO entries (stream, n, body, at, key) VALUES (?, ?, ?, ?, ?);
 
+-- name: last
+SELECT last FROM streams WHERE stream = ?;
+
+-- name: extend
+INSERT INTO streams (stream, last) VALUES (?, ?)
+ON CONFLICT (stream) DO UPDATE SET last = excluded.last WHERE excluded.last > last;
+
+-- name: admit_ended
+-- Messages whose effect is stored with them.
+INSERT OR IGNORE INTO messages
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, answer)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: there
+-- How many of these items lie on their shelves, with this body if one is named.
+WITH asked (shelf, name, body) AS (VALUES (?, ?, ?))
+SELECT count(*) FROM asked JOIN items AS i ON i.shelf = asked.shelf AND i.name = asked.name
+WHERE asked.body IS NULL OR i.body = asked.body;
+
+-- name: number
+-- A message that was admitted in this transaction is done: its answer is the number of its entry.
+UPDATE messages SET state = 10, answer = ?, moved_at = ? WHERE key = ? AND state < 10;
+
+-- name: rewrite
+-- What was erased stays so.
+UPDATE entries SET body = ? WHERE stream = ? AND n = ? AND body <> x'';
+
 -- name: entries
 SELECT n, body, at, key FROM entries WHERE stream = ? AND n > ? ORDER BY n LIMIT ?;
 
@@ -109,8 +136,20 @@ INSERT INTO cursors (stream, reader, n)
 VALUES (?1, ?2, min(?3, coalesce((SELECT last FROM streams WHERE stream = ?1), 0)))
 ON CONFLICT (stream, reader) DO UPDATE SET n = max(n, excluded.n) RETURNING n;
 
+-- name: advance_cursors
+-- Those that really move.
+INSERT INTO cursors (stream, reader, n) VALUES (?, ?, ?)
+ON CONFLICT (stream, reader) DO UPDATE SET n = excluded.n WHERE excluded.n > n;
+
 -- name: cursor
 SELECT n FROM cursors WHERE stream = ? AND reader = ?;
+
+-- name: cursors
+SELECT reader, n FROM cursors WHERE stream = ?;
+
+-- name: standing
+SELECT coalesce((SELECT last FROM streams WHERE stream = ?1), 0),
+       (SELECT n FROM cursors WHERE stream = ?1 AND reader = ?2);
 
 -- name: raise
 -- A higher number, or a later time from a sender that counts anew; see duly.core.writes.is_later.

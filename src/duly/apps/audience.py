@@ -1,0 +1,391 @@
+"""The audience: who is connected, in which conversations, and what each of them has been told.
+
+The laws. Every connection is told every line of its conversations, each once, in order. What it has not
+acknowledged is told again, ever more slowly, until it does; and only so much goes ahead of what it has
+acknowledged, so that ten thousand lines waiting for somebody do not drown them. The stream is the truth:
+whoever is behind reads on from the ledger, and who was removed reads no further than the line that says so.
+
+Memory here is only a cache. `look` is the doorbell's: something may be new in a conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from duly.apps import conversations as c
+from duly.auth import Principal
+from duly.core.retry import RetryPolicy
+from duly.core.units import MINUTE, SECOND
+from duly.core.writes import MoveCursor
+from duly.errors import DulyError, LedgerError
+from duly.ledger import Entry, Ledger
+from duly.transport import Session
+
+AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
+"""When a line that was not acknowledged is told again."""
+WINDOW: Final = 1_000
+"""Lines of a conversation that go ahead of their acknowledgement."""
+PAGE: Final = 500
+
+
+class Seat:
+    """One connection of somebody."""
+
+    __slots__ = ("loading", "missed", "places", "session", "who")
+
+    def __init__(self, session: Session, who: Principal) -> None:
+        self.session = session
+        self.who = who
+        self.places: dict[str, Place] = {}
+        self.loading = True
+        self.missed: set[str] = set()
+        """where something was said while their places were being read"""
+
+
+class Place:
+    """A connection's place in one conversation."""
+
+    __slots__ = ("acked", "attempt", "busy", "conv", "due", "head", "noted", "over", "seat", "told")
+
+    def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
+        self.seat = seat
+        self.conv = conv
+        self.told = self.acked = told
+        self.noted = noted
+        """how far the ledger knows they have come; less, if they said so only when they came"""
+        self.head = head
+        """the last line there is, as far as we know"""
+        self.attempt = 1
+        self.due = 0
+        """when to look whether it was acknowledged; 0: nobody looks"""
+        self.busy = False
+        """it is just being told what it missed"""
+        self.over = False
+
+    @property
+    def room(self) -> int:
+        return WINDOW - (self.told - self.acked)
+
+
+class Audience:
+    """Everybody connected to one hub's chat. `moved` hears how far somebody has come, once it is stored."""
+
+    def __init__(
+        self, ledger: Ledger, moved: Callable[[str, str, int], None], again: RetryPolicy = AGAIN
+    ) -> None:
+        self._ledger = ledger
+        self._moved = moved
+        self._again = again
+        self._seats: dict[Session, Seat] = {}
+        self._by_name: dict[str, list[Seat]] = {}
+        self._present: dict[str, dict[Seat, Place]] = {}
+        self._timers: list[tuple[int, int, Place]] = []
+        self._count = 0
+        self._moves: dict[tuple[str, str], int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._saving = False
+
+    # ── coming and going ─────────────────────────────────────────────────────────────────────────
+
+    def enter(self, session: Session, who: Principal) -> Seat:
+        """Somebody has come; what is said from now on is not missed."""
+        seat = self._seats[session] = Seat(session, who)
+        self._by_name.setdefault(who.name, []).append(seat)
+        return seat
+
+    async def find_places(self, seat: Seat, cursors: dict[str, int] | None) -> dict[str, int]:
+        """Where they stand in each of their conversations: by their own word, else as this device, else as
+        anybody of this name has acknowledged. Returns after which lines they are told on."""
+        name = seat.who.name
+        await self._stand(seat, [*await self._ledger.shelf(c.convs(name)), c.notes(name)], cursors)
+        return {conv: place.told for conv, place in seat.places.items()}
+
+    async def _stand(self, seat: Seat, known: list[str], cursors: dict[str, int] | None) -> None:
+        name, device = seat.who.name, seat.who.device
+        readers = [name, c.begins_for(name)] + ([f"{name}/{device}"] if device else [])
+        found = await self._ledger.standing([(c.stream(conv), r) for conv in known for r in readers])
+        rows = [found[i : i + len(readers)] for i in range(0, len(found), len(readers))]
+        for conv, (own, begins, *of_device) in zip(known, rows, strict=True):
+            here = of_device[0].cursor if of_device else own.cursor
+            told = here if here is not None else own.cursor or 0
+            if cursors is not None and conv in cursors:
+                told = cursors[conv]
+            if conv not in seat.places:
+                told = min(max(told, begins.cursor or 0, 0), own.last)
+                self._sit(seat, conv, told, own.last, here or 0)
+
+    def begin(self, seat: Seat) -> None:
+        """They have been greeted: tell them what they missed."""
+        seat.loading = False
+        if seat.missed:
+            self._do(self.look_up(seat.who.name))
+        for place in list(seat.places.values()):
+            self._go_on(place)
+
+    def leave(self, session: Session) -> Seat | None:
+        seat = self._seats.pop(session, None)
+        if seat is None:
+            return None
+        seats = self._by_name[seat.who.name]
+        seats.remove(seat)
+        if not seats:
+            del self._by_name[seat.who.name]
+        for conv in list(seat.places):
+            self._stand_up(seat, conv)
+        return seat
+
+    def seats(self, name: str) -> list[Seat]:
+        return self._by_name.get(name, [])
+
+    def seat(self, session: Session) -> Seat | None:
+        return self._seats.get(session)
+
+    def here(self, conv: str) -> list[Seat]:
+        """The connections that are in a conversation."""
+        return list(self._present.get(conv, ()))
+
+    def join(self, name: str, conv: str, told: int = 0) -> None:
+        """Somebody is in this conversation now."""
+        for seat in self.seats(name):
+            if seat.loading:
+                seat.missed.add(conv)
+            elif conv not in seat.places:
+                self._sit(seat, conv, told, told, 0)
+
+    def part(self, name: str, conv: str) -> None:
+        """Somebody is not in this conversation any more."""
+        for seat in self.seats(name):
+            self._stand_up(seat, conv)
+
+    def _sit(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
+        if seat.session in self._seats:
+            place = seat.places[conv] = Place(seat, conv, told, head, noted)
+            self._present.setdefault(conv, {})[seat] = place
+
+    def _stand_up(self, seat: Seat, conv: str) -> None:
+        place = seat.places.pop(conv, None)
+        if place is not None:
+            place.over = True
+            present = self._present[conv]
+            del present[seat]
+            if not present:
+                del self._present[conv]
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+
+    def tell(self, conv: str, n: int, frame: bytes, by: Session) -> None:
+        """A line was stored: tell it to those whose turn it is; the others read on to it. The connection it
+        came `by` knows it from its `server_ack`."""
+        for name in c.pair_in(conv) if n == 1 else ():
+            self.join(name, conv)
+        for place in self._present.get(conv, {}).values():
+            place.head = max(place.head, n)
+            if n == place.told + 1 and not place.busy and not place.seat.loading and place.room > 0:
+                place.told = n
+                if place.seat.session is by:
+                    if place.acked == n - 1:
+                        self.acknowledge(place.seat, conv, n)
+                    continue
+                place.seat.session.push(frame)
+                if not place.due:
+                    self._watch(place)
+            elif n > place.told:
+                self._go_on(place)
+
+    def look(self, conv: str) -> None:
+        """Something may be new in this conversation."""
+        self._do(self._look(conv))
+
+    async def _look(self, conv: str) -> None:
+        (own,) = await self._ledger.standing([(c.stream(conv), "")])
+        for name in c.pair_in(conv):
+            self.join(name, conv)
+        for place in list(self._present.get(conv, {}).values()):
+            place.head = max(place.head, own.last)
+            self._go_on(place)
+
+    async def look_up(self, name: str) -> None:
+        """Somebody may be in other conversations than before."""
+        now = {*await self._ledger.shelf(c.convs(name)), c.notes(name)}
+        for seat in list(self.seats(name)):
+            for conv in seat.places.keys() - now:
+                self._stand_up(seat, conv)
+            await self._stand(seat, sorted(now - seat.places.keys()), None)
+            for place in list(seat.places.values()):
+                self._go_on(place)
+
+    def _go_on(self, place: Place) -> None:
+        if (
+            not (place.busy or place.over or place.seat.loading)
+            and place.told < place.head
+            and place.room > 0
+        ):
+            place.busy = True
+            self._do(self._catch_up(place))
+
+    async def _catch_up(self, place: Place) -> None:
+        """Read on to what is new. A ledger that fails is asked again when it is looked whether they have
+        acknowledged."""
+        try:
+            while place.told < place.head and place.room > 0 and not place.over:
+                page = await self._ledger.entries(c.stream(place.conv), place.told, min(PAGE, place.room))
+                if not page:
+                    break
+                await self._hand(place, page, 1)
+        except LedgerError:
+            pass
+        finally:
+            place.busy = False
+            if not place.due and not place.over and place.acked < place.head:
+                self._watch(place)
+
+    async def _hand(self, place: Place, page: list[Entry], attempt: int) -> None:
+        now = self._ledger.clock.now()
+        for shown in await self.show(place.conv, page, now, attempt):
+            entry, frame = shown
+            if place.over:
+                return
+            if attempt == 1:
+                if entry.n != place.told + 1:
+                    continue
+                place.told = entry.n
+            place.seat.session.push(frame)
+            if c.leaver_in(entry) == place.seat.who.name:
+                self._stand_up(place.seat, place.conv)
+
+    async def show(
+        self, conv: str, page: list[Entry], now: int, attempt: int = 1
+    ) -> list[tuple[Entry, bytes]]:
+        """Entries with the frames they go out as. An edit is shown with what its line says now."""
+        shown: list[tuple[Entry, bytes]] = []
+        for entry in page:
+            edited = c.edit_of(entry)
+            if edited is None:
+                shown.append((entry, c.show_entry(conv, entry, now, attempt)))
+                continue
+            (line,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
+            frame = c.read_line(entry)
+            data = bytes(c.read_line(line).data) if line.body else b""
+            text = c.edit_line(frame, frame.from_ or "", edited, data)
+            shown.append((entry, c.show(conv, entry.n, text, entry.at, attempt)))
+        return shown
+
+    # ── acknowledging ────────────────────────────────────────────────────────────────────────────
+
+    def acknowledge(self, seat: Seat, conv: str, n: int) -> bool:
+        """They have everything up to `n`. Whether they are in this conversation."""
+        place = seat.places.get(conv)
+        if place is None:
+            return False
+        n = min(n, place.told)
+        if n > place.acked:
+            place.acked = n
+            place.attempt = 1
+            if place.told < place.head:
+                self._go_on(place)
+        if n > place.noted:
+            place.noted = n
+            name, device = seat.who.name, seat.who.device
+            others = (other.places.get(conv) for other in self.seats(name) if other is not seat)
+            if not any(other is not None and other.noted >= n for other in others):
+                self.move(conv, name, n)
+            if device:
+                self.move(conv, f"{name}/{device}", n)
+        return True
+
+    def move(self, conv: str, reader: str, n: int) -> None:
+        """Note how far a reader has come. What gathers while the ledger flushes goes with the next flush."""
+        key = (conv, reader)
+        if n > self._moves.get(key, 0):
+            self._moves[key] = n
+        if not self._saving:
+            self._saving = True
+            self._do(self._save())
+
+    async def _save(self) -> None:
+        try:
+            while self._moves:
+                moves, self._moves = self._moves, {}
+                writes = [MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()]
+                try:
+                    reached = await self._ledger.write(*writes)
+                except LedgerError:
+                    return  # they are told again, and say it again
+                for (conv, reader), n in zip(moves, reached, strict=True):
+                    assert isinstance(n, int)
+                    self._moved(conv, reader, n)
+        finally:
+            self._saving = False
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, place: Place) -> None:
+        delay = self._again.delay(place.attempt, place.conv.encode()) or 0
+        place.due = self._ledger.clock.now() + delay
+        self._count += 1
+        heapq.heappush(self._timers, (place.due, self._count, place))
+
+    def wake(self, now: int) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            place = heapq.heappop(self._timers)[2]
+            place.due = 0
+            if place.over or place.acked >= place.head:
+                continue
+            if place.acked < place.told and not place.busy:
+                place.attempt += 1
+                self._do(self._tell_again(place))
+            else:
+                self._go_on(place)
+            self._watch(place)
+
+    async def _tell_again(self, place: Place) -> None:
+        page = await self._ledger.entries(
+            c.stream(place.conv), place.acked, min(PAGE, place.told - place.acked)
+        )
+        await self._hand(place, [entry for entry in page if entry.n > place.acked], place.attempt)
+
+    def next_wake(self) -> int | None:
+        return self._timers[0][0] if self._timers else None
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set; timers go on as if it had not been."""
+        self._timers = [(due + by, count, place) for due, count, place in self._timers]
+        for due, _, place in self._timers:
+            place.due = due
+
+    def restored(self) -> None:
+        """The ledger is back after a failure: what was stored meanwhile nobody has been told."""
+        for conv in list(self._present):
+            self.look(conv)
+
+    def attempts(self, conv: str, n: int) -> int:
+        """How often a line has been told to whoever here has not acknowledged it yet; 0: nobody waits."""
+        waiting = [p.attempt for p in self._present.get(conv, {}).values() if p.acked < n <= p.told]
+        return max(waiting, default=0)
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────────
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Note what was acknowledged; the rest is in the ledger."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def kill(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    """A ledger that fails, or is closed, is nobody's fault here: who was not told is told again."""
+    try:
+        await work
+    except DulyError:
+        return

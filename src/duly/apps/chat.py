@@ -1,0 +1,446 @@
+"""Chat (seed 002): people and groups, in conversations that everybody sees alike.
+
+The laws. The client mints the id; `server_ack` goes out after the line is stored, with its conversation and
+its number, and a repeat gets the same. A line is one row, however many read it: readers have cursors. Nobody
+sees a conversation they are not in, nor whether it exists. Typing and presence are told to whoever is there,
+and kept nowhere.
+
+What a frame means is here and in `groups` and `friends`; storing is `lines`, telling is `audience`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.apps import conversations as c
+from duly.apps.audience import AGAIN, Audience, Seat
+from duly.apps.conversations import NOT_YOURS, Guard, Rank, Request
+from duly.apps.friends import FRIENDS, Friends
+from duly.apps.groups import GROUPS, Groups
+from duly.apps.lines import Asked, Lines
+from duly.auth import Accounts, Principal, Role
+from duly.core.messages import Word, names_in
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Arrived, Effect, Reachable, Reply
+from duly.core.units import MS
+from duly.core.writes import PutNew, Rewrite, Write
+from duly.dialects import frames
+from duly.dialects.frames import Frame, ServerCode
+from duly.engine import Engine
+from duly.errors import Malformed, NotAllowed
+from duly.journal import Journal
+from duly.ledger import Entry, Ledger
+from duly.transport import Session
+
+PAGE_LIMIT: Final = 200
+"""Most lines on one page of history."""
+PAGE_BYTES: Final = 192 * 1024
+"""A page fits into a frame."""
+RECEIPTS_LIMIT: Final = 50
+"""In larger groups receipts are not told one by one: ask."""
+BEGUN_KEPT: Final = 100_000
+
+SAYING: Final = frozenset({"one_chat", "group_chat", "edit", "delete"})
+ASKING: Final = frozenset({"history", "receipts", "conversations", "group_info", "friends"})
+PASSING: Final = frozenset({"ack", "read", "typing", "presence"})
+
+
+class ChatPolicy(Struct, frozen=True):
+    friends_only: bool = False
+    """only friends may talk to each other, or bring each other into groups"""
+    again: RetryPolicy = AGAIN
+
+
+class Where(Struct, frozen=True):
+    conv: str
+    n: int
+
+
+class Edit(Struct, frozen=True):
+    conv: str
+    n: int
+    data: Raw
+
+
+class HistoryPage(Struct, frozen=True):
+    conv: str
+    before: int = c.ALL
+    limit: int = 50
+
+
+class Chat:
+    """One hub's chat, on one ledger."""
+
+    roles = frozenset({Role.USER})
+    types = SAYING | ASKING | PASSING | GROUPS | FRIENDS
+
+    def __init__(
+        self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: ChatPolicy | None = None
+    ) -> None:
+        self.policy = policy or ChatPolicy()
+        self._ledger = ledger
+        self._accounts = accounts
+        self._journal = journal
+        self.audience = Audience(ledger, self._moved, self.policy.again)
+        self.engine = Engine(Lines(self.audience), ledger, self._perform)
+        self._groups = Groups(ledger, self._may_add)
+        self._friends = Friends(ledger, self._knows)
+        self._begun: dict[str, None] = {}
+        """pairs that have talked before: their conversation is on both their shelves"""
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        await self.audience.close()
+
+    # ── who is here ──────────────────────────────────────────────────────────────────────────────
+
+    async def connected(
+        self, session: Session, who: Principal, cursors: dict[str, int] | None = None
+    ) -> None:
+        """Greet them, and tell them what they missed. `cursors` in the welcome say after which line of each
+        conversation that begins."""
+        seat = self.audience.enter(session, who)
+        told = await self.audience.find_places(seat, cursors)
+        now = self._ledger.clock.now() // MS
+        session.push(frames.encode(Frame("welcome", you=who.name, time=now, cursors=told)))
+        self.audience.begin(seat)
+        await self.engine.put(Reachable(who.name))  # the timers are looked at
+        await self._come_or_go(seat, online=True)
+
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        seat = self.audience.leave(session)
+        if seat is not None:
+            await self._come_or_go(seat, online=False)
+
+    def dismiss(self, name: str) -> None:
+        for seat in list(self.audience.seats(name)):
+            seat.session.close("your token is no longer valid")
+
+    async def _come_or_go(self, seat: Seat, *, online: bool) -> None:
+        """Friends see each other come with the first device and go with the last."""
+        name = seat.who.name
+        friends = list(await self._ledger.shelf(c.friends(name)))
+        if online:
+            for friend in friends:
+                if self.audience.seats(friend):
+                    seat.session.push(_presence(friend, b'{"online":true}'))
+        if len(self.audience.seats(name)) == int(online):
+            frame = _presence(name, b'{"online":true}' if online else b'{"online":false}')
+            self._push_to(friends, frame)
+
+    def _push_to(self, names: list[str], frame: bytes) -> None:
+        for name in names:
+            for seat in self.audience.seats(name):
+                seat.session.push(frame)
+
+    # ── what they say ────────────────────────────────────────────────────────────────────────────
+
+    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+        if who.role is not Role.USER or self._accounts.role_of(who.name) is not Role.USER:
+            raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
+        type_, me = frame.type, who.name
+        if type_ == "ack":
+            await self._reached(session, who, frame, read=False)
+            return False
+        if type_ in PASSING:
+            await self._pass_on(session, who, frame)
+            return False
+        if type_ in ASKING:
+            data = await self._ask(frame, me)
+            session.push(_answer(frame.seq_id, data))
+            return True
+        if type_ == "one_chat":
+            request = await self._one_chat(frame, me)
+        elif type_ == "group_chat":
+            request = self._group_chat(frame, me)
+        elif type_ in GROUPS:
+            request = await self._groups.request(frame, me)
+        elif type_ in FRIENDS:
+            request = await self._friends.request(frame, me)
+        else:
+            request = await (self._edit if type_ == "edit" else self._delete)(frame, me)
+        await self.engine.put(Arrived(request.message, Asked(session, request)))
+        return True
+
+    async def _one_chat(self, frame: Frame, me: str) -> Request:
+        other = frame.to
+        if not other:
+            raise Malformed("a one_chat needs 'to': the person it is for")
+        message = c.message_of(frame, me, other)
+        if not await self._knows(other):
+            raise NotAllowed(NOT_YOURS.reason)
+        conv = c.direct(me, other)
+        also: tuple[Write, ...] = ()
+        if conv not in self._begun:
+            also = tuple(PutNew(c.convs(name), conv, b"") for name in sorted({me, other}))
+        return Request(message, conv, c.line_of(frame, me), self._may_talk(conv, me, other), also)
+
+    def _may_talk(self, conv: str, me: str, other: str) -> tuple[Guard, ...]:
+        guards: tuple[Guard, ...] = (Guard(c.BARRED, conv, wanted=False),)
+        if self.policy.friends_only and me != other:
+            guards = (*guards, Guard(c.friends(me), other))
+        return guards
+
+    def _group_chat(self, frame: Frame, me: str) -> Request:
+        group = frame.to
+        if not group or not c.is_group(group):
+            raise Malformed("a group_chat needs 'to': the group it is for")
+        guards = (Guard(c.members(c.known_form(group)), me),)
+        return Request(c.message_of(frame, me, group), group, c.line_of(frame, me), guards)
+
+    async def _edit(self, frame: Frame, me: str) -> Request:
+        wanted = c.read_data(frame, Edit)
+        line = await self._line(wanted.conv, wanted.n, me)
+        if line.from_ != me:
+            raise NotAllowed(NOT_YOURS.reason)
+        new = c.line_of(line, me, wanted.data, edited=True)
+        told = c.edit_line(frame, me, wanted.n, b"")
+        return Request(
+            c.message_of(frame, me, wanted.conv),
+            wanted.conv,
+            told,
+            self._may_write(wanted.conv, me),
+            (Rewrite(c.stream(wanted.conv), wanted.n, new),),
+            live=c.edit_line(frame, me, wanted.n, bytes(wanted.data)),
+        )
+
+    async def _delete(self, frame: Frame, me: str) -> Request:
+        wanted = c.read_data(frame, Where)
+        line = await self._line(wanted.conv, wanted.n, me)
+        guards = self._may_write(wanted.conv, me)
+        if line.from_ != me:
+            rank = await self._ledger.item(c.members(wanted.conv), me)
+            if rank not in (Rank.OWNER.body, Rank.ADMIN.body):
+                raise NotAllowed(NOT_YOURS.reason)
+            guards = (Guard(c.members(wanted.conv), me, rank),)
+        erase = Rewrite(c.stream(wanted.conv), wanted.n, b"")
+        return Request(
+            c.message_of(frame, me, wanted.conv), wanted.conv, c.line_of(frame, me), guards, (erase,)
+        )
+
+    def _may_write(self, conv: str, me: str) -> tuple[Guard, ...]:
+        if c.is_group(conv):
+            return (Guard(c.members(conv), me),)
+        one, other = c.pair_in(conv)
+        return self._may_talk(conv, me, other if one == me else one)
+
+    async def _line(self, conv: str, n: int, me: str) -> Frame:
+        """A line somebody said. What they cannot see is not there."""
+        begins = await self._begins(conv, me)
+        found = await self._ledger.entries(c.stream(conv), n - 1, 1) if n >= max(begins, 1) else []
+        if not found or found[0].n != n or not found[0].body:
+            raise NotAllowed(NOT_YOURS.reason)
+        line = c.read_line(found[0])
+        if line.type not in c.LINES:
+            raise NotAllowed(NOT_YOURS.reason)
+        return line
+
+    async def left_by(self, name: str) -> bool:
+        """Whether anybody of this name has talked here: it is not given away."""
+        return bool(await self._ledger.shelf(c.convs(name)))
+
+    # ── who may ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _knows(self, name: str) -> bool:
+        return await self._accounts.look(name) is Role.USER
+
+    async def _may_add(self, me: str, other: str) -> bool:
+        if not await self._knows(other) or await self._ledger.item(c.BARRED, c.direct(me, other)) is not None:
+            return False
+        return not self.policy.friends_only or await self._ledger.item(c.friends(me), other) is not None
+
+    async def _begins(self, conv: str, me: str) -> int:
+        """The first line somebody may see of a conversation; raises if they are not in it."""
+        c.known_form(conv)
+        if c.is_group(conv):
+            if await self._ledger.item(c.members(conv), me) is not None:
+                return await self._ledger.cursor(c.stream(conv), c.begins_for(me))
+        elif me in c.pair_in(conv) or conv == c.notes(me):
+            return 0
+        raise NotAllowed(NOT_YOURS.reason)
+
+    # ── what passes ──────────────────────────────────────────────────────────────────────────────
+
+    async def _pass_on(self, session: Session, who: Principal, frame: Frame) -> None:
+        me = who.name
+        if frame.type == "read":
+            await self._reached(session, who, frame, read=True)
+        elif frame.type == "presence":
+            friends = list(await self._ledger.shelf(c.friends(me)))
+            self._push_to(friends, _presence(me, bytes(frame.data) or b'{"online":true}'))
+        else:
+            conv = frame.conv or ""
+            seat = self.audience.seat(session)
+            if seat is None or conv not in seat.places:
+                raise NotAllowed(NOT_YOURS.reason)
+            typing = frames.encode(Frame("typing", from_=me, conv=conv, data=frame.data))
+            for other in self.audience.here(conv):
+                if other.who.name != me:
+                    other.session.push(typing)
+
+    async def _reached(self, session: Session, who: Principal, frame: Frame, *, read: bool) -> None:
+        conv, n = frame.conv, frame.n
+        if conv is None or n is None or not 0 <= n < c.ALL:
+            raise Malformed(f"a {frame.type} needs conv and n: how far you have come in which conversation")
+        seat = self.audience.seat(session)
+        if seat is None or not self.audience.acknowledge(seat, conv, n):
+            # By HTTP, or from somebody who is not in it.
+            await self._begins(conv, who.name)
+            self.audience.move(conv, who.name, n)
+        if read:
+            self.audience.move(conv, c.read_by(who.name), n)
+
+    def _moved(self, conv: str, reader: str, n: int) -> None:
+        """Somebody has come further, and that is stored: tell those whom it concerns."""
+        if "/" in reader:
+            return
+        name = reader.removeprefix("r:")
+        seats = self.audience.here(conv)
+        if conv.startswith("~") or len(seats) > RECEIPTS_LIMIT:
+            return
+        state = Raw(b'{"state":"read"}' if reader != name else b'{"state":"delivered"}')
+        receipt = frames.encode(Frame("receipt", from_=name, conv=conv, n=n, data=state))
+        for seat in seats:
+            if seat.who.name != name or reader != name:  # one's own other devices know what was read
+                seat.session.push(receipt)
+
+    # ── what is asked ────────────────────────────────────────────────────────────────────────────
+
+    async def _ask(self, frame: Frame, me: str) -> bytes:
+        match frame.type:
+            case "history":
+                return await self._history(frame, me)
+            case "receipts":
+                return msgspec.json.encode(await self._receipts(frame, me))
+            case "conversations":
+                return msgspec.json.encode(await self._conversations(me))
+            case "group_info":
+                return msgspec.json.encode(await self._groups.show(frame, me))
+            case _:
+                return msgspec.json.encode(await self._friends.of(me))
+
+    async def _history(self, frame: Frame, me: str) -> bytes:
+        """A page of lines before a number, oldest first; `first` is the first one they may see."""
+        wanted = c.read_data(frame, HistoryPage)
+        if not 1 <= wanted.limit <= PAGE_LIMIT or wanted.before < 1:
+            raise Malformed(f"a page has 1 to {PAGE_LIMIT} lines, before a number from 1")
+        stream = c.stream(c.known_form(wanted.conv))
+        extent = await self._ledger.extent(stream)
+        before = min(wanted.before, extent.last + 1)
+        page = await self._ledger.entries(stream, max(0, before - 1 - wanted.limit), wanted.limit)
+        # Asked after reading: who was removed meanwhile sees nothing.
+        first = max(await self._begins(wanted.conv, me), 1)
+        page = [entry for entry in page if first <= entry.n < before]
+        shown = [line for _, line in await self.audience.show(wanted.conv, page, self._ledger.clock.now())]
+        size = 0
+        for i, line in enumerate(reversed(shown)):
+            size += len(line) + 1
+            if size > PAGE_BYTES and i:
+                del shown[: len(shown) - i]
+                break
+        return b'{"first":%d,"last":%d,"lines":[%b]}' % (first, extent.last, b",".join(shown))
+
+    async def _receipts(self, frame: Frame, me: str) -> dict[str, Any]:
+        """How far a line has come: delivered to k of n, read by m of n."""
+        wanted = c.read_data(frame, Where)
+        begins = await self._begins(wanted.conv, me)
+        found = await self._ledger.entries(c.stream(wanted.conv), wanted.n - 1, 1) if wanted.n >= 1 else []
+        if not found or found[0].n != wanted.n or wanted.n < begins:
+            raise NotAllowed(NOT_YOURS.reason)
+        author = _author(found[0])
+        if c.is_group(wanted.conv):
+            names = set(await self._ledger.shelf(c.members(wanted.conv)))
+        else:
+            names = set(c.pair_in(wanted.conv)) or {me}
+        others = names - {author}
+        cursors = await self._ledger.cursors(c.stream(wanted.conv))
+        read = sorted(name for name in others if cursors.get(c.read_by(name), 0) >= wanted.n)
+        have = sorted(name for name in others if cursors.get(name, 0) >= wanted.n or name in read)
+        shown: dict[str, Any] = {
+            "conv": wanted.conv, "n": wanted.n, "state": "accepted", "of": len(others),
+            "delivered": len(have), "read": len(read),
+            "attempts": self.audience.attempts(wanted.conv, wanted.n),
+        }  # fmt: skip
+        if others and len(have) == len(others):
+            shown["state"] = "read" if len(read) == len(others) else "delivered"
+        if len(others) <= RECEIPTS_LIMIT:
+            shown |= {"delivered_to": have, "read_by": read}
+        return shown
+
+    async def _conversations(self, me: str) -> dict[str, Any]:
+        """Where somebody can talk, with how much there is and how far they have read."""
+        known = list(await self._ledger.shelf(c.convs(me)))
+        found = await self._ledger.standing(
+            [(c.stream(conv), reader) for conv in known for reader in (me, c.read_by(me))]
+        )
+        shown = []
+        for conv, have, read in zip(known, found[::2], found[1::2], strict=True):
+            name = await self._groups.name_of(conv) if c.is_group(conv) else ""
+            shown.append(
+                {"conv": conv, "last": have.last, "delivered": have.cursor or 0, "read": read.cursor or 0}
+                | ({"name": name} if name else {"with": _other(conv, me)})
+            )
+        return {"conversations": shown}
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        assert isinstance(effect, Reply)
+        asked, message, verdict = effect.origin, effect.message, effect.verdict
+        assert isinstance(asked, Asked)
+        request = asked.request
+        if verdict.word is not Word.FRESH:
+            ack = frames.server_ack(message.id, verdict)
+            if verdict.answer is not None and verdict.word is Word.DUPLICATE:
+                ack = _with_place(ack, request, int(verdict.answer.data))
+            asked.session.push(frames.encode(ack))
+            return
+        assert verdict.answer is not None
+        n = int(verdict.answer.data)
+        ack = Frame("server_ack", message.id, code=_ACCEPTED)
+        asked.session.push(frames.encode(_with_place(ack, request, n)))
+        if self._journal.watchers:
+            self._journal.see("said", scope=message.scope, id=message.id, kind=message.kind, n=n)
+        conv = request.conv
+        if message.kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
+            self._begun[conv] = None
+        for name in request.joins:
+            self.audience.join(name, conv, n - 1)
+        at = self._ledger.clock.now()
+        self.audience.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session)
+        for name in request.parts:
+            self.audience.part(name, conv)
+        for other in request.news:
+            self.audience.look(other)
+
+
+_ACCEPTED: Final = int(ServerCode.ACCEPTED)
+
+
+def _with_place(ack: Frame, request: Request, n: int) -> Frame:
+    if request.shown:
+        ack = msgspec.structs.replace(ack, conv=request.conv, n=n)
+    return msgspec.structs.replace(ack, data=frames.raw(request.data)) if request.data else ack
+
+
+def _answer(seq_id: str | None, data: bytes) -> bytes:
+    return frames.encode(Frame("server_ack", seq_id, code=_ACCEPTED, data=frames.raw(data)))
+
+
+def _presence(name: str, data: bytes) -> bytes:
+    return frames.encode(Frame("presence", from_=name, data=Raw(data)))
+
+
+def _author(entry: Entry) -> str:
+    return names_in(entry.key)[0] if entry.key else ""
+
+
+def _other(conv: str, me: str) -> str:
+    one, other = c.pair_in(conv)
+    return other if one == me else one

@@ -1,0 +1,178 @@
+"""`duly.Chat` on a real hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import duly
+from duly.auth import Role
+from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
+from duly.errors import NotAuthenticated, Stopped
+from tests.places import Place
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path / "hub")
+    await place.start()
+    await place.add(Role.USER, "ann", "bob", "cid")
+    yield place
+    await place.stop()
+
+
+def chat(town: Place, name: str, data: str | None = None) -> Chat:
+    return Chat(town.url, town.tokens[name], data=data)
+
+
+async def take(person: Chat, count: int) -> list[Line]:
+    """The next lines, all made use of."""
+    lines: list[Line] = []
+    async with asyncio.timeout(10):
+        async for line in person.lines():
+            if len(lines) == count:
+                raise AssertionError(f"one too many: {line}")
+            lines.append(line)
+            if len(lines) == count:
+                person._made_use_of(line.conv, line.n)
+                return lines
+    return lines
+
+
+async def test_two_people_talk(town: Place) -> None:
+    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+        assert (ann.name, bob.name) == ("ann", "bob")
+        sent = await ann.send("bob", "hello")
+        assert (sent.conv, sent.n) == ("ann+bob", 1)
+        (line,) = await take(bob, 1)
+        assert (line.sender, line.text, line.n, line.type) == ("ann", "hello", 1, "one_chat")
+        await bob.send("ann", {"text": "hi", "mood": "good"})
+        (line,) = await take(ann, 1)
+        assert (line.text, line.data["mood"], line.n) == ("hi", "good", 2)
+
+
+async def test_what_is_said_at_once_arrives_in_the_order_it_was_said(town: Place) -> None:
+    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+        sent = await asyncio.gather(*(ann.send("bob", str(i)) for i in range(100)))
+        assert [one.n for one in sent] == list(range(1, 101))
+        assert [line.text for line in await take(bob, 100)] == [str(i) for i in range(100)]
+
+
+async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(town: Place) -> None:
+    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+
+        async def talk() -> None:
+            for i in range(60):
+                await ann.send("bob", str(i))
+
+        talking = asyncio.create_task(talk())
+        got = await take(bob, 15)
+        await town.stop()
+        await town.start()
+        got += await take(bob, 45)
+        await talking
+        assert [line.text for line in got] == [str(i) for i in range(60)]
+        assert [line.n for line in got] == list(range(1, 61))
+
+
+async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(town: Place, tmp_path: Path) -> None:
+    data = str(tmp_path / "bob.db")
+    async with chat(town, "ann") as ann:
+        for i in range(5):
+            await ann.send("bob", str(i))
+        bob = chat(town, "bob", data)
+        await bob.__aenter__()
+        async with asyncio.timeout(5):
+            async for line in bob.lines():
+                if line.n == 3:
+                    break  # made use of 1 and 2 only
+        await bob._close()
+        async with chat(town, "bob", data) as bob:
+            assert [line.n for line in await take(bob, 3)] == [3, 4, 5]
+        async with chat(town, "bob", data) as bob:
+            await ann.send("bob", "new")
+            assert [line.text for line in await take(bob, 1)] == ["new"]
+
+
+async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_path: Path) -> None:
+    data = str(tmp_path / "ann.db")
+    ann = chat(town, "ann", data)
+    await ann.__aenter__()
+    await town.stop()
+    saying = asyncio.create_task(ann.send("bob", "said while the hub was away"))
+    while not ann._sending or not len(ann._engine._machine):  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+    await ann._close()
+    with pytest.raises(Stopped):
+        await saying
+    await town.start()
+    async with chat(town, "ann", data), chat(town, "bob") as bob:
+        assert [line.text for line in await take(bob, 1)] == ["said while the hub was away"]
+
+
+async def test_groups_receipts_history_and_news(town: Place) -> None:
+    async with chat(town, "ann") as ann, chat(town, "bob") as bob, chat(town, "cid") as cid:
+        group = await ann.create_group("club", "bob")
+        await ann.invite(group, "cid")
+        assert (await take(cid, 1))[0].data["group"] == group
+        await cid.join(group)
+        sent = await ann.send(group, "welcome")
+        await take(bob, 3)
+        await take(cid, 1)
+        news = ann.news()
+        async with asyncio.timeout(5):
+            seen: list[News] = []
+            while not all(Receipt(group, sent.n, name, "delivered") in seen for name in ("bob", "cid")):
+                seen.append(await anext(news))
+        receipts = await ann.receipts(group, sent.n)
+        assert (receipts.state, receipts.delivered, receipts.read, receipts.of) == ("delivered", 2, 0, 2)
+        bob.read(group, sent.n)
+        cid.typing(group)
+        async with asyncio.timeout(5):
+            while not (Receipt(group, sent.n, "bob", "read") in seen and Typing(group, "cid") in seen):
+                seen.append(await anext(news))
+        await ann.edit(group, sent.n, "welcome!")
+        await bob.send(group, "thanks")
+        page = await cid.history(group)
+        assert [(line.type, line.text) for line in page[-3:]] == [
+            ("group_chat", "welcome!"), ("edit", ""), ("group_chat", "thanks"),
+        ]  # fmt: skip
+        assert page[-3].edited
+        assert (await ann.group(group))["members"] == {"ann": "owner", "bob": "member", "cid": "member"}
+        await ann.remove(group, "cid")
+        with pytest.raises(duly.Refused, match="no such conversation"):
+            await cid.send(group, "hello?")
+        (shown,) = await bob.conversations()
+        assert (shown["conv"], shown["name"], shown["read"]) == (group, "club", sent.n)
+
+
+async def test_friends_see_each_other_come_and_go(town: Place) -> None:
+    async with chat(town, "ann") as ann:
+        async with chat(town, "bob") as bob:
+            await ann.ask_friend("bob")
+            await take(bob, 1)
+            await bob.accept_friend("ann")
+            assert (await ann.friends())["friends"] == ["bob"]
+        async with asyncio.timeout(5):
+            async for news in ann.news():
+                if isinstance(news, Presence):
+                    assert news == Presence("bob", {"online": False})
+                    break
+
+
+async def test_registering_and_logging_in_and_out(town: Place) -> None:
+    await Chat.register(town.url, "zoe", "correct horse")
+    with pytest.raises(duly.Refused, match="taken"):
+        await Chat.register(town.url, "zoe", "correct horse")
+    with pytest.raises(NotAuthenticated):
+        await Chat.log_in(town.url, "zoe", "wrong horse")
+    token = await Chat.log_in(town.url, "zoe", "correct horse", "laptop")
+    async with Chat(town.url, token) as zoe:
+        assert (await zoe.send("ann", "hi")).conv == "ann+zoe"
+        await zoe.log_out(everywhere=True)
+    with pytest.raises(NotAuthenticated):
+        async with Chat(town.url, token):
+            pass
