@@ -73,13 +73,16 @@ def read_event(body: bytes) -> Event:
     return event
 
 
+UNSAID: Final = Raw(b"")
+
+
 class Change(Struct, frozen=True, omit_defaults=True):
     """The `data` of an update or a cancellation."""
 
     event: str
-    location: Raw | None = None
+    location: Raw = UNSAID
     severity: Severity | None = None
-    device_meta: Raw | None = None
+    device_meta: Raw = UNSAID
     cancelled_at: int | None = None
     reason: str = ""
 
@@ -93,7 +96,7 @@ def read_change(body: bytes) -> Change:
     except msgspec.DecodeError as problem:
         raise Malformed(f"this changes no alert: {problem}") from None
     for name in ("device_meta", "location"):
-        if len(bytes(getattr(change, name) or b"")) > FIELD_LIMIT:
+        if len(bytes(getattr(change, name))) > FIELD_LIMIT:
             raise TooLarge(f"{name} is longer than {FIELD_LIMIT} bytes; leave something out")
     return change
 
@@ -115,9 +118,9 @@ class Status(Struct, frozen=True, omit_defaults=True):
     by: str = ""
     at: int = 0
     note: str = ""
-    location: Raw | None = None
+    location: Raw = UNSAID
     severity: Severity | None = None
-    device_meta: Raw | None = None
+    device_meta: Raw = UNSAID
     updated_at: int = 0
 
 
@@ -131,22 +134,19 @@ def read_status(body: bytes | None) -> Status:
 
 def updated(status: Status, change: Change, at: int) -> Status:
     """The status after an update."""
-    fresh = {
-        name: value
-        for name in ("location", "severity", "device_meta")
-        if (value := getattr(change, name)) is not None
-    }
-    return structs.replace(status, updated_at=at, **fresh)
+    return structs.replace(status, updated_at=at, **_said(change))
 
 
 def current(event: Event, status: Status) -> Event:
     """The alert as it stands."""
-    fresh = {
-        name: value
-        for name in ("location", "severity", "device_meta")
-        if (value := getattr(status, name)) is not None
-    }
+    fresh = _said(status)
     return structs.replace(event, **fresh) if fresh else event
+
+
+def _said(by: Change | Status) -> dict[str, Any]:
+    """What is newer than in the alert itself."""
+    said = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
+    return {name: value for name, value in said.items() if value not in (UNSAID, None)}
 
 
 def traits_of(message: Message) -> Traits:

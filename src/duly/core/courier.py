@@ -302,19 +302,20 @@ class Courier:
             )
 
             def done(results: Results, now: int) -> list[Todo]:
+                todo: list[Todo] = []
                 for item, taken in zip(some, results, strict=True):
                     if taken:
                         item.attempt += 1
                         ours.append(item)
                     else:
-                        self._drop(item)  # ended, or another worker's
+                        todo += self._lose(item, now)
                 if start + AT_ONCE < len(parcel):
-                    return [claim(start + AT_ONCE, now)]
+                    return [*todo, claim(start + AT_ONCE, now)]
                 if ours:
-                    return [self._carry(ours, where[1])]
+                    return [*todo, self._carry(ours, where[1])]
                 self._routes[where].abandoned()
                 self._routes.schedule(where)
-                return []
+                return todo
 
             return Step(writes, done)
 
@@ -329,6 +330,20 @@ class Courier:
             live.items.discard(item.ref)
             if not live.items:
                 del self._live[item.ref.key]
+
+    def _lose(self, item: Item, now: int) -> list[Todo]:
+        """Somebody ended it in the ledger, or another worker has it. If it was the last of its message here,
+        and nobody else could have others, the message is over."""
+        live = self._live.get(item.ref.key)
+        self._drop(item)
+        if live is None or live.items or not self._sole:
+            return []
+        end, answer = (State.DONE if live.reached else State.CANCELLED), Answer()
+
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Report(live.message.key, end, answer, tuple(live.origins), live.message.recipient)]
+
+        return [Step((Advance(live.message.key, end, now, answer),), done)]
 
     # ── how it went ──────────────────────────────────────────────────────────────────────────────
 
@@ -393,8 +408,8 @@ class Courier:
 
         def done(results: Results, now: int) -> list[Todo]:
             if not results[0]:
-                self._drop(item)
-            elif not item.gone:
+                return self._lose(item, now)
+            if not item.gone:
                 self._routes[where].add(item)
                 self._routes.schedule(where)
             return []
@@ -463,17 +478,14 @@ class Courier:
     def _look(self, look: Look, now: int) -> list[Todo]:
         still = {one.delivery.ref for one in look.open}
         live = self._live.get(look.key)
+        todo: list[Todo] = []
         if live is not None:
             for ref in sorted(live.items - still, key=_place):
                 item = self._items[ref]
                 if not item.flying:
-                    self._drop(item)
-        return [
-            todo
-            for one in look.open
-            if one.delivery.ref not in self._items
-            for todo in self._take_up(one, now)
-        ]
+                    todo += self._lose(item, now)
+        new = [one for one in look.open if one.delivery.ref not in self._items]
+        return todo + [each for one in new for each in self._take_up(one, now)]
 
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
