@@ -38,7 +38,7 @@ from duly.apps.alert_events import (
     traits_of,
     updated,
 )
-from duly.apps.desk import CHANNEL, LIST, STATUSES, Desk, Silence
+from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence
 from duly.apps.profiles import Address, Profiles
 from duly.auth import Principal, Role
 from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
@@ -59,7 +59,7 @@ from duly.core.parcels import (
 )
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS, SECOND
-from duly.core.writes import Append, Open, Ref
+from duly.core.writes import Open, Ref
 from duly.dialects import frames
 from duly.dialects.frames import Frame
 from duly.engine import Engine
@@ -216,17 +216,16 @@ class Alerts:
 
     def _plan(self, message: Message, now: int) -> Plan:
         event = read_event(message.body)
-        listed = (Append(LIST, b"", now, message.key),)
         for silence in self._silences:
             if silence.covers(message, event, now):
                 by = f" by {silence.by}" if silence.by else ""
-                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")), more=listed)
+                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")))
         profile = self.profiles.get(event.profile_id)
         if profile is None:
             reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
-            return Plan(end=(State.FAILED, Answer(2, b"", reason)), more=listed)
+            return Plan(end=(State.FAILED, Answer(2, b"", reason)))
         urgent = event.severity is Severity.CRITICAL
-        return Plan(profile.plan(now, urgent=urgent), more=listed)
+        return Plan(profile.plan(now, urgent=urgent))
 
     def _is_cancelled(self, key: bytes) -> bool:
         status = self._statuses.get(key)
@@ -277,6 +276,7 @@ class Alerts:
         with contextlib.suppress(DulyError):
             alert = await self.desk.get(key)
             if alert is None:
+                self._statuses.pop(key, None)
                 return
             if alert.status is not NOTHING_SAID:
                 self._statuses[key] = alert.status

@@ -202,7 +202,7 @@ class Courier:
             else:
                 waiting.append(item)
                 writes.append(Deliver(ref, one.due, one.expires))
-        then: Group = (*writes, *plan.more)
+        then: Group = tuple(writes)
         if writes:
             self._live[message.key] = live
             state = here = State.SENT if launched else State.ACCEPTED

@@ -73,11 +73,10 @@ class Planned(Struct, frozen=True, gc=False):
 
 
 class Plan(Struct, frozen=True):
-    """To whom a message goes; or, if to nobody, how it ends at once. `more` is committed with it."""
+    """To whom a message goes; or, if to nobody, how it ends at once."""
 
     deliveries: tuple[Planned, ...] = ()
     end: tuple[State, Answer] = (State.DONE, Answer())
-    more: Group = ()
 
 
 class Traits(Struct, frozen=True, gc=False):
