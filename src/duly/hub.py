@@ -21,11 +21,16 @@ import msgspec
 from aiohttp import web
 
 from duly import notice
+from duly.apps import desk, retention
+from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
-from duly.core.units import SECOND, seconds
+from duly.core.horizon import Horizon
+from duly.core.parcels import CourierPolicy
+from duly.core.units import DAY, SECOND, seconds
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -99,11 +104,15 @@ class Hub:
             self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
         )
         closing.callback(self.people.close)
-        self._reception = Reception(journal, [self.gateway, self.chat])
-        await self.gateway.start()
-        closing.push_async_callback(self.gateway.stop)
-        await self.chat.start()
-        closing.push_async_callback(self.chat.stop)
+        self.alerts = Alerts(
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
+        )
+        self.archive = archive_of(settings)
+        self._applications = (self.gateway, self.chat, self.alerts)
+        self._reception = Reception(journal, self._applications)
+        for application in self._applications:
+            await application.start()
+            closing.push_async_callback(application.stop)
         await self._start_mqtt()
         await self._listen()
         self._every(PRUNE_SECONDS, self._prune)
@@ -117,11 +126,15 @@ class Hub:
 
     async def run(self) -> None:
         """Until an engine ends, which it does by itself only through a bug."""
-        engines = (self.gateway.engine, self.chat.engine)
-        ended, _ = await asyncio.wait(
-            [asyncio.ensure_future(engine.wait()) for engine in engines], return_when=asyncio.FIRST_COMPLETED
-        )
-        ended.pop().result()
+        lives = [asyncio.ensure_future(application.engine.wait()) for application in self._applications]
+        try:
+            await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for life in lives:
+                life.cancel()
+        for life in lives:
+            if life.done() and not life.cancelled():
+                life.result()
         raise ProgramError("the engine has ended by itself")
 
     async def _listen(self) -> None:
@@ -263,9 +276,8 @@ class Hub:
             timer.cancel()
 
     async def _prune(self) -> None:
-        with contextlib.suppress(LedgerError):
-            while await self.ledger.prune() == 1_000:
-                pass
+        with contextlib.suppress(LedgerError, OSError):  # the next time will do
+            await retention.prune(self.ledger, self.alerts.desk, self.archive)
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -310,12 +322,13 @@ class Hub:
         return self.gateway.trail(key)
 
     def state(self) -> dict[str, Any]:
-        problem = self.gateway.engine.down
+        problem = self.gateway.engine.down or self.alerts.engine.down
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
             "down": str(problem) if problem else None,
             "devices": self.gateway.presence(),
+            "alerts": self.alerts.state(),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
@@ -351,6 +364,12 @@ class Hub:
                     "online": self.gateway.presence(),
                     "heard": await last_heard(self.ledger, devices),
                 }
+            case "prune" if "dry" in wanted:
+                return await retention.would_prune(self.ledger, self.archive)
+            case "prune":
+                return await retention.prune(self.ledger, self.alerts.desk, self.archive)
+            case _ if "." in verb:
+                return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):
@@ -374,3 +393,15 @@ def control_policy(settings: Settings) -> ControlPolicy:
         remember=seconds(settings.remember),
         patience=seconds(settings.patience),
     )
+
+
+def courier_policy(settings: Settings) -> CourierPolicy:
+    return CourierPolicy(
+        desk.CHANNEL,
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
+        keep=round(settings.alerts_kept * DAY),
+    )
+
+
+def archive_of(settings: Settings) -> Archive:
+    return Archive(Path(settings.data) / "archive", round(settings.archives_kept * DAY))

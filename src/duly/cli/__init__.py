@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, demo, device, doctor, look, node, send, sim, task, up
+from duly.cli import (
+    accounts,
+    alerts,
+    demo,
+    device,
+    doctor,
+    look,
+    node,
+    profiles,
+    prune,
+    send,
+    sim,
+    task,
+    up,
+)
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -59,6 +73,11 @@ app.command("outcome")(look.outcome)
 app.command("trace")(look.trace)
 app.command("why")(look.why)
 app.command("watch")(look.watch)
+app.add_typer(alerts.alert, name="alert")
+app.add_typer(alerts.deliveries, name="deliveries")
+app.add_typer(profiles.profile, name="profile")
+app.add_typer(profiles.channel, name="channel")
+app.command("prune")(prune.prune)
 app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
 
