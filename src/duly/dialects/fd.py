@@ -302,11 +302,11 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
             text = _write(_answer(msg_id, sig, kid, old))
         case Complete(msg_id, value, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.value = _written(value.data, form)
+            w.value = written(value.data, form)
             text = _write(w)
         case Failed(msg_id, error, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.error = _written(error.data, form)
+            w.error = written(error.data, form)
             text = _write(w)
         case Status():
             text = _write(_status(message, form))
@@ -320,7 +320,7 @@ def _pending(m: Pending, form: Form) -> _Wire:
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
-    payload = _written(m.payload.data, form)
+    payload = written(m.payload.data, form)
     time, exp = m.time // SECOND, m.exp // SECOND
     w = _Wire(action=m.action, payload=payload, sig=m.sig or None, kid=m.kid or None)
     if m.old_names:
@@ -350,7 +350,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        data=_written(m.data.data, form) if m.data.data else _ABSENT,
+        data=written(m.data.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -361,7 +361,7 @@ def _status(m: Status, form: Form) -> _Wire:
     return w
 
 
-def _written(data: bytes, form: Form) -> Raw:
+def written(data: bytes, form: Form) -> Raw:
     """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
     bytes that are no text have to be base64 even so."""
     if not data:

@@ -1,0 +1,135 @@
+"""Signatures on FD messages: the optional fields `sig` and `kid`, which old peers ignore.
+
+The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
+Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
+neither), the id, and per kind action, times in whole seconds, and content. So an `ack` is no `complete`,
+B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of the same message passes:
+the inbox knows its id, and what is older than it remembers has expired, which is covered too.
+
+Content is signed as what JSON it is, independent of how a string is escaped and of our guess whether it is
+base64: `s` and the characters of a string, or `j` and the text of any other value, or `n` for nothing or null.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from duly.core.signing import Keyring, canonical
+from duly.core.units import SECOND
+from duly.dialects import fd
+from duly.dialects.fd import Form, Kind
+from duly.errors import Forged, UnknownKey, Unsigned
+
+FORMAT: Final = "duly-fd-1"
+
+SignedFd = TypeVar("SignedFd", fd.Pending, fd.Ack, fd.Complete, fd.Failed, fd.Status)
+
+_string: Final = msgspec.json.Decoder(str).decode
+
+
+class Seal:
+    """A node's keys at work. `required`: what is not signed is refused; else only what is signed wrongly.
+
+    >>> from duly.core.signing import Algorithm, Key
+    >>> key = Key(Algorithm.ED25519, secret=bytes(32))
+    >>> a, b = Seal(Keyring("A", own=key)), Seal(Keyring("B").trust("A", key), required=True)
+    >>> task = a.sign(fd.Pending("A", "B", "1", "turn_on"), to="B")
+    >>> b.check(fd.decode_pending(fd.encode(task)), by="A")
+    True
+    """
+
+    def __init__(self, keys: Keyring, *, prefix: str = fd.PREFIX, required: bool = False) -> None:
+        self.keys = keys
+        self.required = required
+        self._prefix = prefix
+        self._signers: dict[str, tuple[str, Callable[[bytes], bytes]] | None] = {}
+        self._verifiers: dict[tuple[str, str], Callable[[bytes, bytes], bool]] = {}
+
+    def sign(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> SignedFd:
+        """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status is
+        for everybody. Where we have no key for that reader it stays unsigned, unless signing is required."""
+        signer = self._signer(to)
+        if signer is None:
+            if self.required and to:
+                raise UnknownKey(f"there is no key to sign with for {to}; 'duly keys new' makes one")
+            return message
+        kid, sign = signer
+        signature = sign(self._canonical(message, self.keys.name, to, form))
+        return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
+
+    def check(self, message: fd.Fd, by: str) -> bool:
+        """Refuse what this user did not write, for us and for this place; whether a signature proves that he did.
+        `by` is a task's sender, for an answer the task's receiver, for a status the name in its topic."""
+        if not message.sig:
+            if self.required:
+                raise Unsigned(f"{by} did not sign this, and here everything must be signed")
+            return False
+        verify = self._verifier(by, message.kid)
+        if verify is None:
+            if not self.required:
+                return False  # as good as unsigned: who meant harm would have left the signature out
+            raise UnknownKey(f"signed with key {message.kid[:40]!r}, which is not trusted as one of {by}")
+        us = "" if isinstance(message, fd.Status) else self.keys.name
+        try:
+            signature = binascii.a2b_base64(message.sig, strict_mode=True)
+        except ValueError:
+            signature = b""
+        if not verify(signature, self._canonical(message, by, us, None)):
+            raise Forged(f"the signature is not one of {by} on this message for {us or 'everybody'}")
+        if isinstance(message, fd.Pending) and (message.sender, message.receiver or us) != (by, us):
+            raise Forged(f"it names {message.sender} and {message.receiver}, and was signed for other names")
+        return True
+
+    def _signer(self, to: str) -> tuple[str, Callable[[bytes], bytes]] | None:
+        if to not in self._signers:
+            key = self.keys.key_for(to)
+            self._signers[to] = None if key is None else (key.kid, key.signer)
+        return self._signers[to]
+
+    def _verifier(self, by: str, kid: str) -> Callable[[bytes, bytes], bool] | None:
+        """Only what is trusted is kept: strangers must not fill our memory."""
+        found = self._verifiers.get((by, kid))
+        if found is None:
+            key = self.keys.find(by, kid)
+            if key is not None:
+                found = self._verifiers[by, kid] = key.verifier
+        return found
+
+    def _canonical(self, message: fd.Fd, signer: str, reader: str, form: Form | None) -> bytes:
+        """`form`: how the contents will be written; None: as they stood on the wire."""
+
+        def content(it: fd.Content) -> bytes:
+            return _tagged(it.raw if form is None else bytes(fd.written(it.data, form)))
+
+        place = (FORMAT, self._prefix)
+        match message:
+            case fd.Pending(_, _, msg_id, action, time, exp, payload):
+                fields = (msg_id, action, time // SECOND, exp // SECOND, content(payload))
+                return canonical((*place, Kind.PENDING.value, signer, reader, *fields))
+            case fd.Ack(msg_id):
+                return canonical((*place, Kind.ACK.value, signer, reader, msg_id))
+            case fd.Complete(msg_id, value):
+                return canonical((*place, Kind.COMPLETE.value, signer, reader, msg_id, content(value)))
+            case fd.Failed(msg_id, error):
+                return canonical((*place, Kind.FAILED.value, signer, reader, msg_id, content(error)))
+            case fd.Status() as it:
+                numbers = ("" if n is None else n for n in (it.battery, it.rssi))
+                online = "" if it.online is None else int(it.online)
+                texts = (it.ip, it.version, it.uptime // SECOND, it.session)
+                return canonical(
+                    (*place, Kind.STATUS.value, signer, reader, it.time // SECOND, online, *numbers, *texts,
+                     content(it.data))
+                )  # fmt: skip
+
+
+def _tagged(raw: bytes) -> bytes:
+    if raw in (b"", b"null"):
+        return b"n"
+    if raw[:1] == b'"':
+        return b"s" + _string(raw).encode()
+    return b"j" + raw
