@@ -1,4 +1,4 @@
-"""What a signature covers, and what it therefore stops. Everything goes over the wire: encoded and decoded."""
+"""What a signature covers, and so stops. Everything goes over the wire: encoded and decoded."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Who really wrote something: canonical bytes, signatures over them, and whose keys are believed.
 
-The laws. What is signed is the meaning, field by field, each led by its length: no two different messages have
-the same canonical bytes, and no JSON library has to write anything the same way twice. A key is believed for
-the one username it was trusted for: that a signature is valid says nothing until it is clear whose it is. A
-key's id is a hash of the key, so an id can be neither chosen nor mistaken.
+The laws. What is signed is the meaning, field by field, each led by its length: no two different messages
+have the same canonical bytes, and no JSON library has to write anything the same way twice. A key is believed
+for the one username it was trusted for: that a signature is valid says nothing until it is clear whose it is.
+A key's id is a hash of the key, so an id can be neither chosen nor mistaken.
 
-Two algorithms. With Ed25519 a node signs for everybody, and whoever verifies cannot sign. With HMAC-SHA256 two
-nodes share a secret, so it proves something to these two only; it is for devices too small for Ed25519.
+Two algorithms. With Ed25519 a node signs for everybody, and whoever verifies cannot sign. With HMAC-SHA256
+two nodes share a secret, so it proves something to these two only; for devices too small for Ed25519.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ neither), the id, and per kind action, times in whole seconds, and content. So a
 B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of the same message passes:
 the inbox knows its id, and what is older than it remembers has expired, which is covered too.
 
-Content is signed as what JSON it is, independent of how a string is escaped and of our guess whether it is
-base64: `s` and the characters of a string, or `j` and the text of any other value, or `n` for nothing or null.
+Content is signed as the JSON it is, independent of how a string is escaped and of our guess whether it is
+base64: `s` and the characters of a string, `j` and the text of any other value, `n` for nothing or null.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Seal:
         self._verifiers: dict[tuple[str, str], Callable[[bytes, bytes], bool]] = {}
 
     def sign(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> SignedFd:
-        """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status is
-        for everybody. Where we have no key for that reader it stays unsigned, unless signing is required."""
+        """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status
+        is for everybody. Without a key for that reader it stays unsigned, unless signing is required."""
         signer = self._signer(to)
         if signer is None:
             if self.required and to:
@@ -63,7 +63,7 @@ class Seal:
         return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
 
     def check(self, message: fd.Fd, by: str) -> bool:
-        """Refuse what this user did not write, for us and for this place; whether a signature proves that he did.
+        """Refuse what this user did not write, for us and for this place; says whether a signature proves it.
         `by` is a task's sender, for an answer the task's receiver, for a status the name in its topic."""
         if not message.sig:
             if self.required:
