@@ -24,24 +24,24 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
+from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import DulyError, Fault, Malformed
+from duly.errors import DulyError, Fault
+from duly.files import write_private
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -69,17 +69,12 @@ DISK_LIMIT: Final = 4 << 30
 
 PAYLOAD_LIMIT: Final = 1 << 20
 
-_NOTHING: Final = "$duly.nothing"
-"""A subject nobody uses: to NATS an empty list of permissions means that everything is allowed."""
-
 _REFUSALS: Final = (
     ("Publish Violation", "publish"),
     ("Subscription Violation", "subscribe"),
     ("authentication error - User", "connect"),
 )
 """What the broker's log says when it stops somebody."""
-
-_UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
@@ -98,38 +93,6 @@ class BrokerError(DulyError):
 
     fault = Fault.OPERATOR
     word = "broker"
-
-
-class BrokerUser(Struct, frozen=True):
-    """Who may connect, and which MQTT topic filters he may publish and subscribe to.
-
-    `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the cheapest cost will do.
-    """
-
-    name: str
-    password: str
-    publish: Sequence[str] = ()
-    subscribe: Sequence[str] = ()
-
-
-def subject_of(topic: str) -> str:
-    """The NATS subject that nats-server makes of an MQTT topic filter.
-
-    >>> subject_of("nodes/+/pending"), subject_of("nodes/a.b/#")
-    ('nodes.*.pending', 'nodes.a//b.>')
-    """
-    levels = topic.split("/")
-    if not topic or _UNSUPPORTED.search(topic) or "*" in topic or ">" in topic:
-        raise Malformed(
-            f"{topic!r} cannot be a topic here: the broker allows no white space, * or > in topics and names"
-        )
-    if "" in levels:
-        raise Malformed(f"{topic!r} has an empty level; leave out the extra /")
-    for place, level in enumerate(levels):
-        if ("+" in level and level != "+") or ("#" in level and (level != "#" or place != len(levels) - 1)):
-            raise Malformed(f"{topic!r} is not a topic filter: + fills a level, # fills the last one")
-    wild = {"+": "*", "#": ">"}
-    return ".".join(wild.get(level) or level.replace(".", "//") for level in levels)
 
 
 class Broker:
@@ -216,12 +179,12 @@ class Broker:
     async def set_users(self, users: Iterable[BrokerUser]) -> None:
         """From now on these users, and only these. Connected users who lost their place are cut off."""
         wanted = tuple(users)
-        text = _users_config(wanted)
+        text = nats_users(wanted)
         async with self._reloading:
             self._users = wanted
             if self._lock is None:
                 return
-            _replace(self._folder / "users.conf", text)
+            write_private(self._folder / "users.conf", text)
             if self.pid is None:
                 return  # it reads the file when it starts again
             self._reloaded = asyncio.get_running_loop().create_future()
@@ -239,7 +202,7 @@ class Broker:
 
     async def _launch(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
-        started = [str(_server()), "-c", str(self._folder / "nats.conf")]
+        started = [str(nats_server()), "-c", str(self._folder / "nats.conf")]
         nowhere, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
@@ -437,57 +400,11 @@ class Broker:
             ACK_PENDING,
             PAYLOAD_LIMIT,
         )
-        _replace(self._folder / "users.conf", _users_config(self._users))
-        _replace(self._folder / "nats.conf", text)
+        write_private(self._folder / "users.conf", nats_users(self._users))
+        write_private(self._folder / "nats.conf", text)
 
 
-def _users_config(users: Sequence[BrokerUser]) -> bytes:
-    seen: set[str] = set()
-    lines: list[bytes] = []
-    for user in users:
-        if not user.name or not user.password or _UNSUPPORTED.search(user.name):
-            raise Malformed(f"broker user {user.name!r} needs a name without white space, and a password")
-        if user.name in seen:
-            raise Malformed(f"broker user {user.name!r} is named twice")
-        seen.add(user.name)
-        lines.append(
-            b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
-            b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
-            % (
-                _quoted(user.name),
-                _quoted(user.password),
-                _subjects(user.publish),
-                _subjects(user.subscribe),
-            )
-        )
-    # An account without users would let everybody in.
-    lines.append(
-        b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
-        b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
-        % (_quoted("$nobody"), _quoted(os.urandom(24).hex()), _subjects(()), _subjects(()))
-    )
-    return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
-
-
-def _subjects(topics: Sequence[str]) -> bytes:
-    return b"[" + b", ".join(_quoted(s) for s in [subject_of(t) for t in topics] or [_NOTHING]) + b"]"
-
-
-def _quoted(text: str) -> bytes:
-    if any(c < " " for c in text):
-        raise Malformed(f"{text!r} contains a control character")
-    return msgspec.json.encode(text)
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Written whole or not at all, and readable by us only: it holds passwords."""
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(text)
-    fresh.replace(path)
-
-
-def _server() -> Path:
+def nats_server() -> Path:
     """nats-server as the wheel installed it, beside our own interpreter; else the one on the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = beside if beside.exists() else shutil.which("nats-server")

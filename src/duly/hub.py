@@ -34,6 +34,7 @@ from duly.errors import (
     ProgramError,
     TooManyLogins,
 )
+from duly.files import write_private
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.settings import Settings
@@ -199,17 +200,12 @@ class Hub:
     async def renew_broker_users(self) -> None:
         if self._broker is None:
             return
-        from duly.broker import BrokerUser
+        from duly.broker_rules import BrokerUser, node
         from duly.dialects.fd import PREFIX
         from duly.mqtt_devices import HUB
 
-        answers = [f"{PREFIX}/+/{kind}" for kind in ("ack", "complete", "failed", "pending")]
         users = [BrokerUser(HUB, self._broker_password, [f"{PREFIX}/#"], [f"{PREFIX}/#"])]
-        for name, password in self.accounts.broker_logins().items():
-            own = f"{PREFIX}/{name}"
-            users.append(
-                BrokerUser(name, password, [*answers, f"{own}/status"], [f"{own}/#", f"{PREFIX}/+/status"])
-            )
+        users += [node(name, password) for name, password in self.accounts.broker_logins().items()]
         await self._broker.set_users(users)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -329,12 +325,8 @@ class Hub:
     # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
 
     def _write_notice(self) -> None:
-        place = self._data / "hub.json"
-        fresh = place.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(Notice(self.url, self._token, os.getpid())))
-        fresh.replace(place)
+        notice = Notice(self.url, self._token, os.getpid())
+        write_private(self._data / "hub.json", msgspec.json.encode(notice))
 
     def _remove_notice(self) -> None:
         (self._data / "hub.json").unlink(missing_ok=True)

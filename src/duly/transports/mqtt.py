@@ -82,6 +82,8 @@ class Address(Struct, frozen=True, kw_only=True):
     cert: str = ""
     """our own certificate, with `key`, where the broker asks for one"""
     key: str = ""
+    clean: bool = False
+    """nothing is kept for us while we are away: for visitors who will not come back"""
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -114,7 +116,9 @@ class Address(Struct, frozen=True, kw_only=True):
             password=unquote(parts.password or ""),
             client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
             keepalive=int(keepalive),
-            **options,
+            cafile=options.get("cafile", ""),
+            cert=options.get("cert", ""),
+            key=options.get("key", ""),
         )
 
     def __repr__(self) -> str:
@@ -337,7 +341,7 @@ class _Session:
         self._loop = asyncio.get_running_loop()
         self._client = Client(
             address.client_id.encode(),  # bytes: of text it counts the characters
-            clean_session=False,
+            clean_session=address.clean,
             optimistic_acknowledgement=False,
             will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
             persistent_storage=self,
