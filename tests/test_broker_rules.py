@@ -67,8 +67,19 @@ def test_rabbitmq_patterns_say_what_the_table_says() -> None:
 def test_a_rabbitmq_user_has_his_own_sessions_only() -> None:
     calls = [shlex.split(line) for line in rabbitmq(WANTED).splitlines() if line.startswith("rabbitmqctl")]
     queues = next(words[6] for words in calls if words[1] == "set_permissions" and words[5] == "A")
-    for client_id, may in (("A", True), ("A%2Etwo", True), ("B", False), ("Ab", False), ("A%2", False)):
+    for client_id, may in (
+        ("A", True),
+        ("A-0123456789ab", True),
+        ("B", False),
+        ("Ab", False),
+        ("A-b", False),
+    ):
         assert bool(re.search(queues, f"mqtt-subscription-{client_id}qos1")) is may, client_id
+
+
+def test_a_name_that_could_be_anothers_session_is_refused() -> None:
+    with pytest.raises(Malformed, match="client id of 'A'"):
+        rabbitmq(Wanted(users=["A", "A-0123456789ab"]))
 
 
 def test_users_yet_to_come_need_no_new_rules_where_the_broker_knows_its_users() -> None:

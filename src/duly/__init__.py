@@ -44,12 +44,20 @@ from duly.once import once
 if TYPE_CHECKING:
     from duly.clients.app import App, Refused
     from duly.clients.device import Device, DeviceError
+    from duly.clients.node import Node
+    from duly.clients.statuses import NodeStatus
+    from duly.clients.tasks import Sent, Task, TaskFailed
 
 _LATER = {
     "App": "duly.clients.app",
     "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
     "DeviceError": "duly.clients.device",
+    "Node": "duly.clients.node",
+    "NodeStatus": "duly.clients.statuses",
+    "Sent": "duly.clients.tasks",
+    "Task": "duly.clients.tasks",
+    "TaskFailed": "duly.clients.tasks",
 }
 
 
@@ -74,12 +82,17 @@ __all__ = [
     "LedgerUnavailable",
     "Message",
     "Mode",
+    "Node",
+    "NodeStatus",
     "Order",
     "Refused",
     "RetryPolicy",
     "SenderError",
+    "Sent",
     "Stale",
     "State",
+    "Task",
+    "TaskFailed",
     "Transaction",
     "Unknown",
     "Unstorable",

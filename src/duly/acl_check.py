@@ -103,10 +103,10 @@ async def check(
 class _Visitor:
     """A connection, and what it heard."""
 
-    def __init__(self, address: Address, *subscriptions: str) -> None:
+    def __init__(self, address: Address, *subscriptions: str, clean: bool = True) -> None:
         self.heard: list[tuple[str, str]] = []
         self.arrived = asyncio.Event()
-        self.link = MqttLink(address, self._hear, subscriptions=subscriptions)
+        self.link = MqttLink(address, self._hear, subscriptions=subscriptions, clean=clean)
 
     def _hear(self, topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
         self.heard.append((topic, payload.decode(errors="replace")))
@@ -137,12 +137,10 @@ class _Trial:
         self._door = asyncio.Semaphore(AT_ONCE)
         self.observer: _Visitor
 
-    def address(self, name: str, password: str, client_id: str = "", *, clean: bool = True) -> Address:
+    def address(self, name: str, password: str) -> Address:
         """As this user, under an id that is no node's: a node's own connection must not be thrown out."""
-        if not client_id:
-            self._count += 1
-            client_id = f"{name}%2Eacl-{self._nonce}-{self._count}"
-        return replace(self._address, username=name, password=password, client_id=client_id, clean=clean)
+        client_id = f"{name}-{secrets.token_hex(6)}"
+        return replace(self._address, username=name, password=password, client_id=client_id)
 
     async def enter(self, name: str, password: str, *subscriptions: str, closing: AsyncExitStack) -> _Visitor:
         return await self._open(_Visitor(self.address(name, password), *subscriptions), closing)
@@ -257,18 +255,18 @@ class _Trial:
         found = []
         for victim, thief in zip(self._users, [*self._users[1:], self._users[0]], strict=True):
             topic, letter = f"{self._prefix}/{victim.name}/pending", self.letter()
-            kept = self.address(victim.name, victim.password, clean=False)
+            kept = self.address(victim.name, victim.password)
             stolen = replace(kept, username=thief.name, password=thief.password)
             async with AsyncExitStack() as closing:
-                await self._open(_Visitor(kept, topic), closing)
+                await self._open(_Visitor(kept, topic, clean=False), closing)
             await self.observer.link.publish(topic, letter.encode())
-            thieving = _Visitor(stolen)
+            thieving = _Visitor(stolen, clean=False)
             async with AsyncExitStack() as closing:
                 with suppress(ConnectionRefused, ConnectionLost):
                     await self._open(thieving, closing)
                 await thieving.hear({(topic, letter)}, self._grace)
             async with AsyncExitStack() as closing:  # and nothing of it is kept
-                await self._open(_Visitor(replace(kept, clean=True)), closing)
+                await self._open(_Visitor(kept), closing)
             got = (topic, letter) in thieving.heard
             detail = f"{thief.name} may not take what waits for {victim.name} under its client id"
             found.append(Finding(thief.name, "take over", topic, False, got, detail))

@@ -34,6 +34,9 @@ NO_PASSWORD: Final = "$2a$11$replace.this.by.what.nats-server.passwd.prints"
 _NOTHING: Final = "$duly.nothing"
 """A subject nobody uses: to NATS an empty list of permissions means that everything is allowed."""
 
+_SESSION: Final = "-[0-9a-f]{8,12}"
+"""Behind a node's name, the client id of one that only sends, or looks whether somebody else is there."""
+
 _UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
@@ -112,10 +115,14 @@ def rabbitmq(wanted: Wanted) -> str:
     lines = [
         "#!/bin/sh -e",
         "# RabbitMQ: seed 001's rules, for users that exist (rabbitmqctl add_user NAME). Their client id is",
-        "# their name, or their name, %2E and more. In rabbitmq.conf: mqtt.allow_anonymous = false",
+        "# their name, or it begins with NAME- and hexadecimal digits, as those that nodes make up do.",
+        "# In rabbitmq.conf: mqtt.allow_anonymous = false",
     ]
     for name in wanted.named("RabbitMQ"):
-        queue = rf"^mqtt-subscription-{_regex(name)}(%2E.*)?qos[01]$"
+        for other in (*wanted.users, *wanted.admins):
+            if re.fullmatch(re.escape(name) + f"({_SESSION}){{1,2}}", other):
+                raise Malformed(f"{other!r} could be a client id of {name!r} on RabbitMQ; use another name")
+        queue = rf"^mqtt-subscription-{_regex(name)}({_SESSION}){{0,2}}qos[01]$"
         shared = rf"{queue}|^amq\.topic$"
         lines.append(_ctl("set_permissions", name, queue, shared, shared))
         lines.append(_ctl("set_topic_permissions", name, "amq.topic", *_keys(name, wanted.prefix)))

@@ -146,7 +146,9 @@ class Keyring(Struct, frozen=True):
     peers: tuple[Peer, ...] = ()
 
     def find(self, name: str, kid: str) -> Key | None:
-        """The key of this id, if it is believed for this username."""
+        """The key of this id, if it is believed for this username. We believe ourselves."""
+        if name == self.name and self.own is not None and self.own.kid == kid:
+            return self.own
         return next((p.key for p in self.peers if p.name == name and p.key.kid == kid), None)
 
     def key_for(self, name: str) -> Key | None:

@@ -110,12 +110,13 @@ class Pending(Struct, frozen=True):
 
 
 class Ack(Struct, frozen=True):
-    """The task is durably received."""
+    """The task is durably received. It may come again, and then with word of how far the task is."""
 
     msg_id: str
     sig: str = ""
     kid: str = ""
     old_names: bool = False
+    progress: Content = NOTHING
 
 
 class Complete(Struct, frozen=True):
@@ -196,6 +197,7 @@ class _Wire(Struct, omit_defaults=True):
     data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
+    progress: Raw = _ABSENT
 
 
 _read: Final = msgspec.json.Decoder(_Wire).decode
@@ -215,13 +217,13 @@ def decode(kind: Kind, text: bytes, form: Form | None = None) -> Fd | None:
     a node removes its own.
 
     >>> decode(Kind.ACK, b'{"msg_id": "1"}')
-    Ack(msg_id='1', sig='', kid='', old_names=False)
+    Ack(msg_id='1', sig='', kid='', old_names=False, progress=Content(data=b'', form=None, raw=b''))
     """
     match kind:
         case Kind.PENDING:
             return decode_pending(text, form)
         case Kind.ACK:
-            return decode_ack(text)
+            return decode_ack(text, form)
         case Kind.COMPLETE:
             return decode_complete(text, form)
         case Kind.FAILED:
@@ -241,29 +243,29 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
         action=_name(w.action or "", "action"),
         time=_time(w.time if w.time is not None else w.timestamp),
         exp=_expiry(w.exp if w.exp is not None else w.expiration),
-        payload=_content(w.payload, form),
+        payload=read_content(w.payload, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=old,
     )
 
 
-def decode_ack(text: bytes) -> Ack:
+def decode_ack(text: bytes, form: Form | None = None) -> Ack:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Ack(msg_id, w.sig or "", w.kid or "", old)
+    return Ack(msg_id, w.sig or "", w.kid or "", old, read_content(w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> Complete:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Complete(msg_id, _content(w.value, form), w.sig or "", w.kid or "", old)
+    return Complete(msg_id, read_content(w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> Failed:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Failed(msg_id, _content(w.error, form), w.sig or "", w.kid or "", old)
+    return Failed(msg_id, read_content(w.error, form), w.sig or "", w.kid or "", old)
 
 
 def decode_status(text: bytes, form: Form | None = None) -> Status | None:
@@ -279,7 +281,7 @@ def decode_status(text: bytes, form: Form | None = None) -> Status | None:
         version=w.version or "",
         uptime=_time(w.uptime),
         session=w.session or "",
-        data=_content(w.data, form),
+        data=read_content(w.data, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=w.time is None and w.timestamp is not None,
@@ -298,15 +300,18 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     match message:
         case Pending():
             text = _write(_pending(message, form))
-        case Ack(msg_id, sig, kid, old):
-            text = _write(_answer(msg_id, sig, kid, old))
+        case Ack(msg_id, sig, kid, old, progress):
+            w = _answer(msg_id, sig, kid, old)
+            if progress is not NOTHING:
+                w.progress = written(progress, form)
+            text = _write(w)
         case Complete(msg_id, value, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.value = written(value.data, form)
+            w.value = written(value, form)
             text = _write(w)
         case Failed(msg_id, error, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.error = written(error.data, form)
+            w.error = written(error, form)
             text = _write(w)
         case Status():
             text = _write(_status(message, form))
@@ -320,7 +325,7 @@ def _pending(m: Pending, form: Form) -> _Wire:
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
-    payload = written(m.payload.data, form)
+    payload = written(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
     w = _Wire(action=m.action, payload=payload, sig=m.sig or None, kid=m.kid or None)
     if m.old_names:
@@ -350,7 +355,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        data=written(m.data.data, form) if m.data.data else _ABSENT,
+        data=written(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -361,9 +366,41 @@ def _status(m: Status, form: Form) -> _Wire:
     return w
 
 
-def written(data: bytes, form: Form) -> Raw:
+def content_of(value: object, form: Form) -> Content:
+    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
+    goes as a JSON string, so that a number and its digits stay apart.
+
+    >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
+    (b'"7"', b'"7"', b'on')
+    """
+    match value:
+        case None:
+            return NOTHING
+        case bytes():
+            data = value
+        case str() if form is Form.JSON:
+            return Content(value.encode(), form, _write(value))
+        case str():
+            data = _write(value) if _spells_json(value.encode()) else value.encode()
+        case _:
+            data = _write(value)
+    return Content(data, form, bytes(written(Content(data), form)))
+
+
+def _spells_json(text: bytes) -> bool:
+    try:
+        _read_any(text or b'""')
+        return True
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return False
+
+
+def written(content: Content, form: Form) -> Raw:
     """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
-    bytes that are no text have to be base64 even so."""
+    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
+    if content.form is form and content.raw:
+        return Raw(content.raw)
+    data = content.data
     if not data:
         return _NULL
     if form is Form.JSON:
@@ -470,7 +507,8 @@ def _expiry(seconds: float | None) -> int:
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
 
 
-def _content(raw: Raw, form: Form | None) -> Content:
+def read_content(raw: bytes | Raw, form: Form | None) -> Content:
+    """What the JSON text of a field means, from a peer that is known to write in this form."""
     text = bytes(raw)
     if not text:
         return NOTHING

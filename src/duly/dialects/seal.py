@@ -62,6 +62,10 @@ class Seal:
         signature = sign(self._canonical(message, self.keys.name, to, form))
         return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
 
+    def encode(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> bytes:
+        """The bytes of the signed message."""
+        return fd.encode(self.sign(message, to, form), form)
+
     def check(self, message: fd.Fd, by: str) -> bool:
         """Refuse what this user did not write, for us and for this place; says whether a signature proves it.
         `by` is a task's sender, for an answer the task's receiver, for a status the name in its topic."""
@@ -104,15 +108,15 @@ class Seal:
         """`form`: how the contents will be written; None: as they stood on the wire."""
 
         def content(it: fd.Content) -> bytes:
-            return _tagged(it.raw if form is None else bytes(fd.written(it.data, form)))
+            return _tagged(it.raw if form is None else bytes(fd.written(it, form)))
 
         place = (FORMAT, self._prefix)
         match message:
             case fd.Pending(_, _, msg_id, action, time, exp, payload):
                 fields = (msg_id, action, time // SECOND, exp // SECOND, content(payload))
                 return canonical((*place, Kind.PENDING.value, signer, reader, *fields))
-            case fd.Ack(msg_id):
-                return canonical((*place, Kind.ACK.value, signer, reader, msg_id))
+            case fd.Ack(msg_id, progress=progress):
+                return canonical((*place, Kind.ACK.value, signer, reader, msg_id, content(progress)))
             case fd.Complete(msg_id, value):
                 return canonical((*place, Kind.COMPLETE.value, signer, reader, msg_id, content(value)))
             case fd.Failed(msg_id, error):
@@ -123,7 +127,7 @@ class Seal:
                 texts = (it.ip, it.version, it.uptime // SECOND, it.session)
                 return canonical(
                     (*place, Kind.STATUS.value, signer, reader, it.time // SECOND, online, *numbers, *texts,
-                     content(it.data))
+                     content(it.data if it.data.data else fd.NOTHING))
                 )  # fmt: skip
 
 

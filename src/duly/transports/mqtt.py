@@ -82,8 +82,6 @@ class Address(Struct, frozen=True, kw_only=True):
     cert: str = ""
     """our own certificate, with `key`, where the broker asks for one"""
     key: str = ""
-    clean: bool = False
-    """nothing is kept for us while we are away: for visitors who will not come back"""
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -116,9 +114,7 @@ class Address(Struct, frozen=True, kw_only=True):
             password=unquote(parts.password or ""),
             client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
             keepalive=int(keepalive),
-            cafile=options.get("cafile", ""),
-            cert=options.get("cert", ""),
-            key=options.get("key", ""),
+            **options,
         )
 
     def __repr__(self) -> str:
@@ -137,7 +133,8 @@ class Will(Struct, frozen=True):
 class MqttLink:
     """A persistent session with a broker.
 
-    `will` is asked for at every connect. `on_connect(session_present)` is called when the subscriptions are
+    `before` is waited for before every connect, and `will` asked for at it. `clean`: the broker forgets the
+    session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
     in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
     is reported, the message is not acknowledged, and the connection is made anew.
     """
@@ -151,6 +148,8 @@ class MqttLink:
         will: Callable[[], Will] | None = None,
         on_connect: Callable[[bool], None] | None = None,
         on_disconnect: Callable[[str], None] | None = None,
+        before: Callable[[], Awaitable[None]] | None = None,
+        clean: bool = False,
         retry: RetryPolicy = RECONNECT,
         in_flight: int = IN_FLIGHT,
     ) -> None:
@@ -159,6 +158,8 @@ class MqttLink:
             raise Malformed("a persistent session needs a name; give a username or ?client_id=")
         self.problem = "not started"
         """why the link is not up, in a sentence; empty when it is"""
+        self.refused = False
+        """the broker does not let us in"""
         self.connections = 0
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
@@ -167,6 +168,8 @@ class MqttLink:
         self._will = will
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
+        self._before = before
+        self._clean = clean
         self._retry = retry
         self._in_flight = in_flight
         self._session: _Session | None = None
@@ -230,6 +233,29 @@ class MqttLink:
         else:
             await self.publish_nowait(topic, payload, retain=retain)
 
+    def post(
+        self, topic: str, payload: bytes, *, retain: bool = False, done: Callable[[bool], None] | None = None
+    ) -> None:
+        """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
+        confirmed it. Without a connection it is lost at once: whoever wants it sent repeats it."""
+        session = self._session
+        if session is None or not session.connected or session.closed.is_set():
+            if done is not None:
+                done(False)
+            return
+        if len(session.waiting) >= self._in_flight:
+            confirmed = session.queue(_check_topic(topic), payload, retain)
+        else:
+            confirmed = session.publish(_check_topic(topic), payload, retain)
+        if done is not None:
+            told = done
+            confirmed.add_done_callback(lambda f: told(not f.cancelled() and f.exception() is None))
+
+    def reconnect(self, reason: str) -> None:
+        """Give this connection up and make a new one: what was not acknowledged comes again."""
+        if self._session is not None:
+            self._session.end(reason)
+
     async def subscribe(self, *filters: str) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
         wanted = [_check_filter(f) for f in filters]
@@ -255,9 +281,15 @@ class MqttLink:
         loop = asyncio.get_running_loop()
         attempt = 0
         while not self._stopping.is_set():
-            session = _Session(self.address, self._will() if self._will else None, self._arrived)
+            session: _Session | None = None
             began = loop.time()
             try:
+                if self._before is not None and not await self._allowed(self._before()):
+                    break
+                began = loop.time()
+                session = _Session(
+                    self.address, self._will() if self._will else None, self._arrived, clean=self._clean
+                )
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
                 present = await session.open(self._filters)
                 self._is_up(present)
@@ -267,13 +299,15 @@ class MqttLink:
                 self.problem = str(problem)
             except ConnectionRefused as problem:
                 self.problem = str(problem)
+                self.refused = True
                 self._settled.set()
             finally:
                 was_up, self._session = self._ready.is_set(), None
                 self._ready.clear()
                 if was_up:
                     self._settled.clear()
-                await session.close(self.problem)
+                if session is not None:
+                    await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
             attempt = 1 if was_up and loop.time() - began > STABLE else attempt + 1
@@ -284,9 +318,21 @@ class MqttLink:
                 async with asyncio.timeout(delay / SECOND):
                     await self._stopping.wait()
 
+    async def _allowed(self, before: Awaitable[None]) -> bool:
+        """Whether we may connect; not if we are told to stop first."""
+        waiting = asyncio.ensure_future(before)
+        await _first(_settled(waiting), self._stopping.wait())
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            return False
+        waiting.result()
+        return True
+
     def _is_up(self, session_present: bool) -> None:
         self.connections += 1
         self.problem = ""
+        self.refused = False
         self._ready.set()
         self._settled.set()
         if self._on_connect is not None:
@@ -335,13 +381,15 @@ class _Session:
         address: Address,
         will: Will | None,
         arrived: Callable[[_Arrival, str | bytes, bytes, bool], None],
+        *,
+        clean: bool,
     ) -> None:
         self._address = address
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._client = Client(
             address.client_id.encode(),  # bytes: of text it counts the characters
-            clean_session=address.clean,
+            clean_session=clean,
             optimistic_acknowledgement=False,
             will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
             persistent_storage=self,
