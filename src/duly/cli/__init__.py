@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, demo, device, doctor, look, send, sim, up
+from duly.cli import accounts, acl, demo, device, doctor, keys, look, send, sim, up
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -57,6 +57,8 @@ app.command("why")(look.why)
 app.command("watch")(look.watch)
 app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
+app.add_typer(acl.app, name="acl")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:
