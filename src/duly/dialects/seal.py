@@ -57,7 +57,7 @@ class Seal:
         if signer is None:
             if self.required and to:
                 raise UnknownKey(f"there is no key to sign with for {to}; 'duly keys new' makes one")
-            return message
+            return replace(message, sig="", kid="") if message.sig else message
         kid, sign = signer
         signature = sign(self._canonical(message, self.keys.name, to, form))
         return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
@@ -88,6 +88,15 @@ class Seal:
         if isinstance(message, fd.Pending) and (message.sender, message.receiver or us) != (by, us):
             raise Forged(f"it names {message.sender} and {message.receiver}, and was signed for other names")
         return True
+
+    def open_status(self, text: bytes, by: str) -> fd.Status | None:
+        """A status, checked; None if it was removed, which nobody can sign."""
+        status = fd.decode_status(text)
+        if status is not None:
+            self.check(status, by)
+        elif self.required:
+            raise Unsigned(f"somebody has removed the status of {by}; that cannot be signed")
+        return status
 
     def _signer(self, to: str) -> tuple[str, Callable[[bytes], bytes]] | None:
         if to not in self._signers:
