@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,6 @@ from duly.clients.node import Node
 from duly.clients.tasks import Task, TaskFailed
 from duly.errors import Malformed, Stopped, Unknown
 from tests.clients.nodes import Brokered, until
-
-
-@pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"])
-def at(request: pytest.FixtureRequest) -> Brokered:
-    return Brokered(request.getfixturevalue(f"{request.param}_server"))
 
 
 def lamp(at: Brokered, done: list[str], data: Path | None = None, **more: object) -> Node:
@@ -201,8 +197,6 @@ async def test_a_cancelled_task_is_no_longer_sent_and_can_be_sent_anew(at: Broke
 
 
 async def test_nodes_survive_a_broker_that_restarts(at: Brokered, tmp_path: Path) -> None:
-    import signal
-
     done: list[str] = []
     async with lamp(at, done, tmp_path / "b.db"), at.node(at.a, data=str(tmp_path / "a.db")) as a:
         before = [await a.send(at.b, "turn_on", {"lamp": n}, expires=300) for n in range(20)]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, acl, demo, device, doctor, keys, look, send, sim, up
+from duly.cli import accounts, acl, demo, device, doctor, keys, look, node, send, sim, task, up
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -51,6 +51,10 @@ app.command("revoke")(accounts.revoke)
 app.command("list")(accounts.list_)
 app.command("send")(send.send)
 app.command("device")(device.device)
+app.command("node")(node.node)
+app.command("call")(node.call)
+app.add_typer(task.app, name="task")
+app.command("status")(node.status)
 app.command("outcome")(look.outcome)
 app.command("trace")(look.trace)
 app.command("why")(look.why)

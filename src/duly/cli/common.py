@@ -17,12 +17,15 @@ import typer
 
 from duly.errors import (
     DulyError,
+    LedgerInUse,
     LedgerUnavailable,
     Malformed,
     NotAllowed,
     NotAuthenticated,
     SenderError,
+    Unknown,
 )
+from duly.transport import ConnectionLost, ConnectionRefused
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -53,14 +56,16 @@ class Trouble(Exception):
 
 def code_of(problem: DulyError) -> Exit:
     match problem:
-        case NotAuthenticated() | NotAllowed():
+        case NotAuthenticated() | NotAllowed() | ConnectionRefused():
             return Exit.NOT_ALLOWED
         case Malformed():
             return Exit.USAGE
         case SenderError():
             return Exit.REFUSED
-        case LedgerUnavailable():
+        case LedgerUnavailable() | LedgerInUse() | ConnectionLost():
             return Exit.UNREACHABLE
+        case Unknown():
+            return Exit.UNKNOWN
         case _:
             return Exit.FAILED
 
@@ -94,7 +99,9 @@ def duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder.")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file.")
+]
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", metavar="URL", help="The ledger, if it is not in the data folder.")
 ]
@@ -192,8 +199,13 @@ def _refusal(status: int, body: bytes) -> Trouble:
 
 
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
+    from pathlib import Path
+
     from duly.settings import load
 
+    if data is not None and ledger is None and Path(data).is_file():
+        # A node's memory is a file by itself.
+        data, ledger = str(Path(data).parent), f"sqlite:///{data}"
     return load({"data": data, "ledger": ledger})
 
 
@@ -203,6 +215,8 @@ def local_hub(data: str | None) -> Hub | None:
 
     from duly.hub import read_notice
 
+    if data is not None and Path(data).is_file():
+        return None
     notice = read_notice(Path(settings_of(data).data))
     return None if notice is None else Hub(notice.url, notice.token, local=True)
 

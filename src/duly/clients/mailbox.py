@@ -130,6 +130,11 @@ class Mailbox:
             if until is not None and loop.time() > until:
                 raise ConnectionLost(f"no connection to {self.link.address!r}: {self.link.problem}")
 
+    @property
+    def is_ours(self) -> bool:
+        """Connected, and nobody else is at it."""
+        return self.link.up and self._sure
+
     def open(self) -> None:
         """What arrives may be handed over from now on."""
         self._closed = False
@@ -209,9 +214,9 @@ class Mailbox:
         if self._serve:
             self.link.post(self._mine, self._status(online=True), retain=True)
 
-    def withdraw(self) -> None:
+    async def withdraw(self) -> None:
         """Remove what the broker retains of our status."""
-        self.link.post(self._mine, b"", retain=True)
+        await self.link.publish(self._mine, b"", retain=True)
 
     def _status(self, *, online: bool) -> bytes:
         now = self._clock.now()

@@ -33,7 +33,7 @@ from duly.core.order import LanePolicy
 from duly.core.retry import RetryPolicy
 from duly.core.signing import Keyring
 from duly.core.units import DAY, HOUR, MINUTE, SECOND
-from duly.core.writes import PutNew
+from duly.core.writes import Put, PutNew
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.dialects.seal import Seal
@@ -182,6 +182,15 @@ class Node:
         """For whom this process stands by, in a sentence; empty when it does not."""
         return self._standby or (self._mailbox.standby if self._ledger is not None else "")
 
+    @property
+    def situation(self) -> str:
+        """What this process is doing about its broker, in a few words."""
+        if self._ledger is None and not self._standby:
+            return "starting"
+        if self.standby:
+            return f"standing by: {self.standby}"
+        return "online" if self._mailbox.is_ours else f"no connection: {self._mailbox.link.problem}"
+
     async def start(self) -> None:
         """Begin, without waiting for the broker."""
         serve = bool(self._actions) if self._serve is None else self._serve
@@ -248,8 +257,8 @@ class Node:
         """Who serves has the name for himself. Who only sends has a client id of his own, and leaves no
         session behind if he remembers nothing."""
         mine = secrets.token_hex(6)
+        await ledger.write(PutNew("node", "id", mine.encode()), Put("node", "name", self.name.encode()))
         if ledger.sole:
-            await ledger.write(PutNew("node", "id", mine.encode()))
             mine = (await ledger.item("node", "id") or b"").decode()
         address = self._address
         if not serve and address.client_id in ("", address.username):
@@ -368,10 +377,10 @@ class Node:
         self._mailbox.about = fd.Status(battery=battery, rssi=rssi, ip=ip, version=version, data=said)
         self._mailbox.report()
 
-    def delete_status(self) -> None:
+    async def remove_status(self) -> None:
         """Remove what the broker retains of this node's status, until its next report."""
         self._running()
-        self._mailbox.withdraw()
+        await self._mailbox.withdraw()
 
     async def _listen(self, who: str) -> None:
         await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")

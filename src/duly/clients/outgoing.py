@@ -27,6 +27,7 @@ from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Event, Reachable, Received, Reply, Report, Transmit
 from duly.core.units import DAY, HOUR, SECOND, seconds
+from duly.core.writes import Advance, Finish, Ref
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.dialects.seal import Seal
@@ -39,6 +40,8 @@ PATIENCE: Final = HOUR
 """How long after its expiry a task that was received may still be answered before it is called unknown."""
 
 REMEMBER: Final = 7 * DAY
+CHANNEL: Final = "task"
+CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
 UNSETTLED: Final = 10_000
 """Tasks that ended as unknown whose holders still hear of a late result."""
 
@@ -62,7 +65,7 @@ class Outgoing:
     ) -> None:
         self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
         self._seal, self._peers, self._refusals, self._do = seal, peers, refusals, do
-        policy = OutboxPolicy("task", resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
+        policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
         self._outbox = Outbox(policy, ledger.worker)
         self.engine = Engine(self._outbox, ledger, self._perform)
         self._sent: OrderedDict[bytes, Sent] = OrderedDict()
@@ -120,8 +123,7 @@ class Outgoing:
     async def cancel(self, id: str) -> Sent:
         sent = await self.find(id)
         stored = asyncio.Event()
-        said = Answer(0, b"", "its sender has cancelled it")
-        await self.engine.put(Answered(key_of(self._name, id), State.CANCELLED, said), stored.set)
+        await self.engine.put(Answered(key_of(self._name, id), State.CANCELLED, CANCELLED), stored.set)
         await stored.wait()
         return sent
 
@@ -245,6 +247,20 @@ class Outgoing:
             oldest = next((k for k, s in self._sent.items() if s.result.done), None)
             if oldest is not None:
                 del self._sent[oldest]
+
+
+async def cancel_stored(ledger: Ledger, id: str) -> bool:
+    """Cancel a task in the memory of a node that does not run. False: it has ended, or there is no such
+    task."""
+    name = (await ledger.item("node", "name") or b"").decode()
+    record = await ledger.find(key_of(name, id)) if name else None
+    if record is None or record.state.terminal:
+        return False
+    message, now = record.message, ledger.clock.now()
+    ref = Ref(message.key, CHANNEL, message.recipient)
+    end = Advance(message.key, State.CANCELLED, now, CANCELLED)
+    finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
+    return bool(finished)
 
 
 def _received(sent: Sent | None, ack: Ack) -> None:

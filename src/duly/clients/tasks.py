@@ -101,6 +101,10 @@ class Sent:
         if state is not State.ACCEPTED:
             self._move(state)
 
+    @property
+    def ended(self) -> bool:
+        return State[self.state.upper()].terminal
+
     async def updates(self) -> AsyncIterator[Any]:
         """What its handler tells on the way, until it has ended."""
         while True:
