@@ -14,7 +14,7 @@ from duly.broker import Broker
 from duly.broker_rules import BrokerUser, Wanted, node
 from duly.errors import Malformed, NotAllowed
 from duly.transport import ConnectionLost, ConnectionRefused
-from duly.transports.mqtt import Address
+from duly.transports.address import Address
 from tests import servers
 
 USERS = [Login("A", "pa"), Login("B", "pb")]

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from duly.core.acl import ANYBODY, LETTERS, STATUS, Act, covers, decide
 from duly.errors import Malformed, NotAllowed
 from duly.transport import Ack, ConnectionLost, ConnectionRefused
-from duly.transports.mqtt import Address, MqttLink
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink
 
 PATIENCE: Final = 5.0
 """Seconds for what should arrive."""

@@ -61,6 +61,9 @@ than a commit takes; and not before, even to a client that has come back, so it 
 ACK_PENDING: Final = 1024
 """Messages under way to one subscription. All subscriptions of a session together may have 65535."""
 
+HANDSHAKE: Final = 10
+"""Seconds for one of TLS; 2 by default, which a busy small machine does not always keep."""
+
 FLUSH_EVERY: Final = 5
 """Seconds between flushes to the disk, where not every message is flushed."""
 
@@ -98,9 +101,9 @@ class BrokerError(DulyError):
 class Broker:
     """A nats-server as our child.
 
-    `port` 0 takes a free one and keeps it. `on_restart` hears of every restart after a death, `on_refused`
-    of every attempt that permissions stopped (the broker's own sentence): brokers acknowledge a forbidden
-    publish and drop it, so this is the only trace there is.
+    `port` 0 takes a free one and keeps it. With a certificate it speaks TLS and nothing else. `on_restart`
+    hears of every restart after a death, `on_refused` of every attempt that permissions stopped (the broker's
+    own sentence): brokers acknowledge a forbidden publish and drop it, so this is the only trace there is.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class Broker:
         listen: str = "127.0.0.1",
         *,
         sync: bool = False,
+        tls_cert: str = "",
+        tls_key: str = "",
         ack_wait: float = ACK_WAIT,
         on_restart: Callable[[int], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
@@ -123,6 +128,7 @@ class Broker:
         """why it is not running now; None when all is well"""
         self._folder = Path(data_dir) / "broker"
         self._sync = sync
+        self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
         self._on_restart = on_restart
         self._on_refused = on_refused
@@ -141,7 +147,8 @@ class Broker:
     @property
     def url(self) -> str:
         host = f"[{self.listen}]" if ":" in self.listen else self.listen
-        return f"mqtt://{'127.0.0.1' if self.listen in ('0.0.0.0', '::') else host}:{self.port}"
+        host = "127.0.0.1" if self.listen in ("0.0.0.0", "::") else host
+        return f"mqtt{'s' * bool(self._tls[0])}://{host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -383,11 +390,17 @@ class Broker:
 
     def _write_config(self) -> None:
         quoted = msgspec.json.encode
+        cert, key = (quoted(str(Path(file).absolute())) for file in self._tls)
+        tls = (
+            b", tls { cert_file: %b, key_file: %b, timeout: %d }" % (cert, key, HANDSHAKE)
+            if self._tls[0]
+            else b""
+        )
         text = (
             b"server_name: duly\n"
             b'listen: "127.0.0.1:-1"\n'  # NATS clients are not served: users may connect by MQTT only
             b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
-            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d }\n"
+            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d%b }\n"
             b"max_payload: %d\n"
             b"include users.conf\n"
         ) % (
@@ -398,6 +411,7 @@ class Broker:
             self.port,
             quoted(f"{round(self._ack_wait * 1000)}ms"),
             ACK_PENDING,
+            tls,
             PAYLOAD_LIMIT,
         )
         write_private(self._folder / "users.conf", nats_users(self._users))

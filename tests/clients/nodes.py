@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from duly.clients.node import Node
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.transports.mqtt import Address
+from duly.transports.address import Address
 from tests import servers
 
 SOON = RetryPolicy.fixed(300 * MS, tries=None)

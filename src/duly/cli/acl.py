@@ -88,7 +88,7 @@ def try_(
     """
     from duly.acl_check import Login, check
     from duly.transport import ConnectionLost, ConnectionRefused
-    from duly.transports.mqtt import Address
+    from duly.transports.address import Address
 
     logins = [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
     address = Address.parse(url)

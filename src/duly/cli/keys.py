@@ -26,6 +26,14 @@ Keys = Annotated[
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The username of a node at the broker.")]
 FILE = "duly-keys.json"
 
+SignWith = Annotated[
+    str | None,
+    typer.Option("--keys", metavar="FILE", envvar="DULY_KEYS", help="Sign with these, from 'duly keys'."),
+]
+RequireSigned = Annotated[
+    bool, typer.Option("--require-signed", help="Take in nothing that is not signed by whom it is from.")
+]
+
 
 @app.command("new")
 def new(

@@ -22,7 +22,8 @@ from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
 from duly.errors import DulyError, NotAuthenticated, SenderError
 from duly.transport import ConnectionRefused
-from duly.transports.mqtt import Address, MqttLink, Will
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink, Will
 
 
 class FdLink:

@@ -28,7 +28,8 @@ from duly.dialects.fd import Kind, Status
 from duly.dialects.seal import Seal
 from duly.errors import DulyError, SenderError
 from duly.transport import Ack, ConnectionLost, ConnectionRefused
-from duly.transports.mqtt import Address, MqttLink, Will
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink, Will
 
 HEARTBEAT: Final = 60.0
 """Seconds between two reports of one's own status, as the seed has it; three missed ones make it stale."""

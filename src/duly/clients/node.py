@@ -51,7 +51,7 @@ from duly.keys import load
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.transport import Ack
-from duly.transports.mqtt import Address
+from duly.transports.address import Address
 
 RESEND: Final = RetryPolicy.exponential(2 * SECOND, 5 * MINUTE)
 """Until it is answered or has expired: soon at first, since most losses are a matter of seconds."""
