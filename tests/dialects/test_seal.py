@@ -91,6 +91,8 @@ def test_acks_and_status_pass_too() -> None:
         {"exp": 0},
         {"payload": "eyJsYW1wIjoyfQ=="},
         {"payload": None},
+        {"enc": None},
+        {"enc": "json"},
         {"payload": {"lamp": 1}},
         {"sender": "M"},
         {"receiver": "M"},
@@ -201,7 +203,7 @@ def test_the_format_is_as_documented() -> None:
         len(field).to_bytes(4, "big") + field
         for field in (
             b"duly-fd-1", b"nodes", b"pending", b"A", b"B", b"1", b"turn_on", b"1700000000", b"1700000060",
-            b"s" + binascii.b2a_base64(b'{"lamp":1}', newline=False),
+            b"b" + binascii.b2a_base64(b'{"lamp":1}', newline=False),
         )
     )  # fmt: skip
     assert A.sign(TASK, to="B").sig == binascii.b2a_base64(KEYS["A"].signer(text), newline=False).decode()

@@ -245,7 +245,7 @@ async def _announce(node: Node, json: bool) -> None:
                 print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
             else:
                 typer.echo(f"{clock(time.time() * 1000)}  {node.name}: {now}")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
 
 
 # ── call ─────────────────────────────────────────────────────────────────────────────────────────

@@ -121,8 +121,8 @@ def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json:
         typer.echo(f"{sent.id}  {sent.action} to {sent.to}: {tint(sent.state)}")
     if sent.state == "sent":
         note(
-            f"{sent.to} has not confirmed it yet; it is stored, and goes again with the next 'duly task' or "
-            "node on the same file"
+            f"{sent.to} has not confirmed it yet; it is stored, and goes again with the next 'duly task send'"
+            " or node on the same file"
         )
     raise typer.Exit(Exit.OK if sent.state == "delivered" else state_code(sent.state))
 

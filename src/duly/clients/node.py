@@ -189,7 +189,9 @@ class Node:
             return "starting"
         if self.standby:
             return f"standing by: {self.standby}"
-        return "online" if self._mailbox.is_ours else f"no connection: {self._mailbox.link.problem}"
+        if self._mailbox.is_ours:
+            return "online"
+        return f"no connection: {self._mailbox.link.problem}" if self._mailbox.link.problem else "connecting"
 
     async def start(self) -> None:
         """Begin, without waiting for the broker."""

@@ -34,7 +34,7 @@ class Peers:
 
     def read(self, peer: str, content: Content) -> Content:
         """What a peer means by this, as far as that depends on the peer."""
-        if content.form is None:
+        if content.form is None or content.sure:
             return content
         known = self._forms.get(peer)
         if known is not None and content.form is not known:

@@ -7,6 +7,7 @@ A sender's name that fits is safe to build a topic from. Times are seconds on th
 examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
 How a *string* is read:
 
+- the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
 - the peer is known to write JSON: it is that text, always;
 - the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
 - nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
@@ -67,6 +68,8 @@ class Content(Struct, frozen=True):
     """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
     raw: bytes = b""
     """the JSON text as it stood on the wire; empty when made here"""
+    sure: bool = False
+    """the message itself says in which form it is written"""
 
     @property
     def value(self) -> Any:
@@ -198,12 +201,14 @@ class _Wire(Struct, omit_defaults=True):
     sig: str | None = None
     kid: str | None = None
     progress: Raw = _ABSENT
+    enc: str | None = None
 
 
 _read: Final = msgspec.json.Decoder(_Wire).decode
 _read_any: Final = msgspec.json.Decoder().decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
+_FORMS: Final = {form.value: form for form in Form}
 _NULL: Final = Raw(b"null")
 _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MIXED: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
@@ -216,8 +221,8 @@ def decode(kind: Kind, text: bytes, form: Form | None = None) -> Fd | None:
     """The message in these bytes; `form` is how this peer is known to write. None: an empty status, by which
     a node removes its own.
 
-    >>> decode(Kind.ACK, b'{"msg_id": "1"}')
-    Ack(msg_id='1', sig='', kid='', old_names=False, progress=Content(data=b'', form=None, raw=b''))
+    >>> decode(Kind.ACK, b'{"msg_id": "1"}').msg_id
+    '1'
     """
     match kind:
         case Kind.PENDING:
@@ -243,7 +248,7 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
         action=_name(w.action or "", "action"),
         time=_time(w.time if w.time is not None else w.timestamp),
         exp=_expiry(w.exp if w.exp is not None else w.expiration),
-        payload=read_content(w.payload, form),
+        payload=_content(w, w.payload, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=old,
@@ -253,19 +258,19 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
 def decode_ack(text: bytes, form: Form | None = None) -> Ack:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Ack(msg_id, w.sig or "", w.kid or "", old, read_content(w.progress, form))
+    return Ack(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> Complete:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Complete(msg_id, read_content(w.value, form), w.sig or "", w.kid or "", old)
+    return Complete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> Failed:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Failed(msg_id, read_content(w.error, form), w.sig or "", w.kid or "", old)
+    return Failed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
 
 
 def decode_status(text: bytes, form: Form | None = None) -> Status | None:
@@ -281,7 +286,7 @@ def decode_status(text: bytes, form: Form | None = None) -> Status | None:
         version=w.version or "",
         uptime=_time(w.uptime),
         session=w.session or "",
-        data=read_content(w.data, form),
+        data=_content(w, w.data, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=w.time is None and w.timestamp is not None,
@@ -303,15 +308,18 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
         case Ack(msg_id, sig, kid, old, progress):
             w = _answer(msg_id, sig, kid, old)
             if progress is not NOTHING:
-                w.progress = written(progress, form)
+                w.progress = _written(progress, form)
+                w.enc = _marked(w.progress, form)
             text = _write(w)
         case Complete(msg_id, value, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.value = written(value, form)
+            w.value = _written(value, form)
+            w.enc = _marked(w.value, form)
             text = _write(w)
         case Failed(msg_id, error, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.error = written(error, form)
+            w.error = _written(error, form)
+            w.enc = _marked(w.error, form)
             text = _write(w)
         case Status():
             text = _write(_status(message, form))
@@ -325,9 +333,15 @@ def _pending(m: Pending, form: Form) -> _Wire:
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
-    payload = written(m.payload, form)
+    payload = _written(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
-    w = _Wire(action=m.action, payload=payload, sig=m.sig or None, kid=m.kid or None)
+    w = _Wire(
+        action=m.action,
+        payload=payload,
+        sig=m.sig or None,
+        kid=m.kid or None,
+        enc=_marked(payload, form),
+    )
     if m.old_names:
         w.sender_client_id, w.receiver_client_id, w.message_id = m.sender, m.receiver, m.msg_id
         w.timestamp, w.expiration = time, exp
@@ -355,7 +369,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        data=written(m.data, form) if m.data.data else _ABSENT,
+        data=_written(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -384,7 +398,7 @@ def content_of(value: object, form: Form) -> Content:
             data = _write(value) if _spells_json(value.encode()) else value.encode()
         case _:
             data = _write(value)
-    return Content(data, form, bytes(written(Content(data), form)))
+    return Content(data, form, bytes(_written(Content(data), form)))
 
 
 def _spells_json(text: bytes) -> bool:
@@ -395,7 +409,12 @@ def _spells_json(text: bytes) -> bool:
         return False
 
 
-def written(content: Content, form: Form) -> Raw:
+def _marked(raw: Raw, form: Form) -> str | None:
+    """Only base64 can be taken for something else."""
+    return form.value if form is Form.BASE64 and bytes(raw)[:1] == b'"' else None
+
+
+def _written(content: Content, form: Form) -> Raw:
     """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
     bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
     if content.form is form and content.raw:
@@ -505,6 +524,12 @@ def _expiry(seconds: float | None) -> int:
     if seconds < 0:
         raise Malformed("exp is before 1970; it is a time in seconds, or 0 for none")
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
+
+
+def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
+    said = _FORMS.get(w.enc or "")
+    content = read_content(raw, said or form)
+    return content if said is None or content.form is None else msgspec.structs.replace(content, sure=True)
 
 
 def read_content(raw: bytes | Raw, form: Form | None) -> Content:

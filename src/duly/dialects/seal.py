@@ -6,8 +6,10 @@ neither), the id, and per kind action, times in whole seconds, and content. So a
 B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of the same message passes:
 the inbox knows its id, and what is older than it remembers has expired, which is covered too.
 
-Content is signed as the JSON it is, independent of how a string is escaped and of our guess whether it is
-base64: `s` and the characters of a string, `j` and the text of any other value, `n` for nothing or null.
+Signed is what the reader will read: our own message is encoded and read once for that. Content is signed as
+the JSON it is, independent of how a string is escaped and of guesses whether it is base64: `s` and the
+characters of a string (`b` or `t` where `enc` says base64 or text), `j` and the text of any other value,
+`n` for nothing or null.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ from duly.errors import Forged, UnknownKey, Unsigned
 FORMAT: Final = "duly-fd-1"
 
 SignedFd = TypeVar("SignedFd", fd.Pending, fd.Ack, fd.Complete, fd.Failed, fd.Status)
+
+_KINDS: Final[dict[type[fd.Fd], Kind]] = {
+    fd.Pending: Kind.PENDING,
+    fd.Ack: Kind.ACK,
+    fd.Complete: Kind.COMPLETE,
+    fd.Failed: Kind.FAILED,
+    fd.Status: Kind.STATUS,
+}
 
 _string: Final = msgspec.json.Decoder(str).decode
 
@@ -59,7 +69,9 @@ class Seal:
                 raise UnknownKey(f"there is no key to sign with for {to}; 'duly keys new' makes one")
             return replace(message, sig="", kid="") if message.sig else message
         kid, sign = signer
-        signature = sign(self._canonical(message, self.keys.name, to, form))
+        read = fd.decode(_KINDS[type(message)], fd.encode(message, form))
+        assert read is not None
+        signature = sign(self._canonical(read, self.keys.name, to))
         return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
 
     def encode(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> bytes:
@@ -83,7 +95,7 @@ class Seal:
             signature = binascii.a2b_base64(message.sig, strict_mode=True)
         except ValueError:
             signature = b""
-        if not verify(signature, self._canonical(message, by, us, None)):
+        if not verify(signature, self._canonical(message, by, us)):
             raise Forged(f"the signature is not one of {by} on this message for {us or 'everybody'}")
         if isinstance(message, fd.Pending) and (message.sender, message.receiver or us) != (by, us):
             raise Forged(f"it names {message.sender} and {message.receiver}, and was signed for other names")
@@ -113,36 +125,28 @@ class Seal:
                 found = self._verifiers[by, kid] = key.verifier
         return found
 
-    def _canonical(self, message: fd.Fd, signer: str, reader: str, form: Form | None) -> bytes:
-        """`form`: how the contents will be written; None: as they stood on the wire."""
-
-        def content(it: fd.Content) -> bytes:
-            return _tagged(it.raw if form is None else bytes(fd.written(it, form)))
-
-        place = (FORMAT, self._prefix)
+    def _canonical(self, message: fd.Fd, signer: str, reader: str) -> bytes:
+        place = (FORMAT, self._prefix, _KINDS[type(message)].value, signer, reader)
         match message:
             case fd.Pending(_, _, msg_id, action, time, exp, payload):
-                fields = (msg_id, action, time // SECOND, exp // SECOND, content(payload))
-                return canonical((*place, Kind.PENDING.value, signer, reader, *fields))
-            case fd.Ack(msg_id, progress=progress):
-                return canonical((*place, Kind.ACK.value, signer, reader, msg_id, content(progress)))
-            case fd.Complete(msg_id, value):
-                return canonical((*place, Kind.COMPLETE.value, signer, reader, msg_id, content(value)))
-            case fd.Failed(msg_id, error):
-                return canonical((*place, Kind.FAILED.value, signer, reader, msg_id, content(error)))
+                times = (time // SECOND, exp // SECOND)
+                return canonical((*place, msg_id, action, *times, _tagged(payload)))
+            case fd.Ack(msg_id, progress=content):
+                return canonical((*place, msg_id, _tagged(content)))
+            case fd.Complete(msg_id, content) | fd.Failed(msg_id, content):
+                return canonical((*place, msg_id, _tagged(content)))
             case fd.Status() as it:
-                numbers = ("" if n is None else n for n in (it.battery, it.rssi))
                 online = "" if it.online is None else int(it.online)
+                numbers = ("" if n is None else n for n in (it.battery, it.rssi))
                 texts = (it.ip, it.version, it.uptime // SECOND, it.session)
-                return canonical(
-                    (*place, Kind.STATUS.value, signer, reader, it.time // SECOND, online, *numbers, *texts,
-                     content(it.data if it.data.data else fd.NOTHING))
-                )  # fmt: skip
+                return canonical((*place, it.time // SECOND, online, *numbers, *texts, _tagged(it.data)))
 
 
-def _tagged(raw: bytes) -> bytes:
+def _tagged(content: fd.Content) -> bytes:
+    raw = content.raw
     if raw in (b"", b"null"):
         return b"n"
-    if raw[:1] == b'"':
-        return b"s" + _string(raw).encode()
-    return b"j" + raw
+    if raw[:1] != b'"':
+        return b"j" + raw
+    tag = b"s" if not content.sure else b"b" if content.form is Form.BASE64 else b"t"
+    return tag + _string(raw).encode()
