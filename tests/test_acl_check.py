@@ -61,7 +61,7 @@ def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[object]:
 async def test_mosquitto_enforces_the_generated_rules(mosquitto_with) -> None:
     found = await check(observer(mosquitto_with(broker_rules.mosquitto(WANTED))), USERS, "nodes")
     assert wrong(found) == []
-    assert {f.act for f in found} == {"connect", "publish", "subscribe", "take over"}
+    assert {f.act for f in found} == {"connect", "publish", "will", "subscribe", "take over"}
     assert len(found) > 80
 
 
@@ -171,4 +171,4 @@ async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found(
     rabbitmq_server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")
     found = wrong(await check(observer(rabbitmq_server.port), USERS, "nodes"))
     assert {(verdict, who) for verdict, who, *_ in found} == {("leaks", "A")}
-    assert {act for _, _, act, _ in found} == {"publish", "subscribe", "take over"}
+    assert {act for _, _, act, _ in found} == {"publish", "will", "subscribe", "take over"}

@@ -96,6 +96,7 @@ async def check(
         return [
             *await trial.strangers(),
             *await trial.publishing(),
+            *await trial.dying(),
             *await trial.subscribing(),
             *await trial.taking_over(),
         ]
@@ -199,15 +200,17 @@ class _Trial:
             for topic in places(self._names, self._prefix)
         ]
         await _together(self._publish(user, topic, letter) for user, topic, letter in tried)
+        return await self._arrivals("publish", tried)
+
+    async def _arrivals(self, act: str, tried: list[tuple[Login, str, str]]) -> list[Finding]:
+        """Which of these letters have arrived, and which should have."""
         may = {letter: decide(Act.PUBLISH, user.name, topic, self._prefix) for user, topic, letter in tried}
         wanted = {(topic, letter) for _, topic, letter in tried if may[letter]}
         await self.observer.hear(wanted, self._patience)
         await asyncio.sleep(self._grace)
         heard = set(self.observer.heard)
         return [
-            Finding(
-                user.name, "publish", topic, may[letter].allowed, (topic, letter) in heard, may[letter].reason
-            )
+            Finding(user.name, act, topic, may[letter].allowed, (topic, letter) in heard, may[letter].reason)
             for user, topic, letter in tried
         ]
 
@@ -217,6 +220,31 @@ class _Trial:
             with suppress(ConnectionLost, TimeoutError):  # some brokers hang up on what they forbid
                 async with asyncio.timeout(self._patience):
                     await visitor.link.publish(topic, letter.encode())
+
+    async def dying(self) -> list[Finding]:
+        """A will is a way to publish, too, and easily forgotten."""
+        topics = [f"{self._prefix}/{name}/{STATUS}" for name in self._names]
+        topics.append(f"{self._prefix}-elsewhere/x/pending")
+        tried = [(user, topic, self.letter()) for user in self._users for topic in topics]
+        await _together(self._die(user, topic, letter) for user, topic, letter in tried)
+        return await self._arrivals("will", tried)
+
+    async def _die(self, user: Login, topic: str, letter: str) -> None:
+        """Connect with a will, and go without a goodbye. By hand: no client does that when asked."""
+        address = self.address(user.name, user.password)
+        fields = [address.client_id, topic, letter, address.username, address.password]
+        body = b"\0\4MQTT\4\xce\0\x1e" + b"".join(
+            len(text).to_bytes(2, "big") + text for text in (field.encode() for field in fields)
+        )
+        length = bytes([len(body)]) if len(body) < 128 else bytes([len(body) % 128 | 128, len(body) // 128])
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):  # not even let in is well
+            async with self._door, asyncio.timeout(self._patience):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=address.tls_context() or None
+                )
+                writer.write(b"\x10" + length + body)
+                await reader.readexactly(4)
+                writer.transport.abort()
 
     async def subscribing(self) -> list[Finding]:
         tried = [(user, each) for user in self._users for each in filters(self._names, self._prefix)]

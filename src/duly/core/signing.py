@@ -137,25 +137,24 @@ class Keyring(Struct, frozen=True):
 
     >>> key = Key(Algorithm.ED25519, secret=bytes(32))
     >>> ring = Keyring("A").trust("B", key)
-    >>> ring.find("B", key.kid), ring.find("C", key.kid)
-    (Key(ed25519, 82bf5aef22c848e4), None)
+    >>> ring.believed
+    {('B', '82bf5aef22c848e4'): Key(ed25519, 82bf5aef22c848e4)}
     """
 
     name: str
     own: Key | None = None
     peers: tuple[Peer, ...] = ()
 
-    def find(self, name: str, kid: str) -> Key | None:
-        """The key of this id, if it is believed for this username. We believe ourselves."""
-        if name == self.name and self.own is not None and self.own.kid == kid:
-            return self.own
-        return next((p.key for p in self.peers if p.name == name and p.key.kid == kid), None)
+    @property
+    def believed(self) -> dict[tuple[str, str], Key]:
+        """Each key under (username, key id). We believe ourselves."""
+        ours = [] if self.own is None else [Peer(self.name, self.own)]
+        return {(peer.name, peer.key.kid): peer.key for peer in (*self.peers, *ours)}
 
-    def key_for(self, name: str) -> Key | None:
-        """What to sign with for this receiver ("": for everybody): the secret shared with it, newest first;
-        else our own key."""
-        shared = (p.key for p in reversed(self.peers) if p.name == name and p.key.secret)
-        return next(shared, self.own)
+    @property
+    def shared(self) -> dict[str, Key]:
+        """The newest secret shared with each username: it signs for him, our own key for everybody else."""
+        return {peer.name: peer.key for peer in self.peers if peer.key.secret}
 
     def trust(self, name: str, key: Key) -> Keyring:
         kept = (p for p in self.peers if (p.name, p.key.kid) != (name, key.kid))

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from duly.core.signing import Keyring, canonical
+from duly.core.signing import Key, Keyring, canonical
 from duly.core.units import SECOND
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
@@ -30,6 +30,9 @@ from duly.errors import Forged, UnknownKey, Unsigned
 FORMAT: Final = "duly-fd-1"
 
 SignedFd = TypeVar("SignedFd", fd.Pending, fd.Ack, fd.Complete, fd.Failed, fd.Status)
+
+Signer: TypeAlias = tuple[str, Callable[[bytes], bytes]]
+Verifier: TypeAlias = Callable[[bytes, bytes], bool]
 
 _KINDS: Final[dict[type[fd.Fd], Kind]] = {
     fd.Pending: Kind.PENDING,
@@ -57,13 +60,15 @@ class Seal:
         self.keys = keys
         self.required = required
         self._prefix = prefix
-        self._signers: dict[str, tuple[str, Callable[[bytes], bytes]] | None] = {}
-        self._verifiers: dict[tuple[str, str], Callable[[bytes, bytes], bool]] = {}
+        self._own = None if keys.own is None else _signer(keys.own)
+        self._shared = {name: _signer(key) for name, key in keys.shared.items()}
+        self._believed = keys.believed
+        self._verifiers: dict[tuple[str, str], Verifier] = {}
 
     def sign(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> SignedFd:
         """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status
         is for everybody. Without a key for that reader it stays unsigned, unless signing is required."""
-        signer = self._signer(to)
+        signer = self._shared.get(to, self._own)
         if signer is None:
             if self.required and to:
                 raise UnknownKey(f"there is no key to sign with for {to}; 'duly keys new' makes one")
@@ -110,19 +115,10 @@ class Seal:
             raise Unsigned(f"somebody has removed the status of {by}; that cannot be signed")
         return status
 
-    def _signer(self, to: str) -> tuple[str, Callable[[bytes], bytes]] | None:
-        if to not in self._signers:
-            key = self.keys.key_for(to)
-            self._signers[to] = None if key is None else (key.kid, key.signer)
-        return self._signers[to]
-
-    def _verifier(self, by: str, kid: str) -> Callable[[bytes, bytes], bool] | None:
-        """Only what is trusted is kept: strangers must not fill our memory."""
+    def _verifier(self, by: str, kid: str) -> Verifier | None:
         found = self._verifiers.get((by, kid))
-        if found is None:
-            key = self.keys.find(by, kid)
-            if key is not None:
-                found = self._verifiers[by, kid] = key.verifier
+        if found is None and (key := self._believed.get((by, kid))) is not None:
+            found = self._verifiers[by, kid] = key.verifier
         return found
 
     def _canonical(self, message: fd.Fd, signer: str, reader: str) -> bytes:
@@ -140,6 +136,10 @@ class Seal:
                 numbers = ("" if n is None else n for n in (it.battery, it.rssi))
                 texts = (it.ip, it.version, it.uptime // SECOND, it.session)
                 return canonical((*place, it.time // SECOND, online, *numbers, *texts, _tagged(it.data)))
+
+
+def _signer(key: Key) -> Signer:
+    return key.kid, key.signer
 
 
 def _tagged(content: fd.Content) -> bytes:
