@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,3 +212,14 @@ def test_the_format_is_as_documented() -> None:
     shown = (b"duly-fd-1", b"nodes", b"status", b"B", b"", b"5", b"", b"", b"", b"", b"", b"0", b"", b"n")
     signed = B.sign(fd.Status(5 * SECOND))
     assert signed.sig == binascii.b2a_base64(KEYS["B"].signer(canonical(shown)), newline=False).decode()
+
+
+def test_the_guides_small_device_is_believed() -> None:
+    guide = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(import base64.*?)```", guide, re.DOTALL)
+    assert code
+    space: dict[str, Any] = {}
+    exec(code[1], space)
+    text = space["signed_task"](SHARED.secret, SHARED.kid, "tiny", "B", "1", "turn_on", 0, 9999999999, b"{}")
+    node = Seal(Keyring("B", own=KEYS["B"]).trust("tiny", SHARED), required=True)
+    assert node.check(fd.decode_pending(text.encode()), by="tiny")
