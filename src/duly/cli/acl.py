@@ -68,7 +68,11 @@ def nats(
 def try_(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="mqtt://OBSERVER:PASSWORD@HOST; he must be allowed everything."),
+        typer.Argument(
+            metavar="URL",
+            envvar="DULY_MQTT",
+            help="mqtt://OBSERVER:PASSWORD@HOST; he must be allowed everything.",
+        ),
     ],
     user: Annotated[
         list[str] | None,
