@@ -12,6 +12,8 @@ from duly import broker_rules
 from duly.acl_check import Finding, Login, check
 from duly.broker import Broker
 from duly.broker_rules import BrokerUser, Wanted, node
+from duly.clients.node import Node
+from duly.clients.tasks import Task
 from duly.errors import Malformed, NotAllowed
 from duly.transport import ConnectionLost, ConnectionRefused
 from duly.transports.address import Address
@@ -28,6 +30,22 @@ def observer(port: int) -> Address:
 
 def wrong(found: list[Finding]) -> list[tuple[str, str, str, str]]:
     return [(f.verdict, f.user, f.act, f.topic) for f in found if not f.ok]
+
+
+async def nodes_work(port: int) -> None:
+    """Under these rules two nodes can do everything a node does."""
+    b = Node(f"mqtt://B:pb@127.0.0.1:{port}")
+
+    @b.task("turn_on")
+    async def turn_on(task: Task) -> dict[str, bool]:
+        task.progress("half")
+        return {"on": True}
+
+    async with b, Node(f"mqtt://A:pa@127.0.0.1:{port}") as a:
+        assert await a.call("B", "turn_on") == {"on": True}
+        status = await a.status("B")
+        assert status is not None
+        assert status.online
 
 
 # ── Mosquitto ────────────────────────────────────────────────────────────────────────────────────
@@ -59,7 +77,9 @@ def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[object]:
 
 
 async def test_mosquitto_enforces_the_generated_rules(mosquitto_with) -> None:
-    found = await check(observer(mosquitto_with(broker_rules.mosquitto(WANTED))), USERS, "nodes")
+    port = mosquitto_with(broker_rules.mosquitto(WANTED))
+    await nodes_work(port)
+    found = await check(observer(port), USERS, "nodes")
     assert wrong(found) == []
     assert {f.act for f in found} == {"connect", "publish", "will", "subscribe", "take over"}
     assert len(found) > 80
@@ -136,6 +156,7 @@ async def test_the_embedded_broker_enforces_the_rules(nats: Broker) -> None:
     boss = BrokerUser(BOSS.name, BOSS.password, ["#"], ["#"])
     nodes = [node(who.name, who.password) for who in USERS]
     await nats.set_users([*nodes, boss])
+    await nodes_work(nats.port)
     assert wrong(await check(observer(nats.port), USERS, "nodes")) == []
     wide = BrokerUser("A", "pa", ["nodes/#"], nodes[0].subscribe)
     await nats.set_users([wide, nodes[1], boss])
@@ -154,6 +175,7 @@ async def test_an_outside_nats_server_enforces_the_generated_text(tmp_path: Path
     server = servers.Nats(tmp_path, broker_rules.nats(wanted))
     try:
         server.start()
+        await nodes_work(server.port)
         assert wrong(await check(observer(server.port), USERS, "nodes")) == []
     finally:
         server.stop()
@@ -167,6 +189,7 @@ async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found(
 ) -> None:
     added = "\n".join(f"rabbitmqctl add_user {who.name} {who.password}" for who in (*USERS, BOSS))
     rabbitmq_server.run(f"{added}\n{broker_rules.rabbitmq(WANTED)}")
+    await nodes_work(rabbitmq_server.port)
     assert wrong(await check(observer(rabbitmq_server.port), USERS, "nodes")) == []
     rabbitmq_server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")
     found = wrong(await check(observer(rabbitmq_server.port), USERS, "nodes"))
