@@ -17,7 +17,7 @@ from duly.core.units import SECOND
 from duly.dialects import fd
 from duly.dialects.fd import Content, Form, Kind
 from duly.dialects.seal import Seal
-from duly.errors import Forged, UnknownKey, Unsigned
+from duly.errors import Forged, SenderError, UnknownKey, Unsigned
 
 KEYS = {name: Key(Algorithm.ED25519, secret=bytes([n]) * 32) for n, name in enumerate("ABM", 1)}
 SHARED = Key(Algorithm.HMAC, secret=b"s" * 32)
@@ -223,3 +223,24 @@ def test_the_guides_small_device_is_believed() -> None:
     text = space["signed_task"](SHARED.secret, SHARED.kid, "tiny", "B", "1", "turn_on", 0, 9999999999, b"{}")
     node = Seal(Keyring("B", own=KEYS["B"]).trust("tiny", SHARED), required=True)
     assert node.check(fd.decode_pending(text.encode()), by="tiny")
+
+
+SEALED = {form: fd.encode(A.sign(TASK, "B", form), form) for form in Form}
+
+
+@given(st.sampled_from(Form), st.integers(0, 400), st.binary(max_size=3), st.integers(0, 3))
+def test_whatever_is_done_to_the_bytes_the_meaning_stays_or_it_is_refused(
+    form: Form, place: int, put: bytes, cut: int
+) -> None:
+    text = SEALED[form]
+    text = text[:place] + put + text[place + cut :]
+    try:
+        task = fd.decode_pending(text)
+        proven = B.check(task, by=task.sender)
+    except SenderError:
+        return
+    assert proven
+    was = fd.decode_pending(SEALED[form])
+    assert (task.sender, task.receiver or "B", task.msg_id, task.action) == ("A", "B", "1", "turn_on")
+    assert (task.time // SECOND, task.exp // SECOND) == (was.time // SECOND, was.exp // SECOND)
+    assert (task.payload.value, task.payload.data) == (was.payload.value, was.payload.data)
