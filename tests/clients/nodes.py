@@ -1,4 +1,4 @@
-"""What tests of nodes share: a broker, names of one's own in it, and a peer that speaks MQTT by itself (paho)."""
+"""What tests of nodes share: a broker, names of one's own in it, a peer that speaks MQTT by itself (paho)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from duly.clients.node import Node
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.transports.mqtt import Address
+from duly.transports.address import Address
 from tests import servers
 
 SOON = RetryPolicy.fixed(300 * MS, tries=None)

@@ -12,10 +12,12 @@ import typer
 
 from duly.cli import (
     accounts,
+    acl,
     alerts,
     demo,
     device,
     doctor,
+    keys,
     look,
     node,
     profiles,
@@ -80,6 +82,8 @@ app.add_typer(profiles.channel, name="channel")
 app.command("prune")(prune.prune)
 app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
+app.add_typer(acl.app, name="acl")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

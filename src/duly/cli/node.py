@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 import typer
 
 from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, table, tint, took
+from duly.cli.keys import RequireSigned, SignWith
 
 if TYPE_CHECKING:
     from duly.clients.node import Node
@@ -115,6 +116,8 @@ def node(
     cafile: CaFile = "",
     cert: Cert = "",
     key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
     """Be a node that runs a shell command for each task.
@@ -134,6 +137,8 @@ def node(
         concurrency=concurrency,
         ordered=ordered,
         heartbeat=heartbeat or HEARTBEAT,
+        keys=keys,
+        require_signed=require_signed,
     )
     for pair in run:
         action, equals, command = pair.partition("=")
@@ -262,6 +267,8 @@ def call(
     cafile: CaFile = "",
     cert: Cert = "",
     key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
     """Have a node do a task, and print what it returns.
@@ -280,6 +287,8 @@ def call(
         prefix=prefix,
         form=form.value,
         serve=False,
+        keys=keys,
+        require_signed=require_signed,
     )
 
     async def run() -> Any:
@@ -319,6 +328,8 @@ def status(
     cafile: CaFile = "",
     cert: Cert = "",
     key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
     """Show how nodes are, by their own word.
@@ -328,7 +339,8 @@ def status(
     from duly.clients.node import Node
 
     where = broker_url(url, cafile, cert, key, as_ or "status")
-    it = Node(where, name=as_ or ("" if urlsplit(where).username else "status"), prefix=prefix, serve=False)
+    who = as_ or ("" if urlsplit(where).username else "status")
+    it = Node(where, name=who, prefix=prefix, serve=False, keys=keys, require_signed=require_signed)
 
     async def run() -> list[NodeStatus]:
         found: dict[str, NodeStatus] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, state_code, table, tint
+from duly.cli.keys import RequireSigned, SignWith
 from duly.cli.node import As, Broker, CaFile, Cert, Form, FormOption, Key, Prefix, broker_url, payload_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def send(
     cafile: CaFile = "",
     cert: Cert = "",
     key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
     """Store a task, and send it. It goes on with the next 'duly task' or node on the same file.
@@ -68,7 +71,8 @@ def send(
         sent: Sent = await node.send(to, action, value, expires=expires or A_DAY, id=id_, form=form.value)
         return sent
 
-    _with_node(where, as_, prefix, data, do, wait, json)
+    signing = {"keys": keys, "require_signed": require_signed}
+    _with_node(where, {"name": as_, "prefix": prefix, "data": data} | signing, do, wait, json)
 
 
 @app.command("retry")
@@ -84,6 +88,8 @@ def retry(
     cafile: CaFile = "",
     cert: Cert = "",
     key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
     """Send a task that has ended once more, as a new one; one that has not is sent again at once."""
@@ -92,14 +98,16 @@ def retry(
         sent: Sent = await node.find(id_)
         return await node.retry(id_, expires=expires or A_DAY) if sent.ended else sent
 
-    _with_node(broker_url(url, cafile, cert, key, as_), as_, prefix, data, do, wait, json)
+    where = broker_url(url, cafile, cert, key, as_)
+    signing = {"keys": keys, "require_signed": require_signed}
+    _with_node(where, {"name": as_, "prefix": prefix, "data": data} | signing, do, wait, json)
 
 
-def _with_node(url: str, as_: str, prefix: str, data: str, do: Any, wait: float | None, json: bool) -> None:
+def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json: bool) -> None:
     from duly.clients.node import Node
 
     async def run() -> Sent:
-        async with Node(url, name=as_, prefix=prefix, data=data, serve=False) as node:
+        async with Node(url, serve=False, **how) as node:
             sent: Sent = await do(node)
             waiting = asyncio.ensure_future(_either(sent))
             await asyncio.wait({waiting}, timeout=5.0 if wait is None else wait)

@@ -1,9 +1,9 @@
 """The tasks a node is sent: stored, run once, answered in kind, and answered again to every repeat.
 
 The laws. PUBACK and `ack` go out when a task is stored, not before. A handler's end is stored before it is
-told; a repeat never runs, it gets the stored answer. A task that has expired or is for somebody else is not
-run and not answered. After a crash in the middle `at_least_once` runs again; `at_most_once` does not, and its
-sender is told that nobody can tell.
+told; a repeat never runs, it gets the stored answer. A task that has expired, is for somebody else, or is not
+signed where that is demanded, is not run and not answered. After a crash in the middle `at_least_once` runs
+again; `at_most_once` does not, and its sender is told that nobody can tell.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
 from duly.core.units import FOREVER
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
+from duly.dialects.seal import Seal
 from duly.engine import Engine
-from duly.errors import LedgerError, Overloaded, Stopped
+from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped
 from duly.ledger import Ledger
 from duly.transport import Ack
 
@@ -64,6 +65,7 @@ class Incoming:
         budget: Budget,
         ledger: Ledger,
         mailbox: Mailbox,
+        seal: Seal,
         peers: Peers,
         refusals: Refusals,
         do: Callable[[Coroutine[Any, Any, None]], None],
@@ -72,7 +74,7 @@ class Incoming:
     ) -> None:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
-        self._budget, self._do, self._ordered = budget, do, ordered
+        self._seal, self._budget, self._do, self._ordered = seal, budget, do, ordered
         inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
@@ -102,6 +104,12 @@ class Incoming:
         if task.receiver and task.receiver != self._name:
             reason = f"it is for {task.receiver}, not for {self._name}"
             self._refusals.note(task.sender, task.msg_id, "other_receiver", reason)
+            ack()
+            return
+        try:
+            self._seal.check(task, by=task.sender)
+        except NotAuthenticated as problem:
+            self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
             ack()
             return
         content = self._peers.read(task.sender, task.payload)
@@ -163,7 +171,9 @@ class Incoming:
     def _reply(self, message: Message, verdict: Verdict) -> None:
         if verdict.word in (Word.FRESH, Word.DUPLICATE):
             _, old = asked_as(message.body)
-            self._mailbox.post(_sender(message.scope), Kind.ACK, fd.encode(fd.Ack(message.id, old_names=old)))
+            sender = _sender(message.scope)
+            said = self._seal.encode(fd.Ack(message.id, old_names=old), sender)
+            self._mailbox.post(sender, Kind.ACK, said)
             if verdict.state is not None and verdict.state.terminal:
                 self._tell(message.key, verdict.state, verdict.answer or Answer(), message.body)
         elif verdict.retry:
@@ -187,11 +197,12 @@ class Incoming:
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
+        sender, seal = _sender(scope), self._seal
         if state is State.DONE:
-            kind, text = Kind.COMPLETE, fd.encode(fd.Complete(id_, content, old_names=old), form)
+            kind, text = Kind.COMPLETE, seal.encode(fd.Complete(id_, content, old_names=old), sender, form)
         else:
-            kind, text = Kind.FAILED, fd.encode(fd.Failed(id_, content, old_names=old), form)
-        self._mailbox.keep(f"{scope} {id_}", _sender(scope), kind, text)
+            kind, text = Kind.FAILED, seal.encode(fd.Failed(id_, content, old_names=old), sender, form)
+        self._mailbox.keep(f"{scope} {id_}", sender, kind, text)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +213,7 @@ class Incoming:
 
         def progress(value: Any) -> None:
             said = fd.Ack(message.id, old_names=old, progress=fd.content_of(value, form))
-            self._mailbox.post(sender, Kind.ACK, fd.encode(said, form))
+            self._mailbox.post(sender, Kind.ACK, self._seal.encode(said, sender, form))
 
         state, error = State.FAILED, ""
         try:

@@ -25,9 +25,11 @@ from duly.clock import Clock
 from duly.core.retry import RetryPolicy
 from duly.dialects import fd
 from duly.dialects.fd import Kind, Status
+from duly.dialects.seal import Seal
 from duly.errors import ConnectionLost, ConnectionRefused, DulyError, SenderError
 from duly.transport import Ack
-from duly.transports.mqtt import Address, MqttLink, Will
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink, Will
 
 HEARTBEAT: Final = 60.0
 """Seconds between two reports of one's own status, as the seed has it; three missed ones make it stale."""
@@ -60,6 +62,7 @@ class Mailbox:
         name: str,
         *,
         clock: Clock,
+        seal: Seal,
         identity: str,
         heard: Callable[[Kind, bytes, Ack], None],
         up: Callable[[bool], None],
@@ -76,7 +79,7 @@ class Mailbox:
         """for whom this process stands by, in a sentence; empty when it does not"""
         self.about = Status()
         """what is told about this node besides that it is online"""
-        self._clock, self._identity = clock, identity
+        self._clock, self._seal, self._identity = clock, seal, identity
         self._heard, self._up, self._others = heard, up, status
         self._heartbeat, self._serve = heartbeat, serve
         self._began = clock.now()
@@ -225,7 +228,7 @@ class Mailbox:
             uptime=(now - self._began) if online else 0,
             session=self._session,
         )
-        return fd.encode(status)
+        return self._seal.encode(status)
 
     def _will(self) -> Will:
         self._sessions += 1
@@ -285,7 +288,7 @@ class Mailbox:
         def heard(_: str, payload: bytes, retained: bool, ack: Ack) -> None:
             ack()
             with suppress(SenderError):
-                statuses.put_nowait((fd.decode_status(payload), retained))
+                statuses.put_nowait((self._seal.open_status(payload, self.name), retained))
 
         there = self.link.address
         address = msgspec.structs.replace(there, client_id=f"{there.client_id}-{secrets.token_hex(4)}")

@@ -31,10 +31,12 @@ from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.order import LanePolicy
 from duly.core.retry import RetryPolicy
+from duly.core.signing import Keyring
 from duly.core.units import DAY, HOUR, MINUTE, SECOND
 from duly.core.writes import Put, PutNew
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
+from duly.dialects.seal import Seal
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -45,10 +47,11 @@ from duly.errors import (
     Stopped,
     Unknown,
 )
+from duly.keys import load
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.transport import Ack
-from duly.transports.mqtt import Address
+from duly.transports.address import Address
 
 RESEND: Final = RetryPolicy.exponential(2 * SECOND, 5 * MINUTE)
 """Until it is answered or has expired: soon at first, since most losses are a matter of seconds."""
@@ -84,6 +87,9 @@ class Node:
     is for brokers where it logs in under another name. `concurrency` tasks run at a time; with `ordered`
     those of one sender run one by one, in its order. A node without handlers only sends, and as many as you
     like may do that in the same name; `serve=True` makes it the one that has the name.
+
+    `keys` is a keyring, or the file of one ('duly keys new'): what the node says is signed. With
+    `require_signed` it takes in nothing that is not signed by the one it is from.
     """
 
     def __init__(
@@ -98,6 +104,8 @@ class Node:
         ordered: bool = False,
         heartbeat: float = HEARTBEAT,
         serve: bool | None = None,
+        keys: str | Keyring | None = None,
+        require_signed: bool = False,
         horizon: Horizon = HORIZON,
         resend: RetryPolicy = RESEND,
     ) -> None:
@@ -106,6 +114,7 @@ class Node:
         self.refused: Counter[str] = Counter()
         """what was not taken, by the word for why"""
         self._data, self._prefix, self._form = data, fd.check_prefix(prefix), Form(form)
+        self._seal = self._sealed(keys, require_signed)
         self._ordered, self._heartbeat, self._serve = ordered, heartbeat, serve
         self._horizon, self._resend = horizon, resend
         self._lanes = LanePolicy(serial=True, width=concurrency)
@@ -115,6 +124,16 @@ class Node:
         self._standby = ""
         self._chores: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    def _sealed(self, keys: str | Keyring | None, required: bool) -> Seal:
+        ring = load(keys) if isinstance(keys, str) else keys or Keyring(self.name)
+        if ring.name != self.name:
+            raise Malformed(f"these are the keys of {ring.name}, not of {self.name}")
+        if required and ring.own is None:
+            raise Malformed(
+                f"{self.name} has no key to sign with itself; 'duly keys new {self.name}' makes one"
+            )
+        return Seal(ring, prefix=self._prefix, required=required)
 
     def task(
         self, *actions: str, effect: EffectWord = "at_most_once", deadline: float | None = None
@@ -183,12 +202,12 @@ class Node:
         peers, self._refusals = Peers(), Refusals(self.refused, ledger, self._do)
         self._incoming = Incoming(
             self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
-            ledger, mailbox, peers, self._refusals, self._do, ordered=self._ordered,
+            ledger, mailbox, self._seal, peers, self._refusals, self._do, ordered=self._ordered,
         )  # fmt: skip
         self._outgoing = Outgoing(
-            self.name, self._form, self._resend, ledger, mailbox, peers, self._refusals, self._do
+            self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals, self._do
         )
-        self._statuses = Statuses(ledger.clock, self._heartbeat, self._listen, self._ignore)
+        self._statuses = Statuses(ledger.clock, self._seal, self._heartbeat, self._listen, self._ignore)
         self._ledger = ledger
         try:
             if ledger.sole:
@@ -252,6 +271,7 @@ class Node:
             address,
             self.name,
             clock=ledger.clock,
+            seal=self._seal,
             identity=mine,
             heard=self._heard,
             up=self._up,

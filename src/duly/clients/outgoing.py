@@ -1,8 +1,9 @@
 """The tasks a node sends: stored, sent again until answered or expired, and how they ended.
 
 The laws. A task is stored before it leaves, and goes again with the same id and the same bytes; after a
-reconnect at once, otherwise ever more slowly. An answer counts only for a task that this node sent. The first
-one stands; a late one settles what is `unknown`.
+reconnect at once, otherwise ever more slowly. An answer counts only for a task that this node sent, and where
+signing is demanded only if the task's receiver signed it. The first one stands; a late one settles what is
+`unknown`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from duly.core.units import DAY, HOUR, SECOND, seconds
 from duly.core.writes import Advance, Finish, Ref
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
+from duly.dialects.seal import Seal
 from duly.engine import Engine
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded, Stopped
+from duly.errors import DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
 from duly.ledger import Ledger, Record
 from duly.transport import Ack
 
@@ -56,12 +58,13 @@ class Outgoing:
         resend: RetryPolicy,
         ledger: Ledger,
         mailbox: Mailbox,
+        seal: Seal,
         peers: Peers,
         refusals: Refusals,
         do: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
-        self._peers, self._refusals, self._do = peers, refusals, do
+        self._seal, self._peers, self._refusals, self._do = seal, peers, refusals, do
         policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
         self._outbox = Outbox(policy, ledger.worker)
         self.engine = Engine(self._outbox, ledger, self._perform)
@@ -95,7 +98,8 @@ class Outgoing:
         known = await self._ledger.find(key) if task.msg_id and sent is None else None
         if sent is None:
             if known is None:
-                body = fd.encode(replace(task, msg_id=msg_id, time=now, exp=until), form)
+                timed = replace(task, msg_id=msg_id, time=now, exp=until)
+                body = self._seal.encode(timed, task.receiver, form)
                 message = Message(self._name, msg_id, task.action, task.receiver, body, expires=until)
             else:
                 message = known.message  # the same task, whatever the clock says now
@@ -167,6 +171,12 @@ class Outgoing:
             self._answered(key, said, record.message.recipient, ack)
 
     def _answered(self, key: bytes, said: Said, by: str, ack: Ack) -> None:
+        try:
+            self._seal.check(said, by)
+        except NotAuthenticated as problem:
+            self._refusals.note(by, said.msg_id, problem.word, str(problem))
+            ack()
+            return
         sent = self._sent.get(key)
         match said:
             case fd.Ack(progress=progress):

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from duly.clock import Clock
 from duly.core.units import SECOND
 from duly.dialects import fd
+from duly.dialects.seal import Seal
 from duly.errors import Malformed
 
 MISSED: Final = 3
@@ -53,18 +54,19 @@ class Statuses:
     def __init__(
         self,
         clock: Clock,
+        seal: Seal,
         heartbeat: float,
         subscribe: Callable[[str], Any],
         unsubscribe: Callable[[str], Any],
     ) -> None:
-        self._clock, self._heartbeat = clock, heartbeat
+        self._clock, self._seal, self._heartbeat = clock, seal, heartbeat
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._heard: dict[str, _Heard] = {}
         self._watchers: dict[str, set[asyncio.Queue[NodeStatus]]] = {}
 
     def hear(self, name: str, payload: bytes, retained: bool) -> None:
         """Something came on a status topic. Raises `SenderError` if it is no status."""
-        told = fd.decode_status(payload)
+        told = self._seal.open_status(payload, name)
         if told is None:
             self._heard.pop(name, None)
             self._tell(NodeStatus(name))

@@ -16,13 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gmqtt import Client, Subscription  # type: ignore[import-untyped]
 from gmqtt import Message as Publication
@@ -34,6 +31,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
 from duly.transport import OnMessage
+from duly.transports.address import Address
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
 """How soon to try again. Strong jitter: after a broker's restart everybody comes at once."""
@@ -52,74 +50,12 @@ CLOSE_WITHIN: Final = 2.0
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
 
-_UNSAFE: Final = re.compile(r"[\s.*>/%]")
-"""What brokers refuse in a client id; written as %2E and so on when a username has it."""
-
 _NEVER: Final = -2
 """gmqtt's `reconnect_retries` for none at all: 0 still allows one, -1 means no limit."""
 
 # gmqtt logs each lost connection with a traceback; the link itself says what its user must know.
 logging.getLogger("gmqtt").addHandler(logging.NullHandler())
 logging.getLogger("gmqtt").propagate = False
-
-
-class Address(Struct, frozen=True, kw_only=True):
-    """Where the broker is and who we are.
-
-    >>> Address.parse("mqtt://lamp:secret@broker.local").client_id
-    'lamp'
-    """
-
-    host: str
-    port: int
-    tls: bool = False
-    username: str = ""
-    password: str = ""
-    client_id: str = ""
-    keepalive: int = 30
-    cafile: str = ""
-    """who signed the broker's certificate; empty: whom the system trusts"""
-    cert: str = ""
-    """our own certificate, with `key`, where the broker asks for one"""
-    key: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            raise Malformed("the broker's port is not a number from 0 to 65535") from None
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
-            raise Malformed(
-                "a broker's address looks like mqtt://user:password@host:1883, or mqtts:// for TLS"
-            )
-        options = dict(parse_qsl(parts.query))
-        strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
-        if strange:
-            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
-        keepalive = options.pop("keepalive", "30")
-        if not (keepalive.isascii() and keepalive.isdigit() and 1 <= int(keepalive) <= 0xFFFF):
-            raise Malformed("keepalive is a number of seconds from 1 to 65535")
-        for file in ("cafile", "cert", "key"):
-            if file in options and not Path(options[file]).is_file():
-                raise Malformed(f"{file} {options[file]!r} is not a file")
-        username = unquote(parts.username or "")
-        return cls(
-            host=parts.hostname,
-            port=port or (8883 if parts.scheme == "mqtts" else 1883),
-            tls=parts.scheme == "mqtts",
-            username=username,
-            password=unquote(parts.password or ""),
-            client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
-            keepalive=int(keepalive),
-            **options,
-        )
-
-    def __repr__(self) -> str:
-        who = f"{self.username}@" if self.username else ""
-        return f"mqtt{'s' * self.tls}://{who}{self.host}:{self.port}"
 
 
 class Will(Struct, frozen=True):
@@ -423,7 +359,9 @@ class _Session:
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._unless_closed(
-                    self._client.connect(a.host, a.port, ssl=_tls(a), keepalive=a.keepalive, version=MQTTv311)
+                    self._client.connect(
+                        a.host, a.port, ssl=a.tls_context(), keepalive=a.keepalive, version=MQTTv311
+                    )
                 )
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
@@ -479,7 +417,10 @@ class _Session:
             task.result()
         else:
             task.cancel()
-            raise ConnectionLost(f"{self._address!r} closed the connection")
+            # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
+            missed = self._address.tls and not self._address.cert
+            hint = "; it may want a certificate of ours (cert and key)" if missed else ""
+            raise ConnectionLost(f"{self._address!r} closed the connection{hint}")
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -588,15 +529,6 @@ class _Session:
 
     async def wait_empty(self) -> None:
         """Called at the end of connecting: what was published since need not hold that up."""
-
-
-def _tls(address: Address) -> ssl.SSLContext | bool:
-    if not address.tls:
-        return False
-    context = ssl.create_default_context(cafile=address.cafile or None)
-    if address.cert:
-        context.load_cert_chain(address.cert, address.key or None)
-    return context
 
 
 def _check_topic(topic: str) -> str:
