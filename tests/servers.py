@@ -23,7 +23,8 @@ from urllib.parse import quote
 
 import pytest
 
-from duly.broker import Broker, BrokerUser
+from duly.broker import Broker, nats_server
+from duly.broker_rules import BrokerUser
 
 
 def free_port() -> int:
@@ -214,6 +215,7 @@ class RabbitMq:
         (self._folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self._node_port}\n"
             f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            "mqtt.allow_anonymous = false\n"
             "mqtt.prefetch = 1000\n"  # 10 by default: how many it sends before it wants a PUBACK
         )
         self._env = {
@@ -249,6 +251,13 @@ class RabbitMq:
             )
         wait_for_port(self.port, self._process, "rabbitmq", 50)
 
+    def run(self, script: str) -> None:
+        """A shell script that calls rabbitmqctl."""
+        env = self._env | {"PATH": f"{self._binary.parent}:{self._env['PATH']}"}
+        done = subprocess.run(["sh", "-e"], input=script.encode(), env=env, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{done.stdout.decode()} {done.stderr.decode()}")
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """The server is the child of a script, which ends with it."""
         if self._process is not None:
@@ -268,6 +277,34 @@ class RabbitMq:
     def remove(self) -> None:
         self.stop(signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Nats:
+    """A nats-server that is not duly's, with this text in its configuration."""
+
+    def __init__(self, folder: Path, included: str) -> None:
+        self.port = free_port()
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        (folder / "included.conf").write_text(included)
+        (folder / "nats.conf").write_text(
+            f'server_name: s\nlisten: "127.0.0.1:{free_port()}"\n'
+            f'jetstream {{ store_dir: "{folder}/store" }}\n'
+            f'mqtt {{ host: "127.0.0.1", port: {self.port} }}\ninclude included.conf\n'
+        )
+
+    def start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [nats_server(), "-c", self._folder / "nats.conf"], stdout=log, stderr=log
+            )
+        wait_for_port(self.port, self._process, "nats-server")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
 
 
 class Embedded:

@@ -17,7 +17,9 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 
-from duly.broker import Broker, BrokerUser, subject_of
+from duly import broker_rules
+from duly.broker import Broker
+from duly.broker_rules import BrokerUser, subject_of
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionRefused, Malformed
@@ -29,22 +31,7 @@ HUB = BrokerUser("hub", "h", ["#"], ["#"])
 
 
 def node(name: str, password: str = "secret") -> BrokerUser:
-    """What seed 001 lets a node do."""
-    return BrokerUser(
-        name,
-        password,
-        publish=[
-            "nodes/+/pending",
-            "nodes/+/ack",
-            "nodes/+/complete",
-            "nodes/+/failed",
-            f"nodes/{name}/status",
-        ],
-        subscribe=[
-            *(f"nodes/{name}/{k}" for k in ("pending", "ack", "complete", "failed")),
-            "nodes/+/status",
-        ],
-    )
+    return broker_rules.node(name, password)
 
 
 async def until(true: Callable[[], Any], within: float = 10) -> None:

@@ -47,11 +47,19 @@ if TYPE_CHECKING:
     from duly.clients.app import App
     from duly.clients.chat import Chat
     from duly.clients.device import Device
+    from duly.clients.node import Node
+    from duly.clients.statuses import NodeStatus
+    from duly.clients.tasks import Sent, Task, TaskFailed
 
 _LATER = {
     "App": "duly.clients.app",
     "Chat": "duly.clients.chat",
     "Device": "duly.clients.device",
+    "Node": "duly.clients.node",
+    "NodeStatus": "duly.clients.statuses",
+    "Sent": "duly.clients.tasks",
+    "Task": "duly.clients.tasks",
+    "TaskFailed": "duly.clients.tasks",
 }
 
 
@@ -77,12 +85,17 @@ __all__ = [
     "LedgerUnavailable",
     "Message",
     "Mode",
+    "Node",
+    "NodeStatus",
     "Order",
     "Refused",
     "RetryPolicy",
     "SenderError",
+    "Sent",
     "Stale",
     "State",
+    "Task",
+    "TaskFailed",
     "Transaction",
     "Unknown",
     "Unstorable",

@@ -24,24 +24,24 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
+from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import BrokerError, Malformed
+from duly.errors import BrokerError
+from duly.files import write_private
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -61,6 +61,9 @@ than a commit takes; and not before, even to a client that has come back, so it 
 ACK_PENDING: Final = 1024
 """Messages under way to one subscription. All subscriptions of a session together may have 65535."""
 
+HANDSHAKE: Final = 10
+"""Seconds for one of TLS; 2 by default, which a busy small machine does not always keep."""
+
 FLUSH_EVERY: Final = 5
 """Seconds between flushes to the disk, where not every message is flushed."""
 
@@ -69,17 +72,12 @@ DISK_LIMIT: Final = 4 << 30
 
 PAYLOAD_LIMIT: Final = 1 << 20
 
-_NOTHING: Final = "$duly.nothing"
-"""A subject nobody uses: to NATS an empty list of permissions means that everything is allowed."""
-
 _REFUSALS: Final = (
     ("Publish Violation", "publish"),
     ("Subscription Violation", "subscribe"),
     ("authentication error - User", "connect"),
 )
 """What the broker's log says when it stops somebody."""
-
-_UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
@@ -93,44 +91,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 between fork and exec may deadlock in a process that has threads."""
 
 
-class BrokerUser(Struct, frozen=True):
-    """Who may connect, and which MQTT topic filters he may publish and subscribe to.
-
-    `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the cheapest cost will do.
-    """
-
-    name: str
-    password: str
-    publish: Sequence[str] = ()
-    subscribe: Sequence[str] = ()
-
-
-def subject_of(topic: str) -> str:
-    """The NATS subject that nats-server makes of an MQTT topic filter.
-
-    >>> subject_of("nodes/+/pending"), subject_of("nodes/a.b/#")
-    ('nodes.*.pending', 'nodes.a//b.>')
-    """
-    levels = topic.split("/")
-    if not topic or _UNSUPPORTED.search(topic) or "*" in topic or ">" in topic:
-        raise Malformed(
-            f"{topic!r} cannot be a topic here: the broker allows no white space, * or > in topics and names"
-        )
-    if "" in levels:
-        raise Malformed(f"{topic!r} has an empty level; leave out the extra /")
-    for place, level in enumerate(levels):
-        if ("+" in level and level != "+") or ("#" in level and (level != "#" or place != len(levels) - 1)):
-            raise Malformed(f"{topic!r} is not a topic filter: + fills a level, # fills the last one")
-    wild = {"+": "*", "#": ">"}
-    return ".".join(wild.get(level) or level.replace(".", "//") for level in levels)
-
-
 class Broker:
     """A nats-server as our child.
 
-    `port` 0 takes a free one and keeps it. `on_restart` hears of every restart after a death, `on_refused`
-    of every attempt that permissions stopped (the broker's own sentence): brokers acknowledge a forbidden
-    publish and drop it, so this is the only trace there is.
+    `port` 0 takes a free one and keeps it. With a certificate it speaks TLS and nothing else. `on_restart`
+    hears of every restart after a death, `on_refused` of every attempt that permissions stopped (the broker's
+    own sentence): brokers acknowledge a forbidden publish and drop it, so this is the only trace there is.
     """
 
     def __init__(
@@ -140,6 +106,8 @@ class Broker:
         listen: str = "127.0.0.1",
         *,
         sync: bool = False,
+        tls_cert: str = "",
+        tls_key: str = "",
         ack_wait: float = ACK_WAIT,
         on_restart: Callable[[int], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
@@ -153,6 +121,7 @@ class Broker:
         """why it is not running now; None when all is well"""
         self._folder = Path(data_dir) / "broker"
         self._sync = sync
+        self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
         self._on_restart = on_restart
         self._on_refused = on_refused
@@ -171,7 +140,8 @@ class Broker:
     @property
     def url(self) -> str:
         host = f"[{self.listen}]" if ":" in self.listen else self.listen
-        return f"mqtt://{'127.0.0.1' if self.listen in ('0.0.0.0', '::') else host}:{self.port}"
+        host = "127.0.0.1" if self.listen in ("0.0.0.0", "::") else host
+        return f"mqtt{'s' * bool(self._tls[0])}://{host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -209,12 +179,12 @@ class Broker:
     async def set_users(self, users: Iterable[BrokerUser]) -> None:
         """From now on these users, and only these. Connected users who lost their place are cut off."""
         wanted = tuple(users)
-        text = _users_config(wanted)
+        text = nats_users(wanted)
         async with self._reloading:
             self._users = wanted
             if self._lock is None:
                 return
-            _replace(self._folder / "users.conf", text)
+            write_private(self._folder / "users.conf", text)
             if self.pid is None:
                 return  # it reads the file when it starts again
             self._reloaded = asyncio.get_running_loop().create_future()
@@ -232,7 +202,7 @@ class Broker:
 
     async def _launch(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
-        started = [str(_server()), "-c", str(self._folder / "nats.conf")]
+        started = [str(nats_server()), "-c", str(self._folder / "nats.conf")]
         nowhere, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
@@ -413,11 +383,17 @@ class Broker:
 
     def _write_config(self) -> None:
         quoted = msgspec.json.encode
+        cert, key = (quoted(str(Path(file).absolute())) for file in self._tls)
+        tls = (
+            b", tls { cert_file: %b, key_file: %b, timeout: %d }" % (cert, key, HANDSHAKE)
+            if self._tls[0]
+            else b""
+        )
         text = (
             b"server_name: duly\n"
             b'listen: "127.0.0.1:-1"\n'  # NATS clients are not served: users may connect by MQTT only
             b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
-            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d }\n"
+            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d%b }\n"
             b"max_payload: %d\n"
             b"include users.conf\n"
         ) % (
@@ -428,59 +404,14 @@ class Broker:
             self.port,
             quoted(f"{round(self._ack_wait * 1000)}ms"),
             ACK_PENDING,
+            tls,
             PAYLOAD_LIMIT,
         )
-        _replace(self._folder / "users.conf", _users_config(self._users))
-        _replace(self._folder / "nats.conf", text)
+        write_private(self._folder / "users.conf", nats_users(self._users))
+        write_private(self._folder / "nats.conf", text)
 
 
-def _users_config(users: Sequence[BrokerUser]) -> bytes:
-    seen: set[str] = set()
-    lines: list[bytes] = []
-    for user in users:
-        if not user.name or not user.password or _UNSUPPORTED.search(user.name):
-            raise Malformed(f"broker user {user.name!r} needs a name without white space, and a password")
-        if user.name in seen:
-            raise Malformed(f"broker user {user.name!r} is named twice")
-        seen.add(user.name)
-        lines.append(
-            b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
-            b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
-            % (
-                _quoted(user.name),
-                _quoted(user.password),
-                _subjects(user.publish),
-                _subjects(user.subscribe),
-            )
-        )
-    # An account without users would let everybody in.
-    lines.append(
-        b"  { user: %b, password: %b, allowed_connection_types: [MQTT], permissions: "
-        b"{ publish: { allow: %b }, subscribe: { allow: %b } } }\n"
-        % (_quoted("$nobody"), _quoted(os.urandom(24).hex()), _subjects(()), _subjects(()))
-    )
-    return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
-
-
-def _subjects(topics: Sequence[str]) -> bytes:
-    return b"[" + b", ".join(_quoted(s) for s in [subject_of(t) for t in topics] or [_NOTHING]) + b"]"
-
-
-def _quoted(text: str) -> bytes:
-    if any(c < " " for c in text):
-        raise Malformed(f"{text!r} contains a control character")
-    return msgspec.json.encode(text)
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Written whole or not at all, and readable by us only: it holds passwords."""
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(text)
-    fresh.replace(path)
-
-
-def _server() -> Path:
+def nats_server() -> Path:
     """nats-server as the wheel installed it, beside our own interpreter; else the one on the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = beside if beside.exists() else shutil.which("nats-server")

@@ -12,7 +12,10 @@ is stored or half done. Catch the branch you can act on.
     │   ├── FromTheFuture     its clock is ahead by more than we allow
     │   ├── Expired           its own deadline has passed
     │   ├── NotAuthenticated  we do not know who is speaking
-    │   │   └── TooManyLogins too many tokens were wrong: wait
+    │   │   ├── TooManyLogins too many tokens were wrong: wait
+    │   │   ├── Unsigned      a signature is demanded, and there is none
+    │   │   ├── UnknownKey    signed with a key that is not trusted for this sender
+    │   │   └── Forged        the signature does not fit this message
     │   ├── NotAllowed        we know, and he may not
     │   └── Refused           the hub did not take it; its code and word say why
     ├── OutcomeError          it was accepted, and this is how it ended
@@ -113,6 +116,24 @@ class TooManyLogins(NotAuthenticated):
 
     retry = True
     word = "too_many_logins"
+
+
+class Unsigned(NotAuthenticated):
+    """A signature is demanded, and there is none: give the sender a key, and trust it here."""
+
+    word = "unsigned"
+
+
+class UnknownKey(NotAuthenticated):
+    """Signed with a key that is not trusted for this sender: 'duly keys trust' makes it so."""
+
+    word = "unknown_key"
+
+
+class Forged(NotAuthenticated):
+    """The signature does not fit: somebody else wrote this, or wrote it for another place."""
+
+    word = "forged"
 
 
 class NotAllowed(SenderError):

@@ -19,13 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from duly import notice
+from duly.apps import desk, retention
+from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
-from duly.core.units import SECOND, seconds
+from duly.core.horizon import Horizon
+from duly.core.parcels import CourierPolicy
+from duly.core.units import DAY, SECOND, seconds
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -85,6 +91,7 @@ class Hub:
 
     async def _start(self) -> None:
         settings, closing = self.settings, self._closing
+        tls = _server_tls(settings)
         self._data.mkdir(parents=True, exist_ok=True)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
@@ -99,13 +106,17 @@ class Hub:
             self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
         )
         closing.callback(self.people.close)
-        self._reception = Reception(journal, [self.gateway, self.chat])
-        await self.gateway.start()
-        closing.push_async_callback(self.gateway.stop)
-        await self.chat.start()
-        closing.push_async_callback(self.chat.stop)
+        self.alerts = Alerts(
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
+        )
+        self.archive = archive_of(settings)
+        self._applications = (self.gateway, self.chat, self.alerts)
+        self._reception = Reception(journal, self._applications)
+        for application in self._applications:
+            await application.start()
+            closing.push_async_callback(application.stop)
         await self._start_mqtt()
-        await self._listen()
+        await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)
         self._every(REFRESH_SECONDS, self._refresh)
         closing.callback(self._stop_timers)
@@ -117,14 +128,18 @@ class Hub:
 
     async def run(self) -> None:
         """Until an engine ends, which it does by itself only through a bug."""
-        engines = (self.gateway.engine, self.chat.engine)
-        ended, _ = await asyncio.wait(
-            [asyncio.ensure_future(engine.wait()) for engine in engines], return_when=asyncio.FIRST_COMPLETED
-        )
-        ended.pop().result()
+        lives = [asyncio.ensure_future(application.engine.wait()) for application in self._applications]
+        try:
+            await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for life in lives:
+                life.cancel()
+        for life in lives:
+            if life.done() and not life.cancelled():
+                life.result()
         raise ProgramError("the engine has ended by itself")
 
-    async def _listen(self) -> None:
+    async def _listen(self, tls: ssl.SSLContext | None) -> None:
         settings = self.settings
         app = web.Application(client_max_size=http.BODY_LIMIT)
         sockets = websocket.WebSockets(self)
@@ -143,13 +158,6 @@ class Hub:
         )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
-        tls = None
-        if settings.tls_cert:
-            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            try:
-                tls.load_cert_chain(settings.tls_cert, settings.tls_key)
-            except (OSError, ssl.SSLError) as problem:
-                raise Malformed(f"the TLS certificate cannot be used: {problem}") from None
         site = web.TCPSite(runner, settings.listen, settings.port, ssl_context=tls, backlog=1024)
         try:
             await site.start()
@@ -184,23 +192,35 @@ class Hub:
         # Not everybody has MQTT devices: what only they need is only then loaded.
         from duly.broker import Broker
         from duly.mqtt_devices import HUB, MqttDevices
+        from duly.transports.address import Address
         from duly.transports.mqtt import MqttLink
 
         devices = MqttDevices(self.gateway, self.accounts, self.journal)
-        address = settings.mqtt
-        if not address:
-            # It speaks no TLS: beyond this machine only for those who said they know.
-            listen = settings.listen if settings.insecure else "127.0.0.1"
-            self._broker = Broker(self._data, settings.mqtt_port, listen)
+        if not settings.mqtt:
+            self._broker = Broker(
+                self._data,
+                settings.mqtt_port,
+                settings.listen,
+                tls_cert=settings.tls_cert,
+                tls_key=settings.tls_key,
+            )
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
             await self._broker.start()
             closing.push_async_callback(self._broker.stop)
-            address = self._broker.url.replace("mqtt://", f"mqtt://{HUB}:{self._broker_password}@")
             self.mqtt_url = self._broker.url
+            # Its certificate names it as the world knows it, not as we do: that very one is what we expect.
+            address = replace(
+                Address.parse(self.mqtt_url),
+                username=HUB,
+                password=self._broker_password,
+                client_id=HUB,
+                cafile=settings.tls_cert,
+                pinned=bool(settings.tls_cert),
+            )
         else:
-            self.mqtt_url = address.rsplit("@", 1)[-1] if "@" in address else address
-            self.mqtt_url = self.mqtt_url if "://" in self.mqtt_url else f"mqtt://{self.mqtt_url}"
+            address = Address.parse(settings.mqtt)
+            self.mqtt_url = repr(replace(address, username=""))
         arrivals: asyncio.Queue[tuple[str, bytes, Callable[[], None]]] = asyncio.Queue()
 
         def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
@@ -226,17 +246,12 @@ class Hub:
     async def renew_broker_users(self) -> None:
         if self._broker is None:
             return
-        from duly.broker import BrokerUser
+        from duly.broker_rules import BrokerUser, node
         from duly.dialects.fd import PREFIX
         from duly.mqtt_devices import HUB
 
-        answers = [f"{PREFIX}/+/{kind}" for kind in ("ack", "complete", "failed", "pending")]
         users = [BrokerUser(HUB, self._broker_password, [f"{PREFIX}/#"], [f"{PREFIX}/#"])]
-        for name, password in self.accounts.broker_logins().items():
-            own = f"{PREFIX}/{name}"
-            users.append(
-                BrokerUser(name, password, [*answers, f"{own}/status"], [f"{own}/#", f"{PREFIX}/+/status"])
-            )
+        users += [node(name, password) for name, password in self.accounts.broker_logins().items()]
         await self._broker.set_users(users)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -263,9 +278,8 @@ class Hub:
             timer.cancel()
 
     async def _prune(self) -> None:
-        with contextlib.suppress(LedgerError):
-            while await self.ledger.prune() == 1_000:
-                pass
+        with contextlib.suppress(LedgerError, OSError):  # the next time will do
+            await retention.prune(self.ledger, self.alerts.desk, self.archive)
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -310,12 +324,13 @@ class Hub:
         return self.gateway.trail(key)
 
     def state(self) -> dict[str, Any]:
-        problem = self.gateway.engine.down
+        problem = self.gateway.engine.down or self.alerts.engine.down
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
             "down": str(problem) if problem else None,
             "devices": self.gateway.presence(),
+            "alerts": self.alerts.state(),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
@@ -351,6 +366,12 @@ class Hub:
                     "online": self.gateway.presence(),
                     "heard": await last_heard(self.ledger, devices),
                 }
+            case "prune" if "dry" in wanted:
+                return await retention.would_prune(self.ledger, self.archive)
+            case "prune":
+                return await retention.prune(self.ledger, self.alerts.desk, self.archive)
+            case _ if "." in verb:
+                return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):
@@ -367,6 +388,17 @@ class Hub:
         self._reception.dismiss(name)
 
 
+def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as problem:
+        raise Malformed(f"the TLS certificate cannot be used: {problem}") from None
+    return context
+
+
 def control_policy(settings: Settings) -> ControlPolicy:
     return ControlPolicy(
         window=seconds(settings.window),
@@ -374,3 +406,15 @@ def control_policy(settings: Settings) -> ControlPolicy:
         remember=seconds(settings.remember),
         patience=seconds(settings.patience),
     )
+
+
+def courier_policy(settings: Settings) -> CourierPolicy:
+    return CourierPolicy(
+        desk.CHANNEL,
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
+        keep=round(settings.alerts_kept * DAY),
+    )
+
+
+def archive_of(settings: Settings) -> Archive:
+    return Archive(Path(settings.data) / "archive", round(settings.archives_kept * DAY))

@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from duly.files import write_private
+
 NAME: Final = "hub.json"
 
 
@@ -27,11 +29,7 @@ class Notice(Struct, frozen=True):
 
 def post(data: Path, notice: Notice) -> None:
     """Put it up, whole or not at all."""
-    fresh = data / f"{NAME}.new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(notice))
-    fresh.replace(data / NAME)
+    write_private(data / NAME, msgspec.json.encode(notice))
 
 
 def remove(data: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +8,7 @@ import time
 
 import pytest
 
+from tests.certificates import Authority
 from tests.cli.conftest import Place
 
 
@@ -107,16 +107,9 @@ main()
     assert "a planted bug" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_with_tls_the_verbs_of_this_machine_still_find_it(place: Place) -> None:
-    wanted = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=hub.example"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-keyout", "key.pem", "-out", "cert.pem", *wanted.split()],
-        cwd=place.folder,
-        capture_output=True,
-        check=True,
-    )
-    place.up("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    Authority(place.folder).issue("hub.example")
+    place.up("--tls-cert", "hub.example.pem", "--tls-key", "hub.example.key")
     for args in ("add app phone", "add device lock", "grant phone lock"):
         assert place.duly(*args.split()).returncode == 0
     place.device("lock")

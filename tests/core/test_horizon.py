@@ -83,3 +83,19 @@ def test_settings_that_would_forget_too_early_are_refused_with_the_right_number(
 def test_a_nonsensical_horizon_cannot_be_made(bad: dict[str, int]) -> None:
     with pytest.raises(Malformed):
         Horizon(**bad)
+
+
+def test_where_an_expiry_governs_the_messages_own_time_decides_nothing() -> None:
+    by_expiry = Horizon(lapse=HOUR)
+    assert word(made(NOW + DAY, NOW + MINUTE), by_expiry) is None
+    assert word(made(1 * SECOND, NOW + MINUTE), by_expiry) is None
+    assert word(made(NOW, NOW - SECOND), by_expiry) is Word.EXPIRED
+    assert word(made(NOW - DAY), by_expiry) is Word.STALE
+    assert word(made(NOW + DAY), by_expiry) is Word.REFUSED
+
+
+def test_where_an_expiry_governs_the_id_is_kept_a_lapse_longer_and_no_more() -> None:
+    by_expiry = Horizon(lapse=HOUR, grace=SECOND)
+    assert remember_until(made(NOW + DAY, NOW + MINUTE), by_expiry) == NOW + MINUTE + SECOND + HOUR
+    with pytest.raises(Malformed, match="lapse"):
+        Horizon(lapse=-1)

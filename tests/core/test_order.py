@@ -303,3 +303,32 @@ class AnyArrival(RuleBasedStateMachine):
 
 TestAnyArrival = AnyArrival.TestCase
 TestAnyArrival.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def unordered(n: int) -> Message:
+    return Message("app", f"{T // MS}_{n}", "k", "lamp")
+
+
+def test_only_so_many_without_order_are_under_way_and_the_next_starts_when_one_is_through() -> None:
+    lanes = Lanes(LanePolicy(serial=True, width=2))
+    assert [len(lanes.offer(unordered(n), T)) for n in range(4)] == [1, 1, 0, 0]
+    (third,) = lanes.finished(unordered(1))
+    assert third.message == unordered(2)
+    assert lanes.finished(unordered(1)) == []
+    (fourth,) = lanes.finished(unordered(0))
+    assert fourth.message == unordered(3)
+    assert lanes.finished(unordered(2)) == []
+    assert lanes.finished(unordered(3)) == []
+    assert len(lanes.offer(unordered(4), T)) == 1
+
+
+def test_what_was_under_way_before_a_restart_counts() -> None:
+    lanes = Lanes(LanePolicy(width=1))
+    lanes.occupy(unordered(0))
+    assert lanes.offer(unordered(1), T) == []
+    assert len(lanes.finished(unordered(0))) == 1
+
+
+def test_a_lane_is_at_least_one_wide() -> None:
+    with pytest.raises(Malformed, match="wide"):
+        LanePolicy(width=0)

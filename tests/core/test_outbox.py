@@ -250,3 +250,13 @@ def test_a_nonsensical_policy_cannot_be_made() -> None:
     for bad in ({"channel": ""}, {"channel": "x", "patience": 0}):
         with pytest.raises(Malformed):
             OutboxPolicy(**bad)
+
+
+def test_a_sender_may_forget_what_it_sent_some_time_after_it_has_expired() -> None:
+    policy = OutboxPolicy("hub", OVER_THE_NETWORK.resend, remember=60 * SECOND)
+    out = sender(policy)
+    now = out.clock.now()
+    out.give(Arrived(message(0)))
+    out.give(Arrived(message(1, expires=now + 10 * SECOND)))
+    kept = [out.ledger.disk.messages[message(n).key].until - now for n in (0, 1)]
+    assert kept == [60 * SECOND, 70 * SECOND]

@@ -59,7 +59,7 @@ def test_what_goes_out() -> None:
     task = Pending("A", "B", "1", "on", 5 * SECOND, 9 * SECOND, Content(b'{"a":1}'))
     assert json.loads(fd.encode(task)) == {
         "sender": "A", "receiver": "B", "msg_id": "1", "action": "on", "time": 5, "exp": 9,
-        "payload": base64.b64encode(b'{"a":1}').decode(),
+        "payload": base64.b64encode(b'{"a":1}').decode(), "enc": "base64",
     }  # fmt: skip
     assert json.loads(fd.encode(task, Form.JSON))["payload"] == {"a": 1}
     assert json.loads(fd.encode(Complete("1"))) == {"msg_id": "1", "value": None}
@@ -336,3 +336,32 @@ def test_prefixes() -> None:
     for prefix in ("", "/", "a//b", "a/+"):
         with pytest.raises(Malformed):
             fd.check_prefix(prefix)
+
+
+def test_a_message_that_says_how_it_is_written_is_read_so_whatever_its_peer_wrote_before() -> None:
+    text = fd.encode(Complete("1", Content(b"hello")))
+    assert fd.decode_complete(text, Form.JSON).value == Content(b"hello", Form.BASE64, b'"aGVsbG8="', True)
+    plain = b'{"msg_id":"1","value":"aGVsbG8=","enc":"json"}'
+    assert fd.decode_complete(plain).value.value == "aGVsbG8="
+    assert fd.decode_complete(b'{"msg_id":"1","value":"aGVsbG8=","enc":"rot13"}').value.value == "hello"
+
+
+@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 7, 1.5, "7", "on", "test", "null", '{"a":1}', "aGVsbG8=", "电灯", [1, "2"], {"a": None}],
+)
+def test_a_value_comes_back_as_it_went_out(value: object, form: Form) -> None:
+    text = fd.encode(Complete("1", fd.content_of(value, form)), form)
+    assert fd.decode_complete(text, form).value.value == value
+
+
+def test_bytes_come_back_as_bytes_or_as_what_they_spell() -> None:
+    text = fd.encode(Complete("1", fd.content_of(b"\xff\x00", Form.JSON)), Form.JSON)
+    assert fd.decode_complete(text, Form.BASE64).value.value == b"\xff\x00"
+
+
+def test_an_ack_may_tell_how_far_it_is() -> None:
+    text = fd.encode(fd.Ack("1", progress=fd.content_of({"half": True}, Form.JSON)), Form.JSON)
+    assert json.loads(text) == {"msg_id": "1", "progress": {"half": True}}
+    assert fd.decode_ack(text).progress.value == {"half": True}

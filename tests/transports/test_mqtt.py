@@ -22,8 +22,10 @@ from duly.core.units import MS
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded
 from duly.transport import Ack, Link
 from duly.transports import mqtt
-from duly.transports.mqtt import Address, MqttLink, Will
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink, Will
 from tests import servers
+from tests.certificates import Authority
 from tests.transports.wire import Proxy
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
@@ -541,15 +543,14 @@ async def test_acknowledges_a_topic_that_is_no_text() -> None:
 
 async def test_tls(tmp_path: Path) -> None:
     port = servers.free_port()
-    server = servers.Mosquitto(
-        f"listener {port} 127.0.0.1", "certfile {folder}/cert.pem", "keyfile {folder}/key.pem"
-    )
-    cert = await asyncio.to_thread(_certificate, server.folder)
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("broker", "127.0.0.1")
+    server = servers.Mosquitto(f"listener {port} 127.0.0.1", f"certfile {cert}", f"keyfile {key}")
     url = f"mqtts://bob@127.0.0.1:{port}"
     try:
         server.start()
         ear = Ear()
-        link = MqttLink(f"{url}?cafile={cert}", ear, subscriptions=["a"])
+        link = MqttLink(f"{url}?cafile={authority.ca}", ear, subscriptions=["a"])
         await link.start()
         await link.connected()
         await link.publish("a", b"secret")
@@ -563,17 +564,6 @@ async def test_tls(tmp_path: Path) -> None:
         await stranger.stop()
     finally:
         server.remove()
-
-
-def _certificate(folder: Path) -> Path:
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert
 
 
 def test_addresses() -> None:

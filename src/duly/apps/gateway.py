@@ -69,7 +69,7 @@ class GatewayPolicy(Struct, frozen=True):
 class Gateway:
     """One gateway on one ledger."""
 
-    roles = frozenset(Role) - {Role.USER}
+    roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
 
     def __init__(
         self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: GatewayPolicy | None = None

@@ -10,7 +10,23 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, demo, device, doctor, look, send, sim, up
+from duly.cli import (
+    accounts,
+    acl,
+    alerts,
+    demo,
+    device,
+    doctor,
+    keys,
+    look,
+    node,
+    profiles,
+    prune,
+    send,
+    sim,
+    task,
+    up,
+)
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -51,12 +67,23 @@ app.command("revoke")(accounts.revoke)
 app.command("list")(accounts.list_)
 app.command("send")(send.send)
 app.command("device")(device.device)
+app.command("node")(node.node)
+app.command("call")(node.call)
+app.add_typer(task.app, name="task")
+app.command("status")(node.status)
 app.command("outcome")(look.outcome)
 app.command("trace")(look.trace)
 app.command("why")(look.why)
 app.command("watch")(look.watch)
+app.add_typer(alerts.alert, name="alert")
+app.add_typer(alerts.deliveries, name="deliveries")
+app.add_typer(profiles.profile, name="profile")
+app.add_typer(profiles.channel, name="channel")
+app.command("prune")(prune.prune)
 app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
+app.add_typer(acl.app, name="acl")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from duly.errors import (
+    ConnectionLost,
+    ConnectionRefused,
     DulyError,
+    LedgerInUse,
     LedgerUnavailable,
     Malformed,
     NotAllowed,
     NotAuthenticated,
     SenderError,
+    Unknown,
 )
 
 if TYPE_CHECKING:
@@ -53,14 +57,16 @@ class Trouble(Exception):
 
 def code_of(problem: DulyError) -> Exit:
     match problem:
-        case NotAuthenticated() | NotAllowed():
+        case NotAuthenticated() | NotAllowed() | ConnectionRefused():
             return Exit.NOT_ALLOWED
         case Malformed():
             return Exit.USAGE
         case SenderError():
             return Exit.REFUSED
-        case LedgerUnavailable():
+        case LedgerUnavailable() | LedgerInUse() | ConnectionLost():
             return Exit.UNREACHABLE
+        case Unknown():
+            return Exit.UNKNOWN
         case _:
             return Exit.FAILED
 
@@ -94,7 +100,9 @@ def duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder.")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file.")
+]
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", metavar="URL", help="The ledger, if it is not in the data folder.")
 ]
@@ -131,6 +139,27 @@ class Hub:
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> Any:
         """The JSON at a path; with a body it is posted. Raises `Unreachable` or `Trouble`."""
+        import msgspec
+
+        status, said = self._fetch(path, body)
+        if status >= 400:
+            raise _refusal(status, said)
+        try:
+            return msgspec.json.decode(said)
+        except msgspec.DecodeError as problem:
+            raise Unreachable(self.url, problem) from None
+
+    def post(self, path: str, frame: object) -> dict[str, Any]:
+        """Post a frame; what the hub says to it, whatever that is."""
+        import msgspec
+
+        status, said = self._fetch(path, frame)
+        try:
+            return msgspec.json.decode(said, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise _refusal(status, said) from None
+
+    def _fetch(self, path: str, body: object) -> tuple[int, bytes]:
         import urllib.error
         import urllib.request
 
@@ -147,10 +176,10 @@ class Hub:
         )
         try:
             with opener.open(request, timeout=ASK_SECONDS) as answer:
-                return msgspec.json.decode(answer.read())
+                return int(answer.status), bytes(answer.read())
         except urllib.error.HTTPError as problem:
-            raise _refusal(problem.code, problem.read()) from None
-        except (OSError, msgspec.DecodeError, ValueError) as problem:
+            return problem.code, problem.read()
+        except (OSError, ValueError) as problem:
             raise Unreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
@@ -192,8 +221,13 @@ def _refusal(status: int, body: bytes) -> Trouble:
 
 
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
+    from pathlib import Path
+
     from duly.settings import load
 
+    if data is not None and ledger is None and Path(data).is_file():
+        # A node's memory is a file by itself.
+        data, ledger = str(Path(data).parent), f"sqlite:///{data}"
     return load({"data": data, "ledger": ledger})
 
 
@@ -203,6 +237,8 @@ def local_hub(data: str | None) -> Hub | None:
 
     from duly import notice
 
+    if data is not None and Path(data).is_file():
+        return None
     posted = notice.read(Path(settings_of(data).data))
     return None if posted is None else Hub(posted.url, posted.token, local=True)
 

@@ -21,7 +21,8 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
 from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
-from duly.transports.mqtt import Address, MqttLink, Will
+from duly.transports.address import Address
+from duly.transports.mqtt import MqttLink, Will
 
 
 class FdLink:

@@ -31,8 +31,13 @@ class Horizon(Struct, frozen=True):
     """how long after its expiry a message is still taken, for senders whose clock is behind"""
     ageless: bool = True
     """accept a message that says neither its age nor its expiry; its id is then kept for ever"""
+    lapse: int | None = None
+    """where a message says when it expires, that alone decides, not its own time; its id is kept this much
+    longer, so that a late repeat still finds the answer. None: its own time counts as well"""
 
     def __post_init__(self) -> None:
+        if (self.lapse or 0) < 0:
+            raise Malformed("a horizon's lapse is a length of time, 0 or more, or None")
         if self.keep <= 0 or self.skew < 0 or self.grace < 0 or not 0 <= self.fresh <= self.keep:
             raise Malformed("a horizon needs keep > 0, skew >= 0, grace >= 0 and fresh no longer than keep")
 
@@ -51,6 +56,8 @@ DEFAULT: Final = Horizon()
 
 def remember_until(message: Message, horizon: Horizon) -> int:
     """Until when this message's id must be kept: no later resend of it can be accepted."""
+    if message.expires and horizon.lapse is not None:
+        return message.expires + horizon.grace + horizon.lapse
     made = message.made
     until = made + horizon.keep + horizon.skew if made else 0
     if message.expires:
@@ -65,7 +72,7 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
     time gets its stored answer, not a lecture about its age.
     """
     made = message.made
-    if made > now + horizon.skew:
+    if made > now + horizon.skew and not (message.expires and horizon.lapse is not None):
         return Verdict(
             Word.REFUSED,
             reason=f"its time is {show(made - now)} in the future, {show(horizon.skew)} are allowed; "

@@ -54,8 +54,12 @@ class LanePolicy(Struct, frozen=True):
     been handed over (a transport)"""
     gated: bool = False
     """recipients come and go: a lane moves only while its recipient is reachable"""
+    width: int | None = None
+    """how many messages without order a recipient has under way at once; None: as many as come"""
 
     def __post_init__(self) -> None:
+        if self.width is not None and self.width < 1:
+            raise Malformed("a lane is at least one message wide")
         if self.window < 0 or self.drift < 0:
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
 
@@ -111,11 +115,17 @@ class _Chain:
 class _Lane:
     """A lane that has something under way, or queues."""
 
-    __slots__ = ("holder", "queue")
+    __slots__ = ("holders", "queue", "width")
 
-    def __init__(self) -> None:
-        self.holder: bytes | None = None
+    def __init__(self, width: int) -> None:
+        self.width = width
+        """how many may be under way at once; 0: nobody counts"""
+        self.holders: set[bytes] = set()
         self.queue: deque[Release] = deque()
+
+    @property
+    def free(self) -> bool:
+        return not self.width or len(self.holders) < self.width
 
 
 class Lanes:
@@ -204,17 +214,17 @@ class Lanes:
 
     def occupy(self, message: Message) -> None:
         """A message that was released before a restart is still under way."""
-        if self._policy.serial and _lane_key(message) is not None:
-            self._lane(message).holder = message.key
+        if self._width(message):
+            self._lane(message).holders.add(message.key)
 
     def finished(self, message: Message) -> list[Move]:
         """A released message is through; in a serial lane the next one starts. Harmless for a message
         that was never released."""
         lanes = self._lanes.get(message.recipient)
         lane = None if lanes is None else lanes.get(_lane_key(message))
-        if lane is None or lane.holder != message.key:
+        if lane is None or message.key not in lane.holders:
             return []
-        lane.holder = None
+        lane.holders.remove(message.key)
         return self._advance(message.recipient)
 
     def reach(self, recipient: str) -> list[Move]:
@@ -348,7 +358,7 @@ class Lanes:
         recipient = message.recipient
         lanes = self._lanes.get(recipient)
         lane = None if lanes is None else lanes.get(_lane_key(message))
-        if (lane is None or (lane.holder is None and not lane.queue)) and self._open(recipient):
+        if (lane is None or (lane.free and not lane.queue)) and self._open(recipient):
             return [self._release(message, mark, n, ms)]
         lane = self._lane(message)
         release = Release(message, mark, n, ms, -1)
@@ -367,18 +377,18 @@ class Lanes:
         moves: list[Move] = []
         if self._open(recipient):
             for lane in list(lanes.values()):
-                while lane.queue and lane.holder is None:
+                while lane.queue and lane.free:
                     queued = lane.queue.popleft()
                     moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
-        for key in [key for key, lane in lanes.items() if not lane.queue and lane.holder is None]:
+        for key in [key for key, lane in lanes.items() if not lane.queue and not lane.holders]:
             del lanes[key]
         if not lanes:
             self._lanes.pop(recipient, None)
         return moves
 
     def _release(self, message: Message, mark: str, n: int, ms: int) -> Release:
-        if self._policy.serial and _lane_key(message) is not None:
-            self._lane(message).holder = message.key
+        if self._width(message):
+            self._lane(message).holders.add(message.key)
         after = -1
         if mark:
             after = self._last.get(mark, -1)
@@ -388,8 +398,19 @@ class Lanes:
     def _open(self, recipient: str) -> bool:
         return not self._policy.gated or recipient in self.reachable
 
+    def _width(self, message: Message) -> int:
+        """How many of its kind may be under way at once; 0: nobody counts."""
+        if _lane_key(message) is None:
+            return self._policy.width or 0
+        return 1 if self._policy.serial else 0
+
     def _lane(self, message: Message) -> _Lane:
-        return self._lanes.setdefault(message.recipient, {}).setdefault(_lane_key(message), _Lane())
+        lanes = self._lanes.setdefault(message.recipient, {})
+        key = _lane_key(message)
+        lane = lanes.get(key)
+        if lane is None:
+            lane = lanes[key] = _Lane(self._width(message))
+        return lane
 
 
 def _lane_key(message: Message) -> str | None:

@@ -35,6 +35,7 @@ from duly.core.steps import (
     Report,
     Step,
     Todo,
+    Told,
     Transmit,
     Unreachable,
 )
@@ -73,6 +74,8 @@ class OutboxPolicy(Struct, frozen=True):
     handler of our own"""
     beyond_expiry: bool = False
     """patience begins at the message's expiry, if it has one: the recipient may wait that long itself"""
+    remember: int = FOREVER
+    """how long a sender keeps what it has sent, from now or from the message's expiry if that is later"""
 
     def __post_init__(self) -> None:
         if not self.channel:
@@ -154,7 +157,7 @@ class Outbox:
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable():
+            case Unreachable() | Told():
                 return []
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
@@ -177,7 +180,8 @@ class Outbox:
             with suppress(Malformed):
                 last = SeqId.parse(message.id)
                 then = (*then, Raise(self._minted, last.n, last.ms))
-        admit = Admit(message, FOREVER, now, State.SENT, then)
+        until = min(FOREVER, max(now, message.expires) + self.policy.remember)
+        admit = Admit(message, until, now, State.SENT, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 
     @property
@@ -250,6 +254,11 @@ class Outbox:
         """How far a message under way has come."""
         entry = self._entries.get(key)
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
+
+    def recipient(self, key: bytes) -> str | None:
+        """For whom the message under way under this key is."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.message.recipient
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 

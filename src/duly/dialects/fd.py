@@ -7,6 +7,7 @@ A sender's name that fits is safe to build a topic from. Times are seconds on th
 examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
 How a *string* is read:
 
+- the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
 - the peer is known to write JSON: it is that text, always;
 - the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
 - nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
@@ -67,6 +68,8 @@ class Content(Struct, frozen=True):
     """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
     raw: bytes = b""
     """the JSON text as it stood on the wire; empty when made here"""
+    sure: bool = False
+    """the message itself says in which form it is written"""
 
     @property
     def value(self) -> Any:
@@ -110,12 +113,13 @@ class Pending(Struct, frozen=True):
 
 
 class Ack(Struct, frozen=True):
-    """The task is durably received."""
+    """The task is durably received. It may come again, and then with word of how far the task is."""
 
     msg_id: str
     sig: str = ""
     kid: str = ""
     old_names: bool = False
+    progress: Content = NOTHING
 
 
 class Complete(Struct, frozen=True):
@@ -196,12 +200,15 @@ class _Wire(Struct, omit_defaults=True):
     data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
+    progress: Raw = _ABSENT
+    enc: str | None = None
 
 
 _read: Final = msgspec.json.Decoder(_Wire).decode
 _read_any: Final = msgspec.json.Decoder().decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
+_FORMS: Final = {form.value: form for form in Form}
 _NULL: Final = Raw(b"null")
 _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MIXED: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
@@ -214,14 +221,14 @@ def decode(kind: Kind, text: bytes, form: Form | None = None) -> Fd | None:
     """The message in these bytes; `form` is how this peer is known to write. None: an empty status, by which
     a node removes its own.
 
-    >>> decode(Kind.ACK, b'{"msg_id": "1"}')
-    Ack(msg_id='1', sig='', kid='', old_names=False)
+    >>> decode(Kind.ACK, b'{"msg_id": "1"}').msg_id
+    '1'
     """
     match kind:
         case Kind.PENDING:
             return decode_pending(text, form)
         case Kind.ACK:
-            return decode_ack(text)
+            return decode_ack(text, form)
         case Kind.COMPLETE:
             return decode_complete(text, form)
         case Kind.FAILED:
@@ -241,29 +248,29 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
         action=_name(w.action or "", "action"),
         time=_time(w.time if w.time is not None else w.timestamp),
         exp=_expiry(w.exp if w.exp is not None else w.expiration),
-        payload=_content(w.payload, form),
+        payload=_content(w, w.payload, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=old,
     )
 
 
-def decode_ack(text: bytes) -> Ack:
+def decode_ack(text: bytes, form: Form | None = None) -> Ack:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Ack(msg_id, w.sig or "", w.kid or "", old)
+    return Ack(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> Complete:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Complete(msg_id, _content(w.value, form), w.sig or "", w.kid or "", old)
+    return Complete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> Failed:
     w = _wire(text)
     msg_id, old = _id(w)
-    return Failed(msg_id, _content(w.error, form), w.sig or "", w.kid or "", old)
+    return Failed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
 
 
 def decode_status(text: bytes, form: Form | None = None) -> Status | None:
@@ -279,7 +286,7 @@ def decode_status(text: bytes, form: Form | None = None) -> Status | None:
         version=w.version or "",
         uptime=_time(w.uptime),
         session=w.session or "",
-        data=_content(w.data, form),
+        data=_content(w, w.data, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=w.time is None and w.timestamp is not None,
@@ -298,15 +305,21 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     match message:
         case Pending():
             text = _write(_pending(message, form))
-        case Ack(msg_id, sig, kid, old):
-            text = _write(_answer(msg_id, sig, kid, old))
+        case Ack(msg_id, sig, kid, old, progress):
+            w = _answer(msg_id, sig, kid, old)
+            if progress is not NOTHING:
+                w.progress = _written(progress, form)
+                w.enc = _marked(w.progress, form)
+            text = _write(w)
         case Complete(msg_id, value, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.value = _written(value.data, form)
+            w.value = _written(value, form)
+            w.enc = _marked(w.value, form)
             text = _write(w)
         case Failed(msg_id, error, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.error = _written(error.data, form)
+            w.error = _written(error, form)
+            w.enc = _marked(w.error, form)
             text = _write(w)
         case Status():
             text = _write(_status(message, form))
@@ -320,9 +333,15 @@ def _pending(m: Pending, form: Form) -> _Wire:
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
-    payload = _written(m.payload.data, form)
+    payload = _written(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
-    w = _Wire(action=m.action, payload=payload, sig=m.sig or None, kid=m.kid or None)
+    w = _Wire(
+        action=m.action,
+        payload=payload,
+        sig=m.sig or None,
+        kid=m.kid or None,
+        enc=_marked(payload, form),
+    )
     if m.old_names:
         w.sender_client_id, w.receiver_client_id, w.message_id = m.sender, m.receiver, m.msg_id
         w.timestamp, w.expiration = time, exp
@@ -350,7 +369,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        data=_written(m.data.data, form) if m.data.data else _ABSENT,
+        data=_written(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -361,9 +380,46 @@ def _status(m: Status, form: Form) -> _Wire:
     return w
 
 
-def _written(data: bytes, form: Form) -> Raw:
+def content_of(value: object, form: Form) -> Content:
+    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
+    goes as a JSON string, so that a number and its digits stay apart.
+
+    >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
+    (b'"7"', b'"7"', b'on')
+    """
+    match value:
+        case None:
+            return NOTHING
+        case bytes():
+            data = value
+        case str() if form is Form.JSON:
+            return Content(value.encode(), form, _write(value))
+        case str():
+            data = _write(value) if _spells_json(value.encode()) else value.encode()
+        case _:
+            data = _write(value)
+    return Content(data, form, bytes(_written(Content(data), form)))
+
+
+def _spells_json(text: bytes) -> bool:
+    try:
+        _read_any(text or b'""')
+        return True
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return False
+
+
+def _marked(raw: Raw, form: Form) -> str | None:
+    """Only base64 can be taken for something else."""
+    return form.value if form is Form.BASE64 and bytes(raw)[:1] == b'"' else None
+
+
+def _written(content: Content, form: Form) -> Raw:
     """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
-    bytes that are no text have to be base64 even so."""
+    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
+    if content.form is form and content.raw:
+        return Raw(content.raw)
+    data = content.data
     if not data:
         return _NULL
     if form is Form.JSON:
@@ -470,7 +526,14 @@ def _expiry(seconds: float | None) -> int:
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
 
 
-def _content(raw: Raw, form: Form | None) -> Content:
+def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
+    said = _FORMS.get(w.enc or "")
+    content = read_content(raw, said or form)
+    return content if said is None or content.form is None else msgspec.structs.replace(content, sure=True)
+
+
+def read_content(raw: bytes | Raw, form: Form | None) -> Content:
+    """What the JSON text of a field means, from a peer that is known to write in this form."""
     text = bytes(raw)
     if not text:
         return NOTHING

@@ -16,13 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gmqtt import Client, Subscription  # type: ignore[import-untyped]
 from gmqtt import Message as Publication
@@ -34,6 +31,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
 from duly.transport import OnMessage
+from duly.transports.address import Address
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
 """How soon to try again. Strong jitter: after a broker's restart everybody comes at once."""
@@ -52,74 +50,12 @@ CLOSE_WITHIN: Final = 2.0
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
 
-_UNSAFE: Final = re.compile(r"[\s.*>/%]")
-"""What brokers refuse in a client id; written as %2E and so on when a username has it."""
-
 _NEVER: Final = -2
 """gmqtt's `reconnect_retries` for none at all: 0 still allows one, -1 means no limit."""
 
 # gmqtt logs each lost connection with a traceback; the link itself says what its user must know.
 logging.getLogger("gmqtt").addHandler(logging.NullHandler())
 logging.getLogger("gmqtt").propagate = False
-
-
-class Address(Struct, frozen=True, kw_only=True):
-    """Where the broker is and who we are.
-
-    >>> Address.parse("mqtt://lamp:secret@broker.local").client_id
-    'lamp'
-    """
-
-    host: str
-    port: int
-    tls: bool = False
-    username: str = ""
-    password: str = ""
-    client_id: str = ""
-    keepalive: int = 30
-    cafile: str = ""
-    """who signed the broker's certificate; empty: whom the system trusts"""
-    cert: str = ""
-    """our own certificate, with `key`, where the broker asks for one"""
-    key: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            raise Malformed("the broker's port is not a number from 0 to 65535") from None
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
-            raise Malformed(
-                "a broker's address looks like mqtt://user:password@host:1883, or mqtts:// for TLS"
-            )
-        options = dict(parse_qsl(parts.query))
-        strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
-        if strange:
-            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
-        keepalive = options.pop("keepalive", "30")
-        if not (keepalive.isascii() and keepalive.isdigit() and 1 <= int(keepalive) <= 0xFFFF):
-            raise Malformed("keepalive is a number of seconds from 1 to 65535")
-        for file in ("cafile", "cert", "key"):
-            if file in options and not Path(options[file]).is_file():
-                raise Malformed(f"{file} {options[file]!r} is not a file")
-        username = unquote(parts.username or "")
-        return cls(
-            host=parts.hostname,
-            port=port or (8883 if parts.scheme == "mqtts" else 1883),
-            tls=parts.scheme == "mqtts",
-            username=username,
-            password=unquote(parts.password or ""),
-            client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
-            keepalive=int(keepalive),
-            **options,
-        )
-
-    def __repr__(self) -> str:
-        who = f"{self.username}@" if self.username else ""
-        return f"mqtt{'s' * self.tls}://{who}{self.host}:{self.port}"
 
 
 class Will(Struct, frozen=True):
@@ -133,7 +69,8 @@ class Will(Struct, frozen=True):
 class MqttLink:
     """A persistent session with a broker.
 
-    `will` is asked for at every connect. `on_connect(session_present)` is called when the subscriptions are
+    `before` is waited for before every connect, and `will` asked for at it. `clean`: the broker forgets the
+    session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
     in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
     is reported, the message is not acknowledged, and the connection is made anew.
     """
@@ -147,6 +84,8 @@ class MqttLink:
         will: Callable[[], Will] | None = None,
         on_connect: Callable[[bool], None] | None = None,
         on_disconnect: Callable[[str], None] | None = None,
+        before: Callable[[], Awaitable[None]] | None = None,
+        clean: bool = False,
         retry: RetryPolicy = RECONNECT,
         in_flight: int = IN_FLIGHT,
     ) -> None:
@@ -155,6 +94,8 @@ class MqttLink:
             raise Malformed("a persistent session needs a name; give a username or ?client_id=")
         self.problem = "not started"
         """why the link is not up, in a sentence; empty when it is"""
+        self.refused = False
+        """the broker does not let us in"""
         self.connections = 0
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
@@ -163,6 +104,8 @@ class MqttLink:
         self._will = will
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
+        self._before = before
+        self._clean = clean
         self._retry = retry
         self._in_flight = in_flight
         self._session: _Session | None = None
@@ -226,6 +169,29 @@ class MqttLink:
         else:
             await self.publish_nowait(topic, payload, retain=retain)
 
+    def post(
+        self, topic: str, payload: bytes, *, retain: bool = False, done: Callable[[bool], None] | None = None
+    ) -> None:
+        """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
+        confirmed it. Without a connection it is lost at once: whoever wants it sent repeats it."""
+        session = self._session
+        if session is None or not session.connected or session.closed.is_set():
+            if done is not None:
+                done(False)
+            return
+        if len(session.waiting) >= self._in_flight:
+            confirmed = session.queue(_check_topic(topic), payload, retain)
+        else:
+            confirmed = session.publish(_check_topic(topic), payload, retain)
+        if done is not None:
+            told = done
+            confirmed.add_done_callback(lambda f: told(not f.cancelled() and f.exception() is None))
+
+    def reconnect(self, reason: str) -> None:
+        """Give this connection up and make a new one: what was not acknowledged comes again."""
+        if self._session is not None:
+            self._session.end(reason)
+
     async def subscribe(self, *filters: str) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
         wanted = [_check_filter(f) for f in filters]
@@ -251,9 +217,15 @@ class MqttLink:
         loop = asyncio.get_running_loop()
         attempt = 0
         while not self._stopping.is_set():
-            session = _Session(self.address, self._will() if self._will else None, self._arrived)
+            session: _Session | None = None
             began = loop.time()
             try:
+                if self._before is not None and not await self._allowed(self._before()):
+                    break
+                began = loop.time()
+                session = _Session(
+                    self.address, self._will() if self._will else None, self._arrived, clean=self._clean
+                )
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
                 present = await session.open(self._filters)
                 self._is_up(present)
@@ -263,13 +235,15 @@ class MqttLink:
                 self.problem = str(problem)
             except ConnectionRefused as problem:
                 self.problem = str(problem)
+                self.refused = True
                 self._settled.set()
             finally:
                 was_up, self._session = self._ready.is_set(), None
                 self._ready.clear()
                 if was_up:
                     self._settled.clear()
-                await session.close(self.problem)
+                if session is not None:
+                    await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
             attempt = 1 if was_up and loop.time() - began > STABLE else attempt + 1
@@ -280,9 +254,21 @@ class MqttLink:
                 async with asyncio.timeout(delay / SECOND):
                     await self._stopping.wait()
 
+    async def _allowed(self, before: Awaitable[None]) -> bool:
+        """Whether we may connect; not if we are told to stop first."""
+        waiting = asyncio.ensure_future(before)
+        await _first(_settled(waiting), self._stopping.wait())
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            return False
+        waiting.result()
+        return True
+
     def _is_up(self, session_present: bool) -> None:
         self.connections += 1
         self.problem = ""
+        self.refused = False
         self._ready.set()
         self._settled.set()
         if self._on_connect is not None:
@@ -331,13 +317,15 @@ class _Session:
         address: Address,
         will: Will | None,
         arrived: Callable[[_Arrival, str | bytes, bytes, bool], None],
+        *,
+        clean: bool,
     ) -> None:
         self._address = address
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._client = Client(
             address.client_id.encode(),  # bytes: of text it counts the characters
-            clean_session=False,
+            clean_session=clean,
             optimistic_acknowledgement=False,
             will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
             persistent_storage=self,
@@ -371,7 +359,9 @@ class _Session:
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._unless_closed(
-                    self._client.connect(a.host, a.port, ssl=_tls(a), keepalive=a.keepalive, version=MQTTv311)
+                    self._client.connect(
+                        a.host, a.port, ssl=a.tls_context(), keepalive=a.keepalive, version=MQTTv311
+                    )
                 )
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
@@ -427,7 +417,10 @@ class _Session:
             task.result()
         else:
             task.cancel()
-            raise ConnectionLost(f"{self._address!r} closed the connection")
+            # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
+            missed = self._address.tls and not self._address.cert
+            hint = "; it may want a certificate of ours (cert and key)" if missed else ""
+            raise ConnectionLost(f"{self._address!r} closed the connection{hint}")
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -536,15 +529,6 @@ class _Session:
 
     async def wait_empty(self) -> None:
         """Called at the end of connecting: what was published since need not hold that up."""
-
-
-def _tls(address: Address) -> ssl.SSLContext | bool:
-    if not address.tls:
-        return False
-    context = ssl.create_default_context(cafile=address.cafile or None)
-    if address.cert:
-        context.load_cert_chain(address.cert, address.key or None)
-    return context
 
 
 def _check_topic(topic: str) -> str:

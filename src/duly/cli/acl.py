@@ -1,0 +1,175 @@
+"""`duly acl mosquitto emqx rabbitmq nats test`: what a broker must enforce, and whether it does.
+
+The law: rules go to stdout, ready to be used, and nothing else does. `test` exits with 1 if anything leaks or
+is blocked that should not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.common import Exit, Json, Trouble, count, duration, print_json, table
+
+if TYPE_CHECKING:
+    from duly.acl_check import Finding
+
+app = typer.Typer(help="Rules for brokers, and a test of them.", no_args_is_help=True)
+
+Prefix = Annotated[str, typer.Option("--prefix", metavar="P", help="What topics begin with.")]
+Users = Annotated[
+    str, typer.Option("--users", metavar="A,B", help="The nodes; RabbitMQ and NATS must know them.")
+]
+Admins = Annotated[
+    str, typer.Option("--admins", metavar="X,Y", help="Who may do everything: a hub, an observer.")
+]
+Passwords = Annotated[
+    typer.FileText | None,
+    typer.Option("--passwords", metavar="FILE", help="Lines NAME:PASSWORD; - for stdin."),
+]
+NODES = "nodes"
+
+
+@app.command("mosquitto")
+def mosquitto(prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
+    """An acl_file. It holds for every user there is and will be."""
+    _print("mosquitto", prefix, "", admins, None, json)
+
+
+@app.command("emqx")
+def emqx(prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
+    """An acl.conf of EMQX 5. It holds for every user there is and will be."""
+    _print("emqx", prefix, "", admins, None, json)
+
+
+@app.command("rabbitmq")
+def rabbitmq(users: Users = "", prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
+    """A script of rabbitmqctl calls, for users that exist."""
+    _print("rabbitmq", prefix, users, admins, None, json)
+
+
+@app.command("nats")
+def nats(
+    users: Users = "",
+    prefix: Prefix = NODES,
+    admins: Admins = "",
+    passwords: Passwords = None,
+    json: Json = False,
+) -> None:
+    """An accounts block for a nats-server, with these users only. Passwords are written as bcrypt hashes; who
+    has none in the file cannot get in until you put one there."""
+    _print("nats", prefix, users, admins, passwords, json)
+
+
+@app.command("test")
+def try_(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            envvar="DULY_MQTT",
+            help="mqtt://OBSERVER:PASSWORD@HOST; he must be allowed everything.",
+        ),
+    ],
+    user: Annotated[
+        list[str] | None,
+        typer.Option("--user", metavar="NAME:PASSWORD", help="A node to try things as; two at least."),
+    ] = None,
+    passwords: Passwords = None,
+    prefix: Prefix = NODES,
+    patience: Annotated[
+        str, typer.Option("--patience", metavar="TIME", help="How long what is allowed may take to arrive.")
+    ] = "5s",
+    everything: Annotated[bool, typer.Option("--all", help="Also show what is as it should be.")] = False,
+    json: Json = False,
+) -> None:
+    """Try every allowed and forbidden operation on a live broker, and say which rule leaks.
+
+    Nodes on that broker see a few letters that they refuse as malformed; nothing else is left behind.
+    """
+    from duly.acl_check import Login, check
+    from duly.errors import ConnectionLost, ConnectionRefused
+    from duly.transports.address import Address
+
+    logins = [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
+    address = Address.parse(url)
+    users = [login for login in logins if login.name != address.username]
+    try:
+        found = asyncio.run(check(address, users, prefix, patience=duration(patience)))
+    except ConnectionLost as problem:
+        raise Trouble(Exit.UNREACHABLE, str(problem)) from None
+    except ConnectionRefused as problem:
+        raise Trouble(Exit.NOT_ALLOWED, str(problem)) from None
+    wrong = [one for one in found if not one.ok]
+    if json:
+        print_json(
+            {
+                "ok": not wrong,
+                "tried": len(found),
+                "findings": [_row(f) for f in found if everything or not f.ok],
+            }
+        )
+    else:
+        _show([one for one in found if everything or not one.ok])
+        who = " and ".join(login.name for login in users)
+        typer.echo(
+            f"{count(len(found), 'operation')} tried as {who}: "
+            + (f"{len(wrong)} not as the rules say" if wrong else "all as the rules say")
+        )
+    raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
+
+
+def _show(found: Sequence[Finding]) -> None:
+    if found:
+        head = ("", "USER", "DOES", "TOPIC", "")
+        table(head, ((f.verdict, f.user or "(nobody)", f.act, f.topic, f.detail) for f in found))
+
+
+def _row(finding: Finding) -> dict[str, object]:
+    import msgspec
+
+    return {"verdict": finding.verdict} | msgspec.structs.asdict(finding)
+
+
+def _print(
+    broker: str, prefix: str, users: str, admins: str, passwords: typer.FileText | None, json: bool
+) -> None:
+    from duly.broker_rules import LANGUAGES, Wanted
+
+    given = dict(_login(each) for each in _lines(passwords))
+    named = _names(admins)
+    wanted = Wanted(
+        prefix=prefix,
+        users=list(dict.fromkeys([*_names(users), *(name for name in given if name not in named)])),
+        admins=named,
+        passwords={name: _hashed(password) for name, password in given.items()},
+    )
+    rules = LANGUAGES[broker](wanted)
+    if json:
+        print_json({"broker": broker, "rules": rules})
+    else:
+        typer.echo(rules, nl=False)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _login(text: str) -> tuple[str, str]:
+    name, colon, password = text.partition(":")
+    if not colon or not name or not password:
+        raise Trouble(Exit.USAGE, "a login is written NAME:PASSWORD")
+    return name, password
+
+
+def _lines(file: typer.FileText | None) -> list[str]:
+    return [] if file is None else [line.rstrip("\n") for line in file if line.strip()]
+
+
+def _hashed(password: str) -> str:
+    import bcrypt
+
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt()).decode()

@@ -1,0 +1,181 @@
+"""`duly keys new trust forget list`: what a node signs with, and whom it believes.
+
+The law: a secret is never shown. What is shared with another node goes there in a file that only its owner
+may read; what may be public is printed, ready to be trusted elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.common import Exit, Json, Trouble, note, print_json, table
+
+if TYPE_CHECKING:
+    from duly.core.signing import Key, Keyring
+
+app = typer.Typer(help="Keys that nodes sign with, and whom they believe.", no_args_is_help=True)
+
+Keys = Annotated[
+    str,
+    typer.Option(
+        "--keys", metavar="FILE", envvar="DULY_KEYS", help="The keyring; its owner alone may read it."
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The username of a node at the broker.")]
+FILE = "duly-keys.json"
+
+SignWith = Annotated[
+    str | None,
+    typer.Option("--keys", metavar="FILE", envvar="DULY_KEYS", help="Sign with these, from 'duly keys'."),
+]
+RequireSigned = Annotated[
+    bool, typer.Option("--require-signed", help="Take in nothing that is not signed by whom it is from.")
+]
+
+
+@app.command("new")
+def new(
+    name: Name,
+    shared_with: Annotated[
+        str | None,
+        typer.Option("--shared-with", metavar="PEER", help="Instead: an HMAC secret of NAME and PEER."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Where to put the secret for PEER.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In place of the key there is; others must trust the new one.")
+    ] = False,
+    keys: Keys = FILE,
+    json: Json = False,
+) -> None:
+    """Make the key that NAME signs with. What is printed is public: let others trust it.
+
+    With --shared-with it is a secret of two, for a device too small for Ed25519. It is written to a file, to
+    be carried there by hand: 'duly keys trust NAME --file FILE'.
+    """
+    from duly import keys as files
+    from duly.core.signing import Algorithm, Keyring
+    from duly.dialects.fd import check_username
+
+    check_username(name)
+    if (shared_with is None) != (out is None):
+        raise Trouble(Exit.USAGE, "--shared-with PEER and --out FILE go together: the secret must get there")
+    key = files.new_key(Algorithm.HMAC if shared_with else Algorithm.ED25519)
+
+    def change(ring: Keyring | None) -> Keyring:
+        ring = _of(name, ring)
+        if shared_with is not None and out is not None:
+            files.write_key(out, key)
+            return ring.trust(check_username(shared_with), key)
+        if ring.own is not None and not replace:
+            raise Trouble(Exit.REFUSED, f"{name} has a key in {keys}; --replace makes it void")
+        return Keyring(ring.name, key, ring.peers)
+
+    files.edit(keys, change)
+    if json:
+        print_json(_shown(name, key, "own" if shared_with is None else "shared"))
+    elif shared_with is None:
+        note(f"{name} signs with {keys} from now on. Where it is to be believed:")
+        typer.echo(f"duly keys trust {name} {key.shown}")
+    else:
+        note(f"carry {out} to {shared_with}, and there:")
+        typer.echo(f"duly keys trust {name} --file {out} --as {shared_with}")
+
+
+@app.command("trust")
+def trust(
+    name: Name,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="What its owner's 'duly keys new' printed.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="FILE", help="A secret shared with it.")
+    ] = None,
+    me: Annotated[
+        str | None, typer.Option("--as", metavar="ME", help="Who we are, if there is no keyring yet.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Believe no other key of NAME.")] = False,
+    keys: Keys = FILE,
+    json: Json = False,
+) -> None:
+    """Believe what NAME signs with this key."""
+    from duly import keys as files
+    from duly.core.signing import read_key
+    from duly.dialects.fd import check_username
+
+    check_username(name)
+    if (key is None) == (file is None):
+        raise Trouble(Exit.USAGE, "either the KEY that is to be trusted, or --file with a shared secret")
+    believed = read_key(key) if key is not None else files.read_key_file(file or "")
+
+    def change(ring: Keyring | None) -> Keyring:
+        if ring is None and me is None:
+            raise Trouble(
+                Exit.USAGE, f"there is no keyring in {keys}; make one with 'duly keys new ME', or say --as ME"
+            )
+        ring = _of(check_username(me) if me else "", ring)
+        return (ring.forget(name) if replace else ring).trust(name, believed)
+
+    files.edit(keys, change)
+    if json:
+        print_json(_shown(name, believed, _sort(believed)))
+    else:
+        note(f"what {name} signs with key {believed.kid} is believed; nodes that run must be started again")
+
+
+@app.command("forget")
+def forget(
+    name: Name,
+    kid: Annotated[str, typer.Argument(metavar="[KID]", help="One key; without it all of NAME's.")] = "",
+    keys: Keys = FILE,
+    json: Json = False,
+) -> None:
+    """Believe this key, or every key of NAME, no longer."""
+    from duly import keys as files
+
+    def change(ring: Keyring | None) -> Keyring:
+        less = None if ring is None else ring.forget(name, kid)
+        if less is None or less == ring:
+            raise Trouble(Exit.REFUSED, f"no such key of {name} is trusted; 'duly keys list' shows which are")
+        return less
+
+    files.edit(keys, change)
+    if json:
+        print_json({"name": name, "kid": kid or None, "changed": True})
+    else:
+        note(f"{name} is no longer believed with {kid or 'any key'}; nodes that run must be started again")
+
+
+@app.command("list")
+def list_(keys: Keys = FILE, json: Json = False) -> None:
+    """Show the keys there are, and no secrets."""
+    from duly import keys as files
+
+    ring = files.load(keys)
+    rows = [_shown(ring.name, ring.own, "own")] if ring.own is not None else []
+    rows += [_shown(peer.name, peer.key, _sort(peer.key)) for peer in ring.peers]
+    if json:
+        print_json({"name": ring.name, "keys": rows})
+    else:
+        table(("NAME", "IS", "KID", "KEY"), ((r["name"], r["is"], r["kid"], r["key"]) for r in rows))
+
+
+def _of(name: str, ring: Keyring | None) -> Keyring:
+    from duly.core.signing import Keyring
+
+    if ring is None:
+        return Keyring(name)
+    if name and ring.name != name:
+        raise Trouble(Exit.REFUSED, f"this is the keyring of {ring.name}, not of {name}; say --keys FILE")
+    return ring
+
+
+def _sort(key: Key) -> str:
+    return "shared" if key.secret else "trusted"
+
+
+def _shown(name: str, key: Key, sort: str) -> dict[str, str]:
+    return {"name": name, "is": sort, "kid": key.kid, "key": key.shown}

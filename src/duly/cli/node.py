@@ -1,0 +1,391 @@
+"""`duly node call status`: be a node, call one, see how they are. They need a broker and nobody else.
+
+The law: a node run here keeps every promise of `duly.Node`; the shell command it runs for a task is its
+handler. What the command prints is the result, what it says on stderr is why it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+import typer
+
+from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, table, tint, took
+from duly.cli.keys import RequireSigned, SignWith
+
+if TYPE_CHECKING:
+    from duly.clients.node import Node
+    from duly.clients.statuses import NodeStatus
+    from duly.clients.tasks import Task
+
+SHOWN = 60
+ERROR = 500
+
+Broker = Annotated[
+    str,
+    typer.Option(
+        "--url", metavar="URL", envvar="DULY_MQTT", help="The broker: mqtt://NAME:PASSWORD@HOST, or mqtts://."
+    ),
+]
+As = Annotated[
+    str, typer.Option("--as", metavar="NAME", help="The node's name, if it is not the one that logs in.")
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="WORD", help="The first level of all topics.")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger."),
+]
+CaFile = Annotated[str, typer.Option("--cafile", metavar="FILE", help="Who signed the broker's certificate.")]
+Cert = Annotated[str, typer.Option("--cert", metavar="FILE", help="Our own certificate, with --key.")]
+Key = Annotated[str, typer.Option("--key", metavar="FILE")]
+
+
+class Effect(StrEnum):
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+class FormOption(StrEnum):
+    BASE64 = "base64"
+    JSON = "json"
+
+
+Form = Annotated[FormOption, typer.Option("--form", metavar="base64|json", help="How to write payloads.")]
+
+
+def broker_url(url: str, cafile: str = "", cert: str = "", key: str = "", name: str = "") -> str:
+    """The address with what the flags add to it; a name without a login is the login.
+
+    >>> broker_url("mqtt://localhost", name="lamp 1")
+    'mqtt://lamp%201@localhost'
+    """
+    parts = urlsplit(url)
+    files = {word: file for word, file in (("cafile", cafile), ("cert", cert), ("key", key)) if file}
+    query = "&".join(filter(None, (parts.query, urlencode(files))))
+    where = parts.netloc if "@" in parts.netloc or not name else f"{quote(name, safe='')}@{parts.netloc}"
+    return urlunsplit(parts._replace(netloc=where, query=query))
+
+
+def payload_of(text: str | None) -> Any:
+    import msgspec
+
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as problem:
+        raise Trouble(
+            Exit.USAGE, f"the payload is not JSON ({problem}); quote it for the shell, like '{{\"lamp\":1}}'"
+        ) from None
+
+
+# ── node ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def node(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    *,
+    url: Broker,
+    run: Annotated[
+        list[str],
+        typer.Option("--run", metavar="ACTION=COMMAND", help="For each task of this action, run this."),
+    ],
+    data: Memory = None,
+    effect: Annotated[
+        Effect, typer.Option("--effect", metavar="at_most_once|at_least_once", help="What a crash means.")
+    ] = Effect.AT_MOST_ONCE,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", parser=duration, metavar="30s", help="For each command.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Commands at a time.")] = 4,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="One by one for each sender, in its order.")
+    ] = False,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option("--heartbeat", parser=duration, metavar="60s", help="Between two status reports. [60s]"),
+    ] = None,
+    prefix: Prefix = "nodes",
+    cafile: CaFile = "",
+    cert: Cert = "",
+    key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
+    json: Json = False,
+) -> None:
+    """Be a node that runs a shell command for each task.
+
+    The command gets the task as JSON on stdin. What it prints is the result (JSON, or text); if it exits with
+    another code than 0 the task has failed, with what it wrote to stderr. Without --data the node forgets
+    what it did when it ends. A second process of the same node stands by. Ctrl-C stops it.
+    """
+    from duly.clients.mailbox import HEARTBEAT
+    from duly.clients.node import Node
+
+    it = Node(
+        broker_url(url, cafile, cert, key, name),
+        name=name,
+        data=data,
+        prefix=prefix,
+        concurrency=concurrency,
+        ordered=ordered,
+        heartbeat=heartbeat or HEARTBEAT,
+        keys=keys,
+        require_signed=require_signed,
+    )
+    for pair in run:
+        action, equals, command = pair.partition("=")
+        if not (action and equals and command):
+            raise Trouble(Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {pair!r}")
+        it.task(action, effect=effect.value, deadline=deadline)(_runner(command, json))
+    asyncio.run(_serve(it, json))
+
+
+def _runner(command: str, json: bool) -> Any:
+    async def handler(task: Task) -> Any:
+        from duly.clients.tasks import TaskFailed
+
+        began = time.monotonic()
+        code, out, err = await _shell(command, _describe(task))
+        _told(task, code, out if code == 0 else err, (time.monotonic() - began) * 1000, json)
+        if code:
+            raise TaskFailed(_text(err)[-ERROR:] or f"{command!r} ended with code {code}")
+        return _value(out)
+
+    return handler
+
+
+async def _shell(command: str, task: bytes) -> tuple[int, bytes, bytes]:
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = await process.communicate(task + b"\n")
+    finally:
+        if process.returncode is None:  # cancelled: nobody waits for it, nor for its children
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode or 0, out, err
+
+
+def _describe(task: Task) -> bytes:
+    import msgspec
+
+    fields = ("id", "sender", "action", "payload", "expires", "attempt")
+    return msgspec.json.encode({field: getattr(task, field) for field in fields})
+
+
+def _text(out: bytes) -> str:
+    return out.decode(errors="replace").strip()
+
+
+def _value(out: bytes) -> Any:
+    import msgspec
+
+    text = _text(out)
+    try:
+        return msgspec.json.decode(text) if text else None
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _told(task: Task, code: int, said: bytes, ms: float, json: bool) -> None:
+    state = "failed" if code else "done"
+    if json:
+        print_json(
+            {"what": state, "id": task.id, "action": task.action, "from": task.sender, "code": code,
+             "said": _text(said), "took_ms": round(ms, 1)}
+        )  # fmt: skip
+        return
+    said_text = _text(said).partition("\n")[0][:SHOWN]
+    typer.echo(
+        f"{clock(time.time() * 1000)}  {task.action} for {task.sender}: {tint(state)}, {took(ms)}"
+        f"{'  ' + said_text if said_text else ''}   [{task.id}]"
+    )
+
+
+async def _serve(node: Node, json: bool) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    life = loop.create_task(node.run())
+    telling = loop.create_task(_announce(node, json))
+    stopping = loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()
+            raise Trouble(Exit.FAILED, "the node has ended by itself")
+    finally:
+        for task in (life, telling, stopping):
+            task.cancel()
+        await asyncio.gather(life, telling, stopping, return_exceptions=True)
+
+
+async def _announce(node: Node, json: bool) -> None:
+    """Say when it is online and when not, and why."""
+    said = ""
+    while True:
+        now = node.situation
+        if now != said:
+            said = now
+            if json:
+                print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
+            else:
+                typer.echo(f"{clock(time.time() * 1000)}  {node.name}: {now}")
+        await asyncio.sleep(0.2)
+
+
+# ── call ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def call(
+    to: Annotated[str, typer.Argument(metavar="NODE")],
+    action: Annotated[str, typer.Argument(metavar="ACTION")],
+    payload: Annotated[str | None, typer.Argument(metavar="JSON")] = None,
+    *,
+    url: Broker,
+    expires: Annotated[
+        float | None,
+        typer.Option("--expires", parser=duration, metavar="60s", help="Not to be done after this. [60s]"),
+    ] = None,
+    as_: As = "",
+    form: Form = FormOption.BASE64,
+    prefix: Prefix = "nodes",
+    cafile: CaFile = "",
+    cert: Cert = "",
+    key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
+    json: Json = False,
+) -> None:
+    """Have a node do a task, and print what it returns.
+
+    Exits with 0 if it was done, 1 if it failed, 3 if there is no broker, 4 if that lets us not in, 5 if
+    nobody can tell.
+    """
+    from duly.clients.node import Node
+    from duly.clients.tasks import TaskFailed
+    from duly.errors import Unknown
+
+    value = payload_of(payload)
+    it = Node(
+        broker_url(url, cafile, cert, key, as_),
+        name=as_,
+        prefix=prefix,
+        form=form.value,
+        serve=False,
+        keys=keys,
+        require_signed=require_signed,
+    )
+
+    async def run() -> Any:
+        async with it as me:
+            return await me.call(to, action, value, expires=60.0 if expires is None else expires)
+
+    try:
+        result = asyncio.run(run())
+    except TaskFailed as problem:
+        if json:
+            print_json({"state": problem.state, "error": problem.error})
+        raise Trouble(Exit.FAILED, f"{to} says: {problem}") from None
+    except Unknown as problem:
+        if json:
+            print_json({"state": "unknown"})
+        raise Trouble(Exit.UNKNOWN, f"{to} has not answered; {problem}") from None
+    print_json({"state": "done", "value": result} if json else result)
+
+
+# ── status ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def status(
+    name: Annotated[str, typer.Argument(metavar="[NODE]")] = "+",
+    *,
+    url: Broker,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing what comes. Ctrl-C ends it.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove the status of the node that logs in.")
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", parser=duration, metavar="1s", help="For what the broker knows. [1s]"),
+    ] = None,
+    as_: As = "",
+    prefix: Prefix = "nodes",
+    cafile: CaFile = "",
+    cert: Cert = "",
+    key: Key = "",
+    keys: SignWith = None,
+    require_signed: RequireSigned = False,
+    json: Json = False,
+) -> None:
+    """Show how nodes are, by their own word.
+
+    Without a name, all of them. (RabbitMQ shows those only with their next report: use --watch.)
+    """
+    from duly.clients.node import Node
+
+    where = broker_url(url, cafile, cert, key, as_ or "status")
+    who = as_ or ("" if urlsplit(where).username else "status")
+    it = Node(where, name=who, prefix=prefix, serve=False, keys=keys, require_signed=require_signed)
+
+    async def run() -> list[NodeStatus]:
+        found: dict[str, NodeStatus] = {}
+        async with it as me:
+            if delete:
+                await me.remove_status()
+                return []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if watch else 1.0 if wait is None else wait):
+                    async for one in me.watch_status(name):
+                        found[one.name] = one
+                        if watch:
+                            _show([one], json, head=False)
+                        elif name != "+":
+                            break
+        return sorted(found.values(), key=lambda one: one.name)
+
+    found = asyncio.run(run())
+    if delete:
+        if not json:
+            note(f"what the broker kept of {it.name} is gone")
+        return
+    if not found:
+        raise Trouble(
+            Exit.UNKNOWN, "the broker knows of no such node" if name != "+" else "no node has reported"
+        )
+    _show(found, json, head=True)
+
+
+def _show(found: list[NodeStatus], json: bool, *, head: bool) -> None:
+    import msgspec
+
+    if json:
+        for one in found:
+            print_json(one)
+        return
+    rows = []
+    for one in found:
+        data = "" if one.data is None else msgspec.json.encode(one.data).decode()
+        state = "stale" if one.stale else {True: "online", False: "offline", None: "?"}[one.online]
+        more = {"battery": one.battery, "rssi": one.rssi, "ip": one.ip, "version": one.version}
+        said = " ".join(f"{word}={value}" for word, value in more.items() if value not in (None, ""))
+        rows.append([one.name, state, clock(one.time * 1000), " ".join(filter(None, (said, data)))])
+    if head:
+        table(["node", "is", "since", "says"], rows)
+    else:
+        for row in rows:
+            typer.echo("  ".join(row))

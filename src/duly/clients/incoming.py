@@ -1,0 +1,249 @@
+"""The tasks a node is sent: stored, run once, answered in kind, and answered again to every repeat.
+
+The laws. PUBACK and `ack` go out when a task is stored, not before. A handler's end is stored before it is
+told; a repeat never runs, it gets the stored answer. A task that has expired, is for somebody else, or is not
+signed where that is demanded, is not run and not answered. After a crash in the middle `at_least_once` runs
+again; `at_most_once` does not, and its sender is told that nobody can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from duly.clients.mailbox import Mailbox
+from duly.clients.peers import Peers, Refusals
+from duly.clients.tasks import Task, TaskFailed, asked_as, pack, unpack
+from duly.core.budget import Budget
+from duly.core.horizon import Horizon
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Order, Verdict, Word, names_in
+from duly.core.order import LanePolicy
+from duly.core.outbox import TIMED_OUT, OutboxPolicy
+from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
+from duly.core.units import FOREVER
+from duly.dialects import fd
+from duly.dialects.fd import Form, Kind
+from duly.dialects.seal import Seal
+from duly.engine import Engine
+from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped
+from duly.ledger import Ledger
+from duly.transport import Ack
+
+REASON: Final = 500
+"""Characters of an exception that are told."""
+
+_ITSELF: Final = "/self"
+"""Behind the scope of a task a node sent to itself: no username has a slash, so it meets nobody's ids."""
+
+Handler: TypeAlias = Callable[[Task], Awaitable[Any]]
+
+
+class Action(Struct, frozen=True):
+    """What is done with tasks of one action."""
+
+    handler: Handler
+    repeatable: bool
+    deadline: float | None
+
+
+class Incoming:
+    """A node's inbox, and its handlers at work. `do` runs a chore in the background."""
+
+    def __init__(
+        self,
+        name: str,
+        form: Form,
+        actions: Mapping[str, Action],
+        horizon: Horizon,
+        lanes: LanePolicy,
+        budget: Budget,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        seal: Seal,
+        peers: Peers,
+        refusals: Refusals,
+        do: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
+        self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
+        self._seal, self._budget, self._do, self._ordered = seal, budget, do, ordered
+        inbox = Inbox(
+            OutboxPolicy("run", None, patience=FOREVER),
+            ledger.worker,
+            lanes=lanes,
+            horizon=lambda _: horizon,
+            repeatable=self._repeatable,
+            refuse=self._unaffordable,
+        )
+        self.engine = Engine(inbox, ledger, self._perform)
+        self._running: set[asyncio.Task[None]] = set()
+        self._asked: dict[bytes, bytes] = {}
+        """how each task under way was asked"""
+
+    async def drain(self, within: float) -> None:
+        """Let handlers finish, and cancel those that do not."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=within)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, payload: bytes, ack: Ack) -> None:
+        """A task came. Raises `SenderError` if it is none."""
+        task = fd.decode_pending(payload)
+        if task.receiver and task.receiver != self._name:
+            reason = f"it is for {task.receiver}, not for {self._name}"
+            self._refusals.note(task.sender, task.msg_id, "other_receiver", reason)
+            ack()
+            return
+        try:
+            self._seal.check(task, by=task.sender)
+        except NotAuthenticated as problem:
+            self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
+            ack()
+            return
+        content = self._peers.read(task.sender, task.payload)
+        form = content.form or self._peers.form(task.sender)
+        message = Message(
+            task.sender + _ITSELF if task.sender == self._name else task.sender,
+            task.msg_id,
+            task.action,
+            self._name,
+            pack(content, form, old_names=task.old_names),
+            task.time,
+            task.exp,
+            Order(task.sender) if self._ordered else None,
+        )
+        try:
+            self.engine.offer(Arrived(message), ack)
+        except Overloaded:
+            self._do(self._put(Arrived(message), ack))
+        except Stopped:
+            return  # not acknowledged: it comes again
+
+    async def _put(self, event: Arrived | Answered, ack: Ack | None = None) -> None:
+        with suppress(Stopped):
+            await self.engine.put(event, ack)
+
+    def _repeatable(self, message: Message) -> bool:
+        action = self._actions.get(message.kind)
+        return action is None or action.repeatable
+
+    def _unaffordable(self, event: Arrived, now: int) -> Verdict | None:
+        message, budget = event.message, self._budget
+        if message.expires <= now + self._horizon.keep or budget.afford(message.scope, message.expires, now):
+            return None
+        return Verdict(
+            Word.REFUSED,
+            reason=f"{message.scope} has used up its budget of {budget.limit} ids that are kept for long; "
+            "send tasks that expire sooner",
+            cause="budget",
+        )
+
+    # ── what follows, once it is stored ──────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message, attempt=attempt):
+                self._asked[message.key] = message.body[:1]
+                task = asyncio.get_running_loop().create_task(self._run(message, attempt))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            case Reply(message=message, verdict=verdict):
+                self._reply(message, verdict)
+            case Report(key=key, state=state, answer=answer):
+                asked = self._asked.pop(key, None)
+                if asked is None:
+                    self._do(self._find_and_tell(key, state, answer))
+                else:
+                    self._tell(key, state, answer, asked)
+
+    def _reply(self, message: Message, verdict: Verdict) -> None:
+        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+            _, old = asked_as(message.body)
+            sender = _sender(message.scope)
+            said = self._seal.encode(fd.Ack(message.id, old_names=old), sender)
+            self._mailbox.post(sender, Kind.ACK, said)
+            if verdict.state is not None and verdict.state.terminal:
+                self._tell(message.key, verdict.state, verdict.answer or Answer(), message.body)
+        elif verdict.retry:
+            self._mailbox.link.reconnect("the ledger cannot store now; what was not stored comes again")
+        else:
+            self._refusals.count(verdict.named)  # the ledger has recorded it
+
+    async def _find_and_tell(self, key: bytes, state: State, answer: Answer) -> None:
+        """It ended without running here: only the ledger knows how it was asked."""
+        with suppress(LedgerError):
+            record = await self._ledger.find(key)
+            if record is not None:
+                self._tell(key, state, answer, record.message.body)
+
+    def _tell(self, key: bytes, state: State, answer: Answer, asked: bytes) -> None:
+        scope, id_ = names_in(key)
+        form, old = asked_as(asked)
+        form = form or self._form
+        if state in (State.DONE, State.FAILED) and answer.data:
+            content = unpack(answer.data)
+        else:
+            why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
+            content = fd.content_of(why, form)
+        sender, seal = _sender(scope), self._seal
+        if state is State.DONE:
+            kind, text = Kind.COMPLETE, seal.encode(fd.Complete(id_, content, old_names=old), sender, form)
+        else:
+            kind, text = Kind.FAILED, seal.encode(fd.Failed(id_, content, old_names=old), sender, form)
+        self._mailbox.keep(f"{scope} {id_}", sender, kind, text)
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, message: Message, attempt: int) -> None:
+        form, old = asked_as(message.body)
+        form = form or self._form
+        sender = _sender(message.scope)
+
+        def progress(value: Any) -> None:
+            said = fd.Ack(message.id, old_names=old, progress=fd.content_of(value, form))
+            self._mailbox.post(sender, Kind.ACK, self._seal.encode(said, sender, form))
+
+        state, error = State.FAILED, ""
+        try:
+            value = await self._act(message, Task(message, unpack(message.body), sender, attempt, progress))
+            said = fd.content_of(value, form)
+            fd.encode(fd.Complete(message.id, said), form)  # too large is a failure of ours to tell
+            state = State.DONE
+        except TaskFailed as problem:
+            said, error = fd.content_of(problem.error, form), str(problem)
+        except Exception as problem:
+            error = repr(problem)[:REASON]
+            said = fd.content_of(error, form)
+        answer = Answer(int(state is State.FAILED), pack(said, form), error[:REASON])
+        await self._put(Answered(message.key, state, answer, attempt))
+
+    async def _act(self, message: Message, task: Task) -> Any:
+        action = self._actions.get(message.kind)
+        if action is None:
+            raise TaskFailed(f"{self._name} does not know {message.kind}")
+        if action.deadline is None:
+            return await action.handler(task)
+        timeout = asyncio.timeout(action.deadline)
+        try:
+            async with timeout:
+                return await action.handler(task)
+        except TimeoutError:
+            if timeout.expired():
+                raise TaskFailed(f"it took longer than {action.deadline:g} s") from None
+            raise
+
+
+def _sender(scope: str) -> str:
+    return scope.removesuffix(_ITSELF)

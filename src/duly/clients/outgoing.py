@@ -1,0 +1,278 @@
+"""The tasks a node sends: stored, sent again until answered or expired, and how they ended.
+
+The laws. A task is stored before it leaves, and goes again with the same id and the same bytes; after a
+reconnect at once, otherwise ever more slowly. An answer counts only for a task that this node sent, and where
+signing is demanded only if the task's receiver signed it. The first one stands; a late one settles what is
+`unknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from duly.clients.mailbox import Mailbox
+from duly.clients.peers import Peers, Refusals
+from duly.clients.tasks import Sent, pack
+from duly.core.ids import Uuid7Ids
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.outbox import Outbox, OutboxPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Answered, Arrived, Effect, Event, Reachable, Received, Reply, Report, Transmit
+from duly.core.units import DAY, HOUR, SECOND, seconds
+from duly.core.writes import Advance, Finish, Ref
+from duly.dialects import fd
+from duly.dialects.fd import Form, Kind
+from duly.dialects.seal import Seal
+from duly.engine import Engine
+from duly.errors import DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
+from duly.ledger import Ledger, Record
+from duly.transport import Ack
+
+PATIENCE: Final = HOUR
+"""How long after its expiry a task that was received may still be answered before it is called unknown."""
+
+REMEMBER: Final = 7 * DAY
+CHANNEL: Final = "task"
+CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
+UNSETTLED: Final = 10_000
+"""Tasks that ended as unknown whose holders still hear of a late result."""
+
+Said: TypeAlias = fd.Ack | fd.Complete | fd.Failed
+
+
+class Outgoing:
+    """A node's outbox. `do` runs a chore in the background."""
+
+    def __init__(
+        self,
+        name: str,
+        form: Form,
+        resend: RetryPolicy,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        seal: Seal,
+        peers: Peers,
+        refusals: Refusals,
+        do: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
+        self._seal, self._peers, self._refusals, self._do = seal, peers, refusals, do
+        policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
+        self._outbox = Outbox(policy, ledger.worker)
+        self.engine = Engine(self._outbox, ledger, self._perform)
+        self._sent: OrderedDict[bytes, Sent] = OrderedDict()
+        self._leaving: set[bytes] = set()
+        """tasks that the transport has and the broker has not confirmed"""
+        self._ids = Uuid7Ids()
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    async def send(
+        self, to: str, action: str, payload: object, expires: float, id: str | None, form: Form | None
+    ) -> Sent:
+        how = form or self._form
+        content = fd.content_of(payload, how)
+        return await self._send(fd.Pending(self._name, to, id or "", action, payload=content), expires, how)
+
+    async def retry(self, id: str, expires: float) -> Sent:
+        record = await self._record(id)
+        if not record.state.terminal:
+            raise Malformed(f"{id} has not ended; it is sent again by itself")
+        task = fd.decode_pending(record.message.body)
+        return await self._send(replace(task, msg_id=""), expires, task.form or self._form)
+
+    async def _send(self, task: fd.Pending, expires: float, form: Form) -> Sent:
+        now = self._ledger.clock.now()
+        until = -(-(now + seconds(expires)) // SECOND) * SECOND  # the wire has whole seconds: none is lost
+        msg_id = task.msg_id or self._ids.next(now, secrets.randbits(80))
+        key = key_of(self._name, msg_id)
+        sent = self._sent.get(key)
+        known = await self._ledger.find(key) if task.msg_id and sent is None else None
+        if sent is None:
+            if known is None:
+                timed = replace(task, msg_id=msg_id, time=now, exp=until)
+                body = self._seal.encode(timed, task.receiver, form)
+                message = Message(self._name, msg_id, task.action, task.receiver, body, expires=until)
+            else:
+                message = known.message  # the same task, whatever the clock says now
+            sent = self._sent[key] = Sent(message)
+            await self.engine.put(Arrived(message))
+        await sent.stored
+        return sent
+
+    async def find(self, id: str) -> Sent:
+        key = key_of(self._name, id)
+        sent = self._sent.get(key)
+        if sent is None:
+            record = await self._record(id)
+            sent = Sent(record.message, record.state)
+            if record.state.terminal:
+                sent._end(record.state, record.answer or Answer())
+            if not record.state.terminal or record.state is State.UNKNOWN:
+                self._sent[key] = sent
+        return sent
+
+    async def cancel(self, id: str) -> Sent:
+        sent = await self.find(id)
+        stored = asyncio.Event()
+        await self.engine.put(Answered(key_of(self._name, id), State.CANCELLED, CANCELLED), stored.set)
+        await stored.wait()
+        return sent
+
+    async def _record(self, id: str) -> Record:
+        record = await self._ledger.find(key_of(self._name, id))
+        if record is None:
+            raise Malformed(f"{self._name} has sent no task {id}, or has forgotten it")
+        return record
+
+    def reconnected(self) -> None:
+        """Whether or not the broker kept our session: what it had of ours may be lost."""
+        self._offer(Reachable(""))
+
+    def close(self) -> None:
+        for sent in self._sent.values():
+            sent._refuse(Stopped("the node was stopped before the task ended; with data= it goes on"))
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, kind: Kind, payload: bytes, ack: Ack) -> None:
+        """An answer came. Raises `SenderError` if it is none."""
+        said = fd.decode(kind, payload)
+        assert isinstance(said, fd.Ack | fd.Complete | fd.Failed)
+        key = key_of(self._name, said.msg_id)
+        recipient = self._outbox.recipient(key)
+        if recipient is None:
+            self._do(self._late(key, said, ack))
+        else:
+            self._answered(key, said, recipient, ack)
+
+    async def _late(self, key: bytes, said: Said, ack: Ack) -> None:
+        """Not under way here: it may settle what is unknown, or belong to no task of ours."""
+        try:
+            record = await self._ledger.find(key)
+        except LedgerError:
+            return
+        if record is None:
+            self._refusals.note(
+                "", said.msg_id, "unknown_task", f"an answer to no task that {self._name} sent"
+            )
+            ack()
+        elif isinstance(said, fd.Ack):
+            ack()
+        else:
+            self._answered(key, said, record.message.recipient, ack)
+
+    def _answered(self, key: bytes, said: Said, by: str, ack: Ack) -> None:
+        try:
+            self._seal.check(said, by)
+        except NotAuthenticated as problem:
+            self._refusals.note(by, said.msg_id, problem.word, str(problem))
+            ack()
+            return
+        sent = self._sent.get(key)
+        match said:
+            case fd.Ack(progress=progress):
+                if sent is not None and progress is not fd.NOTHING:
+                    sent._tell(self._peers.read(by, progress).value)
+                self._offer(Received(key), lambda: _received(sent, ack))
+            case fd.Complete(value=value):
+                content = self._peers.read(by, value)
+                self._offer(Answered(key, State.DONE, Answer(0, pack(content, content.form))), ack)
+            case fd.Failed(error=error):
+                content = self._peers.read(by, error)
+                state, reason = _failure(content.value)
+                self._offer(Answered(key, state, Answer(1, pack(content, content.form), reason)), ack)
+
+    def _offer(self, event: Event, ack: Ack | None = None) -> None:
+        try:
+            self.engine.offer(event, ack)
+        except Overloaded:
+            self._do(self._put(event, ack))
+        except Stopped:
+            return  # not acknowledged: it comes again
+
+    async def _put(self, event: Event, ack: Ack | None) -> None:
+        with suppress(Stopped):
+            await self.engine.put(event, ack)
+
+    # ── what follows, once it is stored ──────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self._transmit(message)
+            case Reply(message=message, verdict=verdict):
+                self._stored(message.key, verdict)
+            case Report(key=key, state=state, answer=answer):
+                self._ended(key, state, answer)
+
+    def _transmit(self, message: Message) -> None:
+        key = message.key
+        if key not in self._leaving:
+            self._leaving.add(key)
+            left = self._leaving.discard
+            self._mailbox.post(message.recipient, Kind.PENDING, message.body, lambda _: left(key))
+
+    def _stored(self, key: bytes, verdict: Verdict) -> None:
+        sent = self._sent.get(key)
+        if sent is None:
+            return
+        if verdict.state is not None and verdict.state.terminal:
+            self._ended(key, verdict.state, verdict.answer or Answer())
+        elif verdict.word in (Word.FRESH, Word.DUPLICATE):
+            sent._move(verdict.state or State.SENT)
+        else:
+            del self._sent[key]
+            try:
+                verdict.require()
+            except DulyError as problem:
+                sent._refuse(problem)
+
+    def _ended(self, key: bytes, state: State, answer: Answer) -> None:
+        sent = self._sent.get(key)
+        if sent is None:
+            return
+        sent._end(state, answer)
+        if state is not State.UNKNOWN:
+            del self._sent[key]
+        elif len(self._sent) > UNSETTLED:
+            oldest = next((k for k, s in self._sent.items() if s.result.done), None)
+            if oldest is not None:
+                del self._sent[oldest]
+
+
+async def cancel_stored(ledger: Ledger, id: str) -> bool:
+    """Cancel a task in the memory of a node that does not run. False: it has ended, or there is no such
+    task."""
+    name = (await ledger.item("node", "name") or b"").decode()
+    record = await ledger.find(key_of(name, id)) if name else None
+    if record is None or record.state.terminal:
+        return False
+    message, now = record.message, ledger.clock.now()
+    ref = Ref(message.key, CHANNEL, message.recipient)
+    end = Advance(message.key, State.CANCELLED, now, CANCELLED)
+    finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
+    return bool(finished)
+
+
+def _received(sent: Sent | None, ack: Ack) -> None:
+    ack()
+    if sent is not None and not sent.delivered.done:
+        sent._move(State.DELIVERED)
+
+
+def _failure(error: Any) -> tuple[State, str]:
+    """How a task ended, by the error it failed with. A duly node says so if it is not plainly failed."""
+    match error:
+        case {"state": "unknown" | "expired" | "superseded" | "cancelled" as state, **rest}:
+            return State[state.upper()], str(rest.get("detail", ""))[:500]
+        case _:
+            return State.FAILED, str(error)[:500]

@@ -1,0 +1,185 @@
+"""A task, from both ends: what a handler gets, and what its sender holds while it is under way.
+
+The law: a task ends once for whoever waits for it, and whatever happens it ends. Only `unknown` may still be
+settled, by a late result: then `result` and `state` say that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Final, Generic, TypeVar
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.units import SECOND
+from duly.dialects import fd
+from duly.dialects.fd import Content, Form
+from duly.errors import Expired, OutcomeError, Unknown
+
+T = TypeVar("T")
+
+UPDATES_KEPT: Final = 100
+
+
+class TaskFailed(OutcomeError):
+    """Raise it in a handler to fail with a value of your own: nothing was done. Whoever called gets the same.
+
+    >>> TaskFailed({"lamp": "broken"}).error
+    {'lamp': 'broken'}
+    """
+
+    word = "failed"
+
+    def __init__(self, error: Any = None, state: State = State.FAILED) -> None:
+        super().__init__(error if isinstance(error, str) else f"{state.word}: {error!r}")
+        self.error = error
+        self.state = state.word
+
+
+class Task:
+    """What a handler gets. `payload` is the value sent, `raw` the JSON text as it stood on the wire."""
+
+    __slots__ = ("_progress", "action", "attempt", "expires", "id", "payload", "raw", "sender")
+
+    def __init__(
+        self, message: Message, content: Content, sender: str, attempt: int, progress: Callable[[Any], None]
+    ) -> None:
+        self.action = message.kind
+        self.payload = content.value
+        self.raw = content.raw
+        self.sender = sender
+        self.id = message.id
+        self.attempt = attempt
+        self.expires = message.expires / SECOND if message.expires else None
+        """when it should be done by, in seconds since 1970; None if its sender does not say"""
+        self._progress = progress
+
+    def progress(self, value: Any) -> None:
+        """Tell the sender how far it is. This may get lost; the end does not."""
+        self._progress(value)
+
+
+class Moment(Generic[T]):
+    """Something that will be known: await it, as often and by as many as you like."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.shield(self._future).__await__()
+
+    def tell(self, value: T) -> None:
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def fail(self, problem: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(problem)
+            self._future.exception()  # nobody has to ask
+
+
+class Sent:
+    """A task that this node sent. `await task.delivered`: the other side has stored it. `await task.result`:
+    what it returned, or `TaskFailed`, `Expired`, `Unknown`."""
+
+    def __init__(self, message: Message, state: State = State.ACCEPTED) -> None:
+        self.id = message.id
+        self.to = message.recipient
+        self.action = message.kind
+        self.state = State.ACCEPTED.word
+        self.stored: Moment[None] = Moment()
+        self.delivered: Moment[None] = Moment()
+        self.result: Moment[Any] = Moment()
+        self.progress: Any = None
+        """what its handler last told"""
+        self._updates: asyncio.Queue[Any] = asyncio.Queue(UPDATES_KEPT)
+        if state is not State.ACCEPTED:
+            self._move(state)
+
+    @property
+    def ended(self) -> bool:
+        return State[self.state.upper()].terminal
+
+    async def updates(self) -> AsyncIterator[Any]:
+        """What its handler tells on the way, until it has ended."""
+        while True:
+            update = await self._updates.get()
+            if update is _END:
+                self._updates.put_nowait(_END)
+                return
+            yield update
+
+    def _tell(self, value: Any) -> None:
+        self.progress = value
+        if self._updates.full():
+            self._updates.get_nowait()
+        self._updates.put_nowait(value)
+
+    def _move(self, state: State) -> None:
+        self.state = state.word
+        self.stored.tell(None)
+        if state is not State.SENT:
+            self.delivered.tell(None)
+
+    def _end(self, state: State, answer: Answer) -> None:
+        if self.result.done:
+            self.result = Moment()  # it was unknown
+        try:
+            self.result.tell(outcome(state, answer))
+        except (OutcomeError, Expired) as problem:
+            self.result.fail(problem)
+        self._move(state)
+        if self._updates.full():
+            self._updates.get_nowait()
+        self._updates.put_nowait(_END)
+
+    def _refuse(self, problem: Exception) -> None:
+        self.stored.fail(problem)
+        self.delivered.fail(problem)
+        self.result.fail(problem)
+
+
+_END: Final = object()
+
+
+def outcome(state: State, answer: Answer) -> Any:
+    """What a task returned, or the error that says how else it ended."""
+    match state:
+        case State.DONE:
+            return unpack(answer.data).value
+        case State.EXPIRED:
+            raise Expired(answer.reason)
+        case State.UNKNOWN:
+            raise Unknown(answer.reason)
+        case _:
+            raise TaskFailed(unpack(answer.data).value if answer.data else answer.reason, state)
+
+
+# ── a content at rest ────────────────────────────────────────────────────────────────────────────
+
+_FORMS: Final = (None, Form.BASE64, Form.JSON)
+_OLD: Final = 4
+
+
+def pack(content: Content, form: Form | None, *, old_names: bool = False) -> bytes:
+    """As the ledger keeps it: how the peer writes, in one byte, and what stood on the wire."""
+    return bytes((_FORMS.index(form) | _OLD * old_names,)) + content.raw
+
+
+def unpack(kept: bytes) -> Content:
+    """
+    >>> unpack(pack(fd.content_of("test", Form.JSON), Form.JSON)).value
+    'test'
+    """
+    return fd.read_content(kept[1:], asked_as(kept)[0])
+
+
+def asked_as(kept: bytes) -> tuple[Form | None, bool]:
+    """How the peer writes, and whether it uses the older field names."""
+    flags = kept[0] if kept else 0
+    return _FORMS[flags & 3], bool(flags & _OLD)

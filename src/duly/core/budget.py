@@ -1,0 +1,47 @@
+"""A budget of ids that are kept for long, per sender: an `exp` years away must not fill the disk.
+
+The law: counting may be too strict, and after a crash a little too lax. A sender's count falls back to
+nothing when the last of the ids counted could have been forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from duly.core.writes import Put
+
+IDS: Final = 100_000
+"""About 20 MB of ledger."""
+
+
+class Budget:
+    """How many ids of each sender are kept for long.
+
+    >>> budget = Budget({}, limit=2)
+    >>> [budget.afford("A", until=50, now=now) for now in (1, 2, 3, 51)]
+    [True, True, False, True]
+    """
+
+    def __init__(self, saved: Mapping[str, bytes], limit: int = IDS) -> None:
+        self.limit = limit
+        self._used = {name: msgspec.json.decode(body, type=tuple[int, int]) for name, body in saved.items()}
+        self._changed: set[str] = set()
+
+    def afford(self, sender: str, until: int, now: int) -> bool:
+        """Count one more id that is kept `until` then, if there is room for it."""
+        count, last = self._used.get(sender, (0, 0))
+        if last <= now:
+            count = 0
+        if count >= self.limit:
+            return False
+        self._used[sender] = (count + 1, max(until, last))
+        self._changed.add(sender)
+        return True
+
+    def save(self, shelf: str) -> list[Put]:
+        """What has changed since the last time, to be stored."""
+        changed, self._changed = self._changed, set()
+        return [Put(shelf, name, msgspec.json.encode(self._used[name])) for name in sorted(changed)]

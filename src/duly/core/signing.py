@@ -1,0 +1,180 @@
+"""Who really wrote something: canonical bytes, signatures over them, and whose keys are believed.
+
+The laws. What is signed is the meaning, field by field, each led by its length: no two different messages
+have the same canonical bytes, and no JSON library has to write anything the same way twice. A key is believed
+for the one username it was trusted for: that a signature is valid says nothing until it is clear whose it is.
+A key's id is a hash of the key, so an id can be neither chosen nor mistaken.
+
+Two algorithms. With Ed25519 a node signs for everybody, and whoever verifies cannot sign. With HMAC-SHA256
+two nodes share a secret, so it proves something to these two only; for devices too small for Ed25519.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from collections.abc import Callable, Iterable
+from enum import Enum
+from hashlib import blake2b
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
+from duly.errors import Malformed
+
+KEY_SIZE: Final = 32
+"""Bytes of a key, secret or public, of either algorithm."""
+
+
+class Algorithm(Enum):
+    ED25519 = "ed25519"
+    HMAC = "hmac-sha256"
+
+
+class Key(Struct, frozen=True, omit_defaults=True):
+    """A key: with its secret it signs, with its public half it only verifies. HMAC has no public half.
+
+    >>> Key(Algorithm.ED25519, secret=bytes(32)).shown
+    'ed25519:O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik='
+    """
+
+    algorithm: Algorithm
+    public: bytes = b""
+    secret: bytes = b""
+    kid: str = ""
+
+    def __post_init__(self) -> None:
+        for part in (self.public, self.secret):
+            if len(part) not in (0, KEY_SIZE):
+                raise Malformed(f"a key has {KEY_SIZE} bytes, not {len(part)}")
+        if self.algorithm is Algorithm.ED25519:
+            if self.secret:
+                half = Ed25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
+                if self.public not in (b"", half):
+                    raise Malformed("the two halves of a key do not belong together")
+                force_setattr(self, "public", half)
+            identity = self.public
+        else:
+            identity = self.secret
+            if self.public:
+                raise Malformed("an HMAC key is a secret alone")
+        if not identity:
+            raise Malformed("a key without anything in it")
+        text = b"duly key\0%b\0%b" % (self.algorithm.value.encode(), identity)
+        force_setattr(self, "kid", blake2b(text, digest_size=8).hexdigest())
+
+    @property
+    def shown(self) -> str:
+        """What others may see of it."""
+        if self.algorithm is Algorithm.HMAC:
+            return f"{self.algorithm.value} (secret)"
+        return f"{self.algorithm.value}:{binascii.b2a_base64(self.public, newline=False).decode()}"
+
+    @property
+    def trusted(self) -> Key:
+        """What a peer keeps of it: the secret stays here, unless it is a shared one."""
+        return self if self.algorithm is Algorithm.HMAC else replace(self, secret=b"")
+
+    @property
+    def signer(self) -> Callable[[bytes], bytes]:
+        """Bytes → signature."""
+        if not self.secret:
+            raise Malformed(f"key {self.kid} has no secret half here; it cannot sign")
+        if self.algorithm is Algorithm.ED25519:
+            return Ed25519PrivateKey.from_private_bytes(self.secret).sign
+        secret = self.secret
+        return lambda text: hmac.digest(secret, text, "sha256")
+
+    @property
+    def verifier(self) -> Callable[[bytes, bytes], bool]:
+        """(signature, bytes) → whether this key made that of these."""
+        if self.algorithm is Algorithm.HMAC:
+            make = self.signer
+            return lambda signature, text: hmac.compare_digest(signature, make(text))
+        verify = Ed25519PublicKey.from_public_bytes(self.public).verify
+
+        def fits(signature: bytes, text: bytes) -> bool:
+            try:
+                verify(signature, text)
+            except InvalidSignature:
+                return False
+            return True
+
+        return fits
+
+    def __repr__(self) -> str:
+        return f"Key({self.algorithm.value}, {self.kid})"  # a secret must not get into a log
+
+
+def read_key(text: str) -> Key:
+    """A public key as `Key.shown` writes it.
+
+    >>> read_key("ed25519:O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik=").kid
+    '82bf5aef22c848e4'
+    """
+    word, _, data = text.strip().partition(":")
+    if word != Algorithm.ED25519.value:
+        raise Malformed("a public key looks like ed25519:O2onv…; 'duly keys list' shows one's own")
+    try:
+        public = binascii.a2b_base64(data, strict_mode=True)
+    except binascii.Error as problem:
+        raise Malformed(f"the key is not base64: {problem}") from None
+    return Key(Algorithm.ED25519, public=public)
+
+
+class Peer(Struct, frozen=True):
+    """A key that is believed for this username; an HMAC key is shared with it."""
+
+    name: str
+    key: Key
+
+
+class Keyring(Struct, frozen=True):
+    """Who we are, what we sign with, and whom we believe.
+
+    >>> key = Key(Algorithm.ED25519, secret=bytes(32))
+    >>> ring = Keyring("A").trust("B", key)
+    >>> ring.believed
+    {('B', '82bf5aef22c848e4'): Key(ed25519, 82bf5aef22c848e4)}
+    """
+
+    name: str
+    own: Key | None = None
+    peers: tuple[Peer, ...] = ()
+
+    @property
+    def believed(self) -> dict[tuple[str, str], Key]:
+        """Each key under (username, key id). We believe ourselves."""
+        ours = [] if self.own is None else [Peer(self.name, self.own)]
+        return {(peer.name, peer.key.kid): peer.key for peer in (*self.peers, *ours)}
+
+    @property
+    def shared(self) -> dict[str, Key]:
+        """The newest secret shared with each username: it signs for him, our own key for everybody else."""
+        return {peer.name: peer.key for peer in self.peers if peer.key.secret}
+
+    def trust(self, name: str, key: Key) -> Keyring:
+        kept = (p for p in self.peers if (p.name, p.key.kid) != (name, key.kid))
+        return replace(self, peers=(*kept, Peer(name, key.trusted)))
+
+    def forget(self, name: str, kid: str = "") -> Keyring:
+        """Believe this key, or every key of this username, no longer."""
+        return replace(
+            self, peers=tuple(p for p in self.peers if p.name != name or kid not in ("", p.key.kid))
+        )
+
+
+def canonical(fields: Iterable[str | bytes | int]) -> bytes:
+    """The bytes that are signed: each field led by its length in four bytes. Numbers are written in decimal.
+
+    >>> canonical(["ab", 7])
+    b'\\x00\\x00\\x00\\x02ab\\x00\\x00\\x00\\x017'
+    """
+    parts: list[bytes] = []
+    for field in fields:
+        raw = field if isinstance(field, bytes) else str(field).encode()
+        parts += (len(raw).to_bytes(4, "big"), raw)
+    return b"".join(parts)

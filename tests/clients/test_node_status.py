@@ -1,0 +1,154 @@
+"""What nodes tell about themselves, with every broker."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from duly.clients.node import Node
+from duly.clients.statuses import NodeStatus, Statuses
+from duly.core.units import SECOND
+from duly.testing.loops import LoopClock, VirtualLoop
+from tests.clients.nodes import Brokered, until
+
+
+def serving(at: Brokered, name: str, **more: object) -> Node:
+    return at.node(name, serve=True, **more)
+
+
+async def test_a_node_is_online_while_it_lives_and_offline_after_its_goodbye(at: Brokered) -> None:
+    async with at.node(at.a) as a:
+        assert await a.status(at.b, within=0.5) is None
+        async with serving(at, at.b):
+            assert (await seen(a, at.b, online=True)).stale is False
+        await seen(a, at.b, online=False)
+
+
+async def test_a_status_has_the_fields_of_the_seed_and_data_of_its_own(at: Brokered) -> None:
+    async with at.node(at.a) as a, serving(at, at.b) as b:
+        b.report(battery=80, rssi=-60, ip="10.0.0.7", version="1.2", data={"door": "open"})
+        await until_told(a, at.b, lambda s: s.battery == 80)
+        status = await a.status(at.b)
+        assert status is not None
+        assert (status.rssi, status.ip, status.version, status.data) == (
+            -60,
+            "10.0.0.7",
+            "1.2",
+            {"door": "open"},
+        )
+
+
+async def test_a_node_that_goes_without_a_goodbye_is_offline_by_its_will(at: Brokered) -> None:
+    async with at.node(at.a) as a:
+        b = serving(at, at.b)
+        await b.start()
+        await seen(a, at.b, online=True)
+        session = b._mailbox.link._session
+        assert session is not None
+        b._mailbox.link._stopping.set()
+        session._client._connection._transport.abort()  # as a crash would
+        await seen(a, at.b, online=False)
+        await b.stop()
+
+
+async def test_an_old_will_that_lands_late_is_corrected(at: Brokered) -> None:
+    async with at.node(at.a) as a, at.peer(at.b) as peer, serving(at, at.b):
+        await seen(a, at.b, online=True)
+        peer.say(at.b, "status", {"time": 1, "online": False, "session": "of an older life"}, retain=True)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10), aclosing(a.watch_status(at.b)) as news:
+            told = []
+            async for status in news:
+                told.append(status.online)
+                if told[-2:] == [False, True] or (told == [True] and status.time > 1):
+                    break
+        assert (await seen(a, at.b, online=True)).online
+
+
+async def test_everybody_is_watched_with_a_plus(at: Brokered) -> None:
+    # RabbitMQ retains nothing for wildcards: there one hears of others with their next heartbeat.
+    async with at.node(at.a) as a, serving(at, at.b, heartbeat=0.2):
+        async with asyncio.timeout(10), aclosing(a.watch_status("+")) as news:
+            async for status in news:
+                if status.name == at.b:
+                    break
+        assert status.online
+
+
+async def test_a_status_can_be_deleted(at: Brokered) -> None:
+    async with at.node(at.a) as a, serving(at, at.b) as b:
+        await seen(a, at.b, online=True)
+        await b.remove_status()
+        async with asyncio.timeout(10):
+            while await a.status(at.b, within=0.3) is not None:
+                pass
+
+
+async def test_it_is_renewed_with_every_heartbeat(at_mosquitto: Brokered) -> None:
+    at = at_mosquitto
+    async with at.node(at.a) as a, serving(at, at.b, heartbeat=0.05):
+        async with asyncio.timeout(10), aclosing(a.watch_status(at.b)) as news:
+            count = 0
+            async for status in news:
+                count += status.online is True
+                if count == 4:
+                    break
+
+
+async def test_a_status_that_is_none_is_recorded_and_harms_nobody(at_mosquitto: Brokered) -> None:
+    at = at_mosquitto
+    async with at.node(at.a) as a, at.peer(at.b) as peer:
+        peer.say(at.b, "status", b"[]", retain=True)
+        async with asyncio.timeout(10), aclosing(a.watch_status(at.b)) as news:
+            watching = asyncio.create_task(anext(news))
+            await until(lambda: a.refused["malformed"] == 1)
+            peer.say(at.b, "status", b"\xff")
+            peer.say(at.b, "status", b'{"online": "perhaps"}')
+            peer.say(at.b, "status", b"x" * 300_000)
+            peer.say(at.b, "status", {"time": 0, "online": True}, retain=True)
+            assert (await watching).online
+        assert a.refused == {"malformed": 3, "too_large": 1}
+
+
+def test_a_status_that_is_not_renewed_for_three_heartbeats_is_stale() -> None:
+    loop = VirtualLoop()
+    clock = LoopClock(loop)
+
+    async def subscribe(_: str) -> None:
+        """As a broker shows what it retains, and then what comes."""
+        now = clock.now() // SECOND
+        statuses.hear("D", b'{"time": 1, "online": true}', True)
+        statuses.hear("B", b'{"time": %d, "online": true}' % now, False)
+        statuses.hear("C", b'{"time": 0, "online": false}', False)
+
+    async def unsubscribe(_: str) -> None:
+        pass
+
+    statuses = Statuses(clock, 60.0, subscribe, unsubscribe)
+
+    async def watch() -> tuple[list[NodeStatus], float]:
+        told: list[NodeStatus] = []
+        async with aclosing(statuses.watch("+")) as news:
+            async for status in news:
+                told.append(status)
+                if len(told) == 4:
+                    break
+        return told, loop.time()
+
+    told, when = loop.play(watch())
+    assert [(s.name, s.online, s.stale) for s in told] == [
+        ("D", True, True), ("B", True, False), ("C", False, False), ("B", True, True)
+    ]  # fmt: skip
+    assert round(when) == 180
+
+
+async def until_told(a: Node, name: str, true: object) -> NodeStatus:
+    async with asyncio.timeout(15), aclosing(a.watch_status(name)) as news:
+        async for status in news:
+            if true(status):  # type: ignore[operator]
+                return status
+    raise AssertionError
+
+
+async def seen(a: Node, name: str, online: bool) -> NodeStatus:
+    return await until_told(a, name, lambda s: s.online is online)
