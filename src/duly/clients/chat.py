@@ -205,6 +205,10 @@ class Chat:
                 future.set_exception(closed)
                 future.exception()
 
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
     # ── saying ───────────────────────────────────────────────────────────────────────────────────
 
     async def send(
