@@ -364,7 +364,10 @@ class Audience:
             place.due = due
 
     def restored(self) -> None:
-        """The ledger is back after a failure: what was stored meanwhile nobody has been told."""
+        """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
+        have begun a conversation."""
+        for name in list(self._by_name):
+            self._do(self.look_up(name))
         for conv in list(self._present):
             self.look(conv)
 

@@ -29,7 +29,7 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, NotAuthenticated, Refused, Stopped
+from duly.errors import DulyError, LedgerUnavailable, NotAuthenticated, Refused, Stopped
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
@@ -280,8 +280,11 @@ class Chat:
             sending = self._sending.get(message.key)
             if sending is None:
                 sending = self._sending[message.key] = asyncio.get_running_loop().create_future()
-                await self._engine.put(Arrived(message))
+                await self._submit(message)
             return await asyncio.shield(sending)
+
+    async def _submit(self, message: Message) -> None:
+        await self._engine.put(Arrived(message))
 
     def read(self, conv: str, n: int) -> None:
         """Say that everything up to `n` was read."""
@@ -442,11 +445,20 @@ class Chat:
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal:
                     self._end(message.key, verdict.state, verdict.answer or Answer())
+                elif verdict.retry:
+                    self._unsure(message.key, verdict.reason)
                 elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
                     self._refused[message.key] = Refused(
                         ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason
                     )
                     self._end(message.key, State.FAILED, Answer())
+
+    def _unsure(self, key: bytes, reason: str) -> None:
+        """Our own store failed, perhaps after it had stored: it may yet go out. Under the same id that is
+        harmless."""
+        sending = self._sending.pop(key, None)
+        if sending is not None and not sending.done():
+            sending.set_exception(LedgerUnavailable(reason))
 
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
         sending, refusal = self._sending.pop(key, None), self._refused.pop(key, None)
