@@ -143,9 +143,14 @@ class Chat:
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
-        if who.role is not Role.USER or self._accounts.role_of(who.name) is not Role.USER:
-            raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
         type_, me = frame.type, who.name
+        if type_ == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
+            # Half of all frames: whoever has a seat may acknowledge what they were told.
+            seat = self.audience.seat(session)
+            if seat is not None and self.audience.acknowledge(seat, frame.conv, frame.n):
+                return False
+        if who.role is not Role.USER or self._accounts.role_of(me) is not Role.USER:
+            raise NotAllowed(f"only people chat; {me} is not one (any more)")
         if type_ == "ack":
             await self._reached(session, who, frame, read=False)
             return False

@@ -84,7 +84,7 @@ def up(
 
 async def _serve(settings: Settings, json: bool) -> None:
     from duly import notice
-    from duly.hub import Hub
+    from duly.hub import Hub, tune
 
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -96,6 +96,7 @@ async def _serve(settings: Settings, json: bool) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    tune()
     hub = Hub(settings)
     try:
         await hub.start()
