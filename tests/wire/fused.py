@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import Any
 
+from duly.apps.chat import Chat
 from duly.apps.gateway import Gateway
 from duly.cli.device import Effects
 from duly.clients.device import Command, Device
@@ -27,6 +28,7 @@ def around(*names: str) -> list[str]:
 
 
 HUB_POINTS = around("commit", *HUB_EFFECTS)
+CHAT_POINTS = around("commit", "telling")
 DEVICE_POINTS = around("commit", "effect", "answer")
 
 
@@ -47,6 +49,12 @@ class Fuse:
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
     commit, perform, add, say = SqliteLedger.commit, Gateway._perform, Effects.add, Device._say
+    tell = Chat._perform
+
+    def deadly_tell(self: Chat, effect: Effect) -> None:
+        fuse("before telling")
+        tell(self, effect)
+        fuse("after telling")
 
     async def deadly_commit(self: SqliteLedger, groups: Any) -> Any:
         fuse("before commit")
@@ -72,6 +80,7 @@ def wire(fuse: Fuse) -> None:
 
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
     Gateway._perform = deadly_perform  # type: ignore[method-assign]
+    Chat._perform = deadly_tell  # type: ignore[method-assign]
     Effects.add = deadly_effect  # type: ignore[method-assign]
     Device._say = deadly_say  # type: ignore[method-assign]
 
