@@ -50,6 +50,13 @@ def up(
         bool | None,
         typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
     ] = None,
+    registration: Annotated[
+        str | None,
+        typer.Option("--registration", metavar="open|closed", help="Whether strangers may register to chat."),
+    ] = None,
+    friends_only: Annotated[
+        bool | None, typer.Option("--friends-only", help="Only friends may chat with each other.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a hub: apps and devices connect to it.
@@ -72,6 +79,8 @@ def up(
             "tls_key": tls_key,
             "insecure": insecure,
             "allow_private_webhooks": allow_private_webhooks,
+            "registration": registration,
+            "friends_only": friends_only,
         }
     )
     try:
