@@ -408,9 +408,11 @@ class Chat:
         asked.session.push(_ack(message.id, request, n, repeated=verdict.word is not Word.FRESH))
         if verdict.word is not Word.FRESH:
             return
-        if self._journal.watchers:
-            self._journal.see("said", scope=message.scope, id=message.id, kind=message.kind, n=n)
         conv = request.conv
+        if self._journal.watchers:
+            self._journal.see(
+                "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
+            )
         if message.kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
             self._begun[conv] = None
         for name in request.joins:
