@@ -48,14 +48,17 @@ class Seat:
 class Place:
     """A connection's place in one conversation."""
 
-    __slots__ = ("acked", "attempt", "busy", "conv", "due", "head", "noted", "over", "seat", "told")
+    __slots__ = ("acked", "attempt", "busy", "conv", "due", "has", "head", "noted", "over", "seat", "told")
 
     def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
         self.seat = seat
         self.conv = conv
         self.told = self.acked = told
         self.noted = noted
-        """how far the ledger knows they have come; less, if they said so only when they came"""
+        """how far the ledger knows they have come"""
+        self.has = noted
+        """the same, with what they have said themselves since. What they claimed when they came is not in it:
+        a client may have heard more than it has made use of"""
         self.head = head
         """the last line there is, as far as we know"""
         self.attempt = 1
@@ -135,7 +138,7 @@ class Audience:
             del self._by_name[seat.who.name]
         for conv, place in list(seat.places.items()):
             # What they said themselves they have; that needs to be known only when they come back.
-            self._note(place, place.acked)
+            self._note(place, place.has)
             self._stand_up(seat, conv)
         return seat
 
@@ -188,8 +191,8 @@ class Audience:
             if n == place.told + 1 and not place.busy and not place.seat.loading and place.room > 0:
                 place.told = n
                 if place.seat.session is by:
-                    if place.acked == n - 1:
-                        place.acked = n
+                    place.acked += place.acked == n - 1
+                    place.has += place.has == n - 1
                     continue
                 place.seat.session.push(frame)
                 if not place.due:
@@ -210,12 +213,10 @@ class Audience:
             self._go_on(place)
 
     async def look_up(self, name: str) -> None:
-        """Somebody may be in other conversations than before."""
-        now = {*await self._ledger.shelf(c.convs(name)), c.notes(name)}
+        """Somebody may be in more conversations than before. (That they left one, its own lines say.)"""
+        now = await self._ledger.shelf(c.convs(name))
         for seat in list(self.seats(name)):
-            for conv in seat.places.keys() - now:
-                self._stand_up(seat, conv)
-            await self._stand(seat, sorted(now - seat.places.keys()), None)
+            await self._stand(seat, sorted(now.keys() - seat.places.keys()), None)
             for place in list(seat.places.values()):
                 self._go_on(place)
 
@@ -295,6 +296,7 @@ class Audience:
         if n <= place.noted:
             return
         place.noted = n
+        place.has = max(place.has, n)
         conv, seat = place.conv, place.seat
         name, device = seat.who.name, seat.who.device
         others = [other.places.get(conv) for other in self.seats(name) if other is not seat]
@@ -320,7 +322,8 @@ class Audience:
                 try:
                     reached = await self._ledger.write(*writes)
                 except LedgerError:
-                    return  # they are told again, and say it again
+                    self._moves = moves | self._moves
+                    return  # until the ledger is back
                 for (conv, reader), n in zip(moves, reached, strict=True):
                     assert isinstance(n, int)
                     self._moved(conv, reader, n)
@@ -366,6 +369,9 @@ class Audience:
     def restored(self) -> None:
         """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
         have begun a conversation."""
+        if self._moves and not self._saving:
+            self._saving = True
+            self._do(self._save())
         for name in list(self._by_name):
             self._do(self.look_up(name))
         for conv in list(self._present):

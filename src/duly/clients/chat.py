@@ -131,6 +131,8 @@ class Chat:
         self._turns: dict[str, asyncio.Lock] = {}
         self._earlier: dict[str, list[asyncio.Future[Sent]]] = {}
         """what an earlier run left under way, by whom it is for: it goes before anything new"""
+        self._doubtful: dict[str, list[bytes]] = {}
+        """what our own store may or may not have stored, likewise"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._heard_to: dict[str, int] = {}
@@ -280,6 +282,9 @@ class Chat:
         async with self._turns.setdefault(recipient, asyncio.Lock()):
             if earlier := self._earlier.pop(recipient, None):
                 await asyncio.wait(earlier)
+            while doubtful := self._doubtful.get(recipient):
+                await self._clear_up(doubtful[0])
+                del doubtful[0]
             now = self._ledger.clock.now()
             seq_id = id or str(self._ids.next(now))
             exp = None if expires is None else (now + seconds(expires)) // MS
@@ -294,6 +299,15 @@ class Chat:
                 sending = self._sending[message.key] = asyncio.get_running_loop().create_future()
                 await self._submit(message)
             return await asyncio.shield(sending)
+
+    async def _clear_up(self, key: bytes) -> None:
+        """If it was stored after all it is on its way, and goes first."""
+        sending = self._sending[key] = asyncio.get_running_loop().create_future()
+        record = await self._ledger.find(key)
+        if record is None or record.state.terminal:
+            self._sending.pop(key, None)
+        else:
+            await asyncio.wait([sending])
 
     async def _submit(self, message: Message) -> None:
         await self._engine.put(Arrived(message))
@@ -460,17 +474,18 @@ class Chat:
                 if verdict.state is not None and verdict.state.terminal:
                     self._end(message.key, verdict.state, verdict.answer or Answer())
                 elif verdict.retry:
-                    self._unsure(message.key, verdict.reason)
+                    self._unsure(message, verdict.reason)
                 elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
                     self._refused[message.key] = Refused(
                         ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason
                     )
                     self._end(message.key, State.FAILED, Answer())
 
-    def _unsure(self, key: bytes, reason: str) -> None:
+    def _unsure(self, message: Message, reason: str) -> None:
         """Our own store failed, perhaps after it had stored: it may yet go out. Under the same id that is
         harmless."""
-        sending = self._sending.pop(key, None)
+        self._doubtful.setdefault(message.recipient, []).append(message.key)
+        sending = self._sending.pop(message.key, None)
         if sending is not None and not sending.done():
             sending.set_exception(LedgerUnavailable(reason))
 
