@@ -39,7 +39,9 @@ PATIENCE: Final = 7 * DAY
 CURSORS: Final = "cursors"
 CHANNEL: Final = "hub"
 ACK_SECONDS: Final = 0.05
-"""Of many lines in a row not each is acknowledged, but how far we have come, so often."""
+"""Of many lines in a row not each is acknowledged, but how far we have come, so often …"""
+ACK_LINES: Final = 200
+"""… and after so many: the hub waits for our word after a thousand."""
 HERE: Final = 10.0
 
 
@@ -145,6 +147,7 @@ class Chat:
         """what was acknowledged on this connection: it may be lost with it"""
         self._acking: asyncio.TimerHandle | None = None
         """what else we make use of meanwhile is acknowledged when it ends"""
+        self._unsaid = 0
         self._questions = 0
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
@@ -378,12 +381,15 @@ class Chat:
 
     def _made_use_of(self, conv: str, n: int) -> None:
         self._done_to[conv] = self._dirty[conv] = max(n, self._done_to.get(conv, 0))
-        if self._acking is None:
+        self._unsaid += 1
+        if self._acking is None or self._unsaid >= ACK_LINES:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
         """Say how far we have come: the first at once, what follows it together."""
-        self._acking = None
+        if self._acking is not None:
+            self._acking.cancel()
+        self._acking, self._unsaid = None, 0
         if not self._dirty:
             return
         self._acking = asyncio.get_running_loop().call_later(ACK_SECONDS, self._acknowledge)
