@@ -28,10 +28,12 @@ from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.retry import RetryPolicy
 from duly.errors import (
     Conflict,
+    DeviceError,
     DulyError,
     Failed,
     LedgerError,
     LedgerUnavailable,
+    Refused,
     SenderError,
     Stale,
     Unknown,
@@ -42,17 +44,15 @@ from duly.ledgers import open_ledger
 from duly.once import once
 
 if TYPE_CHECKING:
-    from duly.clients.app import App, Refused
-    from duly.clients.device import Device, DeviceError
+    from duly.clients.app import App
+    from duly.clients.device import Device
     from duly.clients.node import Node
     from duly.clients.statuses import NodeStatus
     from duly.clients.tasks import Sent, Task, TaskFailed
 
 _LATER = {
     "App": "duly.clients.app",
-    "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
-    "DeviceError": "duly.clients.device",
     "Node": "duly.clients.node",
     "NodeStatus": "duly.clients.statuses",
     "Sent": "duly.clients.tasks",

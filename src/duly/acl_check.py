@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.core.acl import ANYBODY, LETTERS, STATUS, Act, covers, decide
-from duly.errors import Malformed, NotAllowed
-from duly.transport import Ack, ConnectionLost, ConnectionRefused
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
+from duly.transport import Ack
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink
 

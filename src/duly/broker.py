@@ -40,7 +40,7 @@ import msgspec
 from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import DulyError, Fault
+from duly.errors import BrokerError
 from duly.files import write_private
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
@@ -89,13 +89,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 """Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
 between fork and exec may deadlock in a process that has threads."""
-
-
-class BrokerError(DulyError):
-    """The embedded broker cannot run: the operator's to settle."""
-
-    fault = Fault.OPERATOR
-    word = "broker"
 
 
 class Broker:
@@ -294,8 +287,8 @@ class Broker:
     def _explain(self, line: str) -> BrokerError:
         if "address already in use" in line:
             return BrokerError(
-                f"port {self.port} on {self.listen} is taken by another program; "
-                f"choose another port, for example {self.port + 1}, or 0 for any free one"
+                f"port {self.port} on {self.listen}, for MQTT, is taken; stop the other program, or use "
+                f"another port, --mqtt-port {self.port % 65_535 + 1} or --mqtt-port 0 for any free one"
             )
         return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
 

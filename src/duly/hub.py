@@ -1,8 +1,7 @@
 """The server: ledger, accounts, gateway and listeners, put together, started and stopped in order.
 
 The law: it is ready when everything serves, and says so; it stops by taking in nothing more, finishing what
-was taken in, and leaving the rest in the ledger. While it runs, the data folder holds `hub.json` (readable
-by its owner alone): where it listens, and a token with which the command line on this machine may ask it.
+was taken in, and leaving the rest in the ledger. While it runs, a notice in its data folder says where.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ import contextlib
 import errno
 import os
 import secrets
+import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
 from msgspec.structs import replace
 
+from duly import notice
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy, Session
-from duly.auth import Accounts, LoginGuard, Principal, Role
+from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.units import SECOND, seconds
 from duly.errors import (
     DulyError,
@@ -35,10 +35,13 @@ from duly.errors import (
     ProgramError,
     TooManyLogins,
 )
-from duly.files import write_private
+from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+from duly.notice import Notice
+from duly.reception import Reception
 from duly.settings import Settings
+from duly.transport import Session
 from duly.transports import http, static, websocket
 
 if TYPE_CHECKING:
@@ -50,14 +53,6 @@ IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
-
-
-class Notice(Struct, frozen=True):
-    """What `hub.json` says."""
-
-    url: str
-    token: str
-    pid: int
 
 
 class Hub:
@@ -93,9 +88,13 @@ class Hub:
         self._data.mkdir(parents=True, exist_ok=True)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
+        self._try_port()  # before anything is started that takes time, or a port of its own
         self.accounts = Accounts(self.ledger)
         await self.accounts.refresh()
-        self.gateway = Gateway(self.ledger, self.accounts, GatewayPolicy(control=control_policy(settings)))
+        journal = self.journal = Journal(self.ledger)
+        policy = GatewayPolicy(control=control_policy(settings))
+        self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
+        self._reception = Reception(journal, [self.gateway])
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
         await self._start_mqtt()
@@ -103,8 +102,8 @@ class Hub:
         self._every(PRUNE_SECONDS, self._prune)
         self._every(REFRESH_SECONDS, self._refresh)
         closing.callback(self._stop_timers)
-        self._write_notice()
-        closing.callback(self._remove_notice)
+        notice.post(self._data, Notice(self.url, self._token, os.getpid()))
+        closing.callback(notice.remove, self._data)
 
     async def stop(self) -> None:
         await self._closing.aclose()
@@ -127,22 +126,35 @@ class Hub:
                 web.post("/v1/admin/{verb}", self._admin),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS)
+        runner = web.AppRunner(
+            app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS
+        )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, settings.listen, settings.port, ssl_context=tls, backlog=1024)
         try:
             await site.start()
         except OSError as problem:
-            taken = problem.errno == errno.EADDRINUSE
-            raise Malformed(
-                f"port {settings.port} on {settings.listen} is taken; stop the other program, or use another "
-                f"port, --port {settings.port % 65_535 + 1} or --port 0 for any free one"
-                if taken
-                else f"cannot listen on {settings.listen} port {settings.port}: {problem.strerror}"
-            ) from problem
+            raise self._cannot_listen(problem) from problem
         port = runner.addresses[0][1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+
+    def _try_port(self) -> None:
+        listen = self.settings.listen
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        try:
+            socket.create_server((listen, self.settings.port), family=family).close()
+        except OSError as problem:
+            raise self._cannot_listen(problem) from problem
+
+    def _cannot_listen(self, problem: OSError) -> Malformed:
+        listen, port = self.settings.listen, self.settings.port
+        if problem.errno != errno.EADDRINUSE:
+            return Malformed(f"cannot listen on {listen} port {port}: {problem.strerror}")
+        return Malformed(
+            f"port {port} on {listen} is taken; stop the other program, or use another port, "
+            f"--port {port % 65_535 + 1} or --port 0 for any free one"
+        )
 
     # ── MQTT: a broker of our own, or somebody else's ────────────────────────────────────────────
 
@@ -156,7 +168,7 @@ class Hub:
         from duly.transports.address import Address
         from duly.transports.mqtt import MqttLink
 
-        devices = MqttDevices(self.gateway, self.accounts)
+        devices = MqttDevices(self.gateway, self.accounts, self.journal)
         if not settings.mqtt:
             self._broker = Broker(
                 self._data,
@@ -271,14 +283,14 @@ class Hub:
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        await self.gateway.connected(session, who, cursors)
+        await self._reception.connected(session, who, cursors)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        return await self.gateway.receive(session, who, raw)
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
+        return self._reception.receive(session, who, raw)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
-            await self.gateway.disconnected(session, who)
+            await self._reception.disconnected(session, who)
 
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
@@ -318,6 +330,13 @@ class Hub:
                 token = f"duly_{secrets.token_urlsafe(32)}"
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
+            case "list":
+                devices = [one.name for one in self.accounts.list() if one.role is Role.DEVICE]
+                result = await administer(self.accounts, verb, wanted)
+                return result | {
+                    "online": self.gateway.presence(),
+                    "heard": await last_heard(self.ledger, devices),
+                }
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):
@@ -327,50 +346,7 @@ class Hub:
 
     def _dismiss(self, name: str) -> None:
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
-        self.gateway.dismiss(name)
-
-    # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
-
-    def _write_notice(self) -> None:
-        notice = Notice(self.url, self._token, os.getpid())
-        write_private(self._data / "hub.json", msgspec.json.encode(notice))
-
-    def _remove_notice(self) -> None:
-        (self._data / "hub.json").unlink(missing_ok=True)
-
-
-def read_notice(data: Path) -> Notice | None:
-    """Where the hub of this data folder runs, if it does."""
-    try:
-        notice = msgspec.json.decode((data / "hub.json").read_bytes(), type=Notice)
-        os.kill(notice.pid, 0)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return notice
-
-
-async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> object:
-    """The verbs on accounts: the same through a running hub and without one."""
-    match verb:
-        case "add":
-            role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted)
-            return {"token": token, "name": name, "role": role.value}
-        case "remove":
-            return {"changed": await accounts.remove(wanted["name"])}
-        case "grant":
-            return {"changed": await accounts.grant(wanted["app"], wanted["device"])}
-        case "revoke":
-            return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
-        case "list":
-            everybody = accounts.list()
-            granted = {one.name: sorted(accounts.granted(one.name)) for one in everybody}
-            return {
-                "accounts": everybody,
-                "grants": {app: devices for app, devices in granted.items() if devices},
-            }
-        case _:
-            raise Malformed(f"there is no verb {verb!r}")
+        self._reception.dismiss(name)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -27,7 +27,7 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
-from duly.transport import ConnectionLost
+from duly.journal import Journal
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -64,7 +64,7 @@ class MqttDevice:
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
-        with suppress(DulyError, ConnectionLost):
+        with suppress(DulyError):
             future = self._link.publish_nowait(topic, fd.encode(task))
             future.add_done_callback(_seen)
 
@@ -75,8 +75,11 @@ class MqttDevice:
 class MqttDevices:
     """All of them, over one link."""
 
-    def __init__(self, gateway: Gateway, accounts: Accounts, *, prefix: str = fd.PREFIX) -> None:
+    def __init__(
+        self, gateway: Gateway, accounts: Accounts, journal: Journal, *, prefix: str = fd.PREFIX
+    ) -> None:
         self._gateway = gateway
+        self._journal = journal
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
@@ -97,7 +100,7 @@ class MqttDevices:
             else:
                 await self._answer(kind, payload, ack)
         except SenderError as problem:
-            await self._gateway.note("mqtt", topic, problem.word, str(problem))
+            await self._journal.refuse("mqtt", topic, problem.word, str(problem))
             ack()
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────

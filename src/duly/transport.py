@@ -9,10 +9,8 @@ his outbox knows whether that is still wanted. A transport remembers nothing acr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
-
-from duly.errors import DulyError, Fault
 
 Ack: TypeAlias = Callable[[], None]
 """Says that a message is committed. May be late, repeated, out of order, after the connection is gone."""
@@ -21,19 +19,14 @@ OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
 """(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""
 
 
-class ConnectionLost(DulyError):
-    """There is no connection, or it went before the other side confirmed: send again later."""
+class Session(Hashable, Protocol):
+    """Somebody connected: anything that frames can be pushed to."""
 
-    fault = Fault.NOBODY
-    retry = True
-    word = "connection_lost"
+    def push(self, frame: bytes) -> None:
+        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
+        ...
 
-
-class ConnectionRefused(DulyError):
-    """The other side does not let us in, or not listen: the operator's to settle."""
-
-    fault = Fault.OPERATOR
-    word = "connection_refused"
+    def close(self, reason: str) -> None: ...
 
 
 class Link(Protocol):

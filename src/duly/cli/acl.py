@@ -91,7 +91,7 @@ def try_(
     Nodes on that broker see a few letters that they refuse as malformed; nothing else is left behind.
     """
     from duly.acl_check import Login, check
-    from duly.transport import ConnectionLost, ConnectionRefused
+    from duly.errors import ConnectionLost, ConnectionRefused
     from duly.transports.address import Address
 
     logins = [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from duly.errors import (
+    ConnectionLost,
+    ConnectionRefused,
     DulyError,
     LedgerInUse,
     LedgerUnavailable,
@@ -25,7 +27,6 @@ from duly.errors import (
     SenderError,
     Unknown,
 )
-from duly.transport import ConnectionLost, ConnectionRefused
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -213,12 +214,12 @@ def local_hub(data: str | None) -> Hub | None:
     """The hub of this data folder, if it runs."""
     from pathlib import Path
 
-    from duly.hub import read_notice
+    from duly import notice
 
     if data is not None and Path(data).is_file():
         return None
-    notice = read_notice(Path(settings_of(data).data))
-    return None if notice is None else Hub(notice.url, notice.token, local=True)
+    posted = notice.read(Path(settings_of(data).data))
+    return None if posted is None else Hub(posted.url, posted.token, local=True)
 
 
 def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub | None:

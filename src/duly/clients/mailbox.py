@@ -26,8 +26,8 @@ from duly.core.retry import RetryPolicy
 from duly.dialects import fd
 from duly.dialects.fd import Kind, Status
 from duly.dialects.seal import Seal
-from duly.errors import DulyError, SenderError
-from duly.transport import Ack, ConnectionLost, ConnectionRefused
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, SenderError
+from duly.transport import Ack
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink, Will
 
