@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from duly.clients.node import Node
-from duly.clients.tasks import Task, TaskFailed
+from duly.clients.tasks import Sent, Task, TaskFailed
 from duly.errors import Malformed, ProgramError, Unknown
 from tests.clients.nodes import Brokered, until
 
@@ -72,7 +73,7 @@ async def test_a_handler_that_takes_too_long_is_stopped_and_has_failed(at: Broke
             stopped.set()
 
     async with b, at.node(at.a) as a:
-        with pytest.raises(TaskFailed, match="it took longer than 0.05 s"):
+        with pytest.raises(TaskFailed, match="it took longer than"):
             await a.call(at.b, "work")
     assert stopped.is_set()
 
@@ -215,13 +216,11 @@ async def die(node: Node) -> None:
     await node._ledger.close()
 
 
-async def _delivered(task: object) -> None:
-    await task.delivered  # type: ignore[attr-defined]
+async def _delivered(task: Sent) -> None:
+    await task.delivered
 
 
-async def end(task: object) -> str:
-    try:
-        await task.result  # type: ignore[attr-defined]
-    except (TaskFailed, Unknown):
-        pass
-    return str(task.state)  # type: ignore[attr-defined]
+async def end(task: Sent) -> str:
+    with suppress(TaskFailed, Unknown):
+        await task.result
+    return task.state

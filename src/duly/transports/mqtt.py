@@ -87,6 +87,7 @@ class MqttLink:
         before: Callable[[], Awaitable[None]] | None = None,
         clean: bool = False,
         retry: RetryPolicy = RECONNECT,
+        stable: float = STABLE,
         in_flight: int = IN_FLIGHT,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
@@ -107,6 +108,7 @@ class MqttLink:
         self._before = before
         self._clean = clean
         self._retry = retry
+        self._stable = stable
         self._in_flight = in_flight
         self._session: _Session | None = None
         self._ready = asyncio.Event()
@@ -246,7 +248,7 @@ class MqttLink:
                     await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
-            attempt = 1 if was_up and loop.time() - began > STABLE else attempt + 1
+            attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
             delay = self._retry.delay(attempt, self.address.client_id.encode())
             if delay is None:
                 return
