@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from duly import notice
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy, Session, last_heard
+from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.units import SECOND, seconds
 from duly.errors import (
@@ -34,10 +34,13 @@ from duly.errors import (
     ProgramError,
     TooManyLogins,
 )
+from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.notice import Notice
+from duly.reception import Reception
 from duly.settings import Settings
+from duly.transport import Session
 from duly.transports import http, static, websocket
 
 if TYPE_CHECKING:
@@ -86,7 +89,10 @@ class Hub:
         self._try_port()  # before anything is started that takes time, or a port of its own
         self.accounts = Accounts(self.ledger)
         await self.accounts.refresh()
-        self.gateway = Gateway(self.ledger, self.accounts, GatewayPolicy(control=control_policy(settings)))
+        journal = self.journal = Journal(self.ledger)
+        policy = GatewayPolicy(control=control_policy(settings))
+        self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
+        self._reception = Reception(journal, [self.gateway])
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
         await self._start_mqtt()
@@ -166,7 +172,7 @@ class Hub:
         from duly.mqtt_devices import HUB, MqttDevices
         from duly.transports.mqtt import MqttLink
 
-        devices = MqttDevices(self.gateway, self.accounts)
+        devices = MqttDevices(self.gateway, self.accounts, self.journal)
         address = settings.mqtt
         if not address:
             # It speaks no TLS: beyond this machine only for those who said they know.
@@ -275,14 +281,14 @@ class Hub:
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        await self.gateway.connected(session, who, cursors)
+        await self._reception.connected(session, who, cursors)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        return await self.gateway.receive(session, who, raw)
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
+        return self._reception.receive(session, who, raw)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
-            await self.gateway.disconnected(session, who)
+            await self._reception.disconnected(session, who)
 
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
@@ -338,7 +344,7 @@ class Hub:
 
     def _dismiss(self, name: str) -> None:
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
-        self.gateway.dismiss(name)
+        self._reception.dismiss(name)
 
 
 def control_policy(settings: Settings) -> ControlPolicy:

@@ -27,6 +27,7 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
+from duly.journal import Journal
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -74,8 +75,11 @@ class MqttDevice:
 class MqttDevices:
     """All of them, over one link."""
 
-    def __init__(self, gateway: Gateway, accounts: Accounts, *, prefix: str = fd.PREFIX) -> None:
+    def __init__(
+        self, gateway: Gateway, accounts: Accounts, journal: Journal, *, prefix: str = fd.PREFIX
+    ) -> None:
         self._gateway = gateway
+        self._journal = journal
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
@@ -96,7 +100,7 @@ class MqttDevices:
             else:
                 await self._answer(kind, payload, ack)
         except SenderError as problem:
-            await self._gateway.note("mqtt", topic, problem.word, str(problem))
+            await self._journal.refuse("mqtt", topic, problem.word, str(problem))
             ack()
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────

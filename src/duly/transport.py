@@ -9,7 +9,7 @@ his outbox knows whether that is still wanted. A transport remembers nothing acr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
 
 Ack: TypeAlias = Callable[[], None]
@@ -17,6 +17,16 @@ Ack: TypeAlias = Callable[[], None]
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
 """(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""
+
+
+class Session(Hashable, Protocol):
+    """Somebody connected: anything that frames can be pushed to."""
+
+    def push(self, frame: bytes) -> None:
+        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
+        ...
+
+    def close(self, reason: str) -> None: ...
 
 
 class Link(Protocol):

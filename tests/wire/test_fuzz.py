@@ -229,6 +229,8 @@ async def test_huge_deep_binary_and_broken(tmp_path: Path) -> None:
                 await peer.socket.send_bytes(b"\x00\xff{}")
                 answer = await peer.hear()
                 assert (answer["code"], answer["error"]) == (2, "malformed")
+            await peer.socket.send_frame(b'{"type":"\xff\xfe\xfa"}', aiohttp.WSMsgType.TEXT)
+            assert "UTF-8" in (await peer.hear())["detail"]
         for size in (256 * 1024 + 1, 300 * 1024, 8 * 1024 * 1024):
             async with join(at.hub.url, at.tokens["tablet"]) as peer:
                 with contextlib.suppress(ConnectionError, Closed):
@@ -238,7 +240,6 @@ async def test_huge_deep_binary_and_broken(tmp_path: Path) -> None:
         async with join(at.hub.url, at.tokens["tablet"]) as peer:
             assert [a["error"] for a in await throw(peer, [largest % peer.ids()])] == ["offline"]
         broken = [
-            ws_frame(b"\xff\xfe\xfa"),  # not UTF-8
             ws_frame(b"{", final=False) * 3,  # a new message inside another
             ws_frame(b"x", 0),  # the rest of nothing
             ws_frame(b"x", 3), ws_frame(b"x", 11),  # no such opcode

@@ -14,8 +14,8 @@ HTTP request that waits, an MQTT node.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import Struct
@@ -29,12 +29,14 @@ from duly.core.messages import Message, Mode, Order, Verdict, Word, key_of, name
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, Report, Transmit, Unreachable
 from duly.core.units import DAY, MINUTE, MS
-from duly.core.writes import Append, Refuse
+from duly.core.writes import Append
 from duly.dialects import frames
-from duly.dialects.frames import DEVICE_STATUS, Frame, ServerCode
+from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, SenderError
+from duly.errors import Malformed, NotAllowed
+from duly.journal import Journal
 from duly.ledger import Ledger
+from duly.transport import Session
 
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
@@ -48,16 +50,6 @@ TRAILS_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
 SHOWN_BYTES: Final = 500
 """What a push says is shown to those who watch, unless it is long."""
-
-
-class Session(Hashable, Protocol):
-    """Somebody connected."""
-
-    def push(self, frame: bytes) -> None:
-        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
-        ...
-
-    def close(self, reason: str) -> None: ...
 
 
 class Hop(Struct, frozen=True, gc=False):
@@ -77,15 +69,21 @@ class GatewayPolicy(Struct, frozen=True):
 class Gateway:
     """One gateway on one ledger."""
 
-    def __init__(self, ledger: Ledger, accounts: Accounts, policy: GatewayPolicy | None = None) -> None:
+    roles = frozenset(Role)
+
+    def __init__(
+        self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: GatewayPolicy | None = None
+    ) -> None:
         self.policy = policy or GatewayPolicy()
+        self._journal = journal
         self._ledger = ledger
         self._accounts = accounts
         control = self.policy.control
+        self._control_horizon = control.horizon()
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience),
             ledger.worker,
-            lanes=control.lanes,
+            lanes=control.lanes(),
             horizon=self._horizon,
             refuse=self._refuse_offline,
         )
@@ -96,8 +94,11 @@ class Gateway:
         """how far each app's session has been told what each device pushed"""
         self._behind: set[tuple[Session, str]] = set()
         """who is just being told what they missed"""
-        self._watchers: list[Session] = []
         self._trails: OrderedDict[bytes, list[Hop]] = OrderedDict()
+
+    @property
+    def types(self) -> frozenset[str]:
+        return self.policy.commands | self.policy.pushes | {"ack"}
 
     async def start(self) -> None:
         await self.engine.start()
@@ -131,8 +132,6 @@ class Gateway:
             await self._catch_up(session, device)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        if session in self._watchers:
-            self._watchers.remove(session)
         self._told.pop(session, None)
         sessions = self._apps.get(who.name, [])
         if session in sessions:
@@ -162,51 +161,24 @@ class Gateway:
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        """A frame from somebody who has authenticated. What is wrong with it is answered, never raised.
-        Whether it gets a `server_ack`: what devices tell does not."""
-        seq_id: str | None = None
-        try:
-            frame = frames.decode(raw)
-            seq_id = frame.seq_id
-            return await self._take(session, who, frame)
-        except SenderError as problem:
-            await self._refuse(session, who, seq_id, problem.word, str(problem))
-        except LedgerError as problem:
-            session.push(_encoded_trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem)))
-        return True
-
-    async def _take(self, session: Session, who: Principal, frame: Frame) -> bool:
+    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """A frame from somebody who has authenticated. What devices tell gets no `server_ack`."""
         if frame.type in self.policy.commands:
             await self.submit(session, who, frame)
             return True
-        if frame.type == "ack" and who.role is Role.DEVICE:
+        if who.role is not Role.DEVICE:
+            raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
+        if frame.type == "ack":
             await self._answered(who, frame)
-        elif frame.type in self.policy.pushes and who.role is Role.DEVICE:
-            await self._push(who.name, frame.type, frame.data)
-        elif frame.type == "watch" and who.role is Role.ADMIN:
-            self._watchers.append(session)
         else:
-            known = frame.type in self.policy.commands | self.policy.pushes | {"ack", "watch"}
-            raise Malformed(
-                f"a {who.role.value} cannot send {frame.type!r}"
-                if known
-                else f"there is no frame type {frame.type!r}"
-            )
+            await self._push(who.name, frame.type, frame.data)
         return False
 
-    async def submit(self, session: Session, who: Principal, frame: Frame) -> Message | None:
+    async def submit(self, session: Session, who: Principal, frame: Frame) -> Message:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._end_of(frame))
         if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
-            await self._refuse(
-                session,
-                who,
-                message.id,
-                "not_allowed",
-                f"{who.name} may not command {message.recipient}; ask for a grant",
-            )
-            return None
+            raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
         if frame.queue and not message.expires:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
@@ -230,30 +202,20 @@ class Gateway:
             raise Malformed("an ack needs seq_id and to: the command and the app it answers")
         state, answer = frames.answer_of(frame)
         key = key_of(frame.to, frame.seq_id)
-        kind, recipient = self._inbox.kind_of(key), self._inbox.recipient_of(key)
-        if self._inbox.outbox.state(key) is None:
+        under_way = self._inbox.under_way(key)
+        if under_way is not None:
+            kind, recipient = under_way.kind, under_way.recipient
+        else:
             # On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was.
             record = await self._ledger.find(key)
             ended = record.message if record is not None and record.state.terminal else None
-            kind, recipient = (ended.kind, ended.recipient) if ended is not None else (None, None)
+            kind, recipient = (ended.kind, ended.recipient) if ended is not None else ("", "")
         if recipient != who.name:
-            await self.note(
+            await self._journal.refuse(
                 who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
             )
             return
         await self.engine.put(Answered(key, state, answer, by=who.name, keep=kind != CHUNK))
-
-    async def _refuse(
-        self, session: Session, who: Principal, seq_id: str | None, word: str, reason: str
-    ) -> None:
-        verdict = Verdict(Word.REFUSED, reason=reason, cause=word)
-        await self.note(who.name, seq_id or "", word, reason)
-        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
-
-    async def note(self, scope: str, id_: str, word: str, reason: str) -> None:
-        """[P5] "Why did nothing happen?" has an answer."""
-        self._watch("refused", scope=scope, id=id_, word=word, reason=reason)
-        await self._ledger.write(Refuse(scope, id_[:200], word, reason, self._ledger.clock.now()))
 
     async def push_from(self, device: str, kind: str, data: object) -> None:
         """A device behind a broker tells something."""
@@ -263,16 +225,16 @@ class Gateway:
 
     async def recipient_of(self, key: bytes) -> str | None:
         """Whom a command was for, as long as anything is known of it."""
-        recipient = self._inbox.recipient_of(key)
-        if recipient is None:
+        message = self._inbox.message(key)
+        if message is None:
             record = await self._ledger.find(key)
-            recipient = None if record is None else record.message.recipient
-        return recipient
+            message = None if record is None else record.message
+        return None if message is None else message.recipient
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
     def _horizon(self, kind: str) -> Horizon:
-        return CHUNK_HORIZON if kind == CHUNK else self.policy.control.horizon
+        return CHUNK_HORIZON if kind == CHUNK else self._control_horizon
 
     def _refuse_offline(self, event: Arrived, now: int) -> Verdict | None:
         control = self.policy.control
@@ -290,44 +252,57 @@ class Gateway:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
-        watched = bool(self._watchers)
-        match effect:
-            case Transmit(message, attempt, after):
-                device = self._devices.get(message.recipient)
-                if device is not None:
-                    self._note_hop(message.key, "sent", attempt)
-                    device.push(frames.command(message, after))
-                    if watched:
-                        self._watch(
-                            "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
-                        )
-            case Reply(origin, message, verdict):
-                self._note_hop(message.key, verdict.named)
-                if watched:
-                    self._watch(
-                        "said",
-                        scope=message.scope,
-                        id=message.id,
-                        word=verdict.named,
-                        to=message.recipient,
-                        kind=message.kind,
-                    )
-                _push_to([origin], frames.encode(frames.server_ack(message.id, verdict)))
-                if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
-                    ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
-                    _push_to([origin], frames.encode(ended))
-            case Report(key, state, answer, origins, recipient):
-                scope, id_ = names_in(key)
-                self._note_hop(key, state.word)
-                if watched:
-                    self._watch(
-                        "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient
-                    )
-                _push_to(origins, frame := frames.encode(frames.ack(id_, recipient, state, answer)))
-                # An app that has reconnected meanwhile is not where it asked; it still wants to know.
-                for session in self._apps.get(scope, ()):
-                    if session not in origins:
-                        session.push(frame)
+        kind = type(effect)
+        if kind is Reply:
+            self._say(cast("Reply", effect))
+        elif kind is Transmit:
+            self._pass_on(cast("Transmit", effect))
+        else:
+            self._report(cast("Report", effect))
+
+    def _say(self, reply: Reply) -> None:
+        message, verdict = reply.message, reply.verdict
+        self._note_hop(message.key, verdict.named)
+        if self._journal.watchers:
+            self._journal.see(
+                "said",
+                scope=message.scope,
+                id=message.id,
+                word=verdict.named,
+                to=message.recipient,
+                kind=message.kind,
+            )
+        _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
+        if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
+            ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
+            _push_to([reply.origin], frames.encode(ended))
+
+    def _pass_on(self, transmit: Transmit) -> None:
+        message, attempt = transmit.message, transmit.attempt
+        device = self._devices.get(message.recipient)
+        if device is None:
+            return
+        self._note_hop(message.key, "sent", attempt)
+        device.push(frames.command(message, transmit.after))
+        if self._journal.watchers:
+            self._journal.see(
+                "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+            )
+
+    def _report(self, report: Report) -> None:
+        state, answer, origins = report.state, report.answer, report.origins
+        scope, id_ = names_in(report.key)
+        self._note_hop(report.key, state.word)
+        if self._journal.watchers:
+            self._journal.see(
+                "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=report.recipient
+            )
+        frame = frames.encode(frames.ack(id_, report.recipient, state, answer))
+        _push_to(origins, frame)
+        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+        for session in self._apps.get(scope, ()):
+            if session not in origins:
+                session.push(frame)
 
     def _note_hop(self, key: bytes, what: str, attempt: int = 0) -> None:
         trail = self._trails.get(key)
@@ -342,13 +317,6 @@ class Gateway:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
         return self._trails.get(key, [])
 
-    def _watch(self, what: str, **more: object) -> None:
-        if self._watchers:
-            seen = frames.dump({"what": what, **more})
-            _push_to(
-                self._watchers, frames.encode(Frame("seen", data=seen, time=self._ledger.clock.now() // MS))
-            )
-
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
@@ -357,9 +325,9 @@ class Gateway:
         (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
-        if self._watchers:
+        if self._journal.watchers:
             shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
-            self._watch("pushed", device=device, kind=kind, cursor=n, data=shown)
+            self._journal.see("pushed", device=device, kind=kind, cursor=n, data=shown)
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._tell(session, device, n, frame)
@@ -414,10 +382,6 @@ def _stream(device: str) -> str:
 def _numbered(stored: bytes, n: int) -> bytes:
     """A stored push with its cursor, without taking it apart."""
     return b'%b,"cursor":%d}' % (stored[:-1], n)
-
-
-def _encoded_trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> bytes:
-    return frames.encode(frames.trouble(seq_id, code, error, detail))
 
 
 def _push_to(origins: Iterable[Any], frame: bytes) -> None:

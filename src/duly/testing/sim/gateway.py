@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy, Session
+from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.auth import Accounts, Principal, Role
 from duly.clients.app import App
 from duly.clients.device import Command, Device
@@ -26,9 +26,12 @@ from duly.core.units import MINUTE, SECOND
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.errors import DeviceError, DulyError
+from duly.journal import Journal
 from duly.ledger import Ledger
+from duly.reception import Reception
 from duly.testing.sim.nodes import Node
 from duly.testing.sim.world import World
+from duly.transport import Session
 
 if TYPE_CHECKING:
     from duly.clients.link import Link
@@ -217,7 +220,9 @@ class GatewayHub(Node):
         accounts = _Everybody(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
-        self.gateway = _SeenGateway(self.ledger, accounts, GatewayPolicy(control=POLICY))
+        journal = Journal(self.ledger)
+        self.gateway = _SeenGateway(self.ledger, accounts, journal, GatewayPolicy(control=POLICY))
+        self.reception = Reception(journal, [self.gateway])
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()
@@ -228,15 +233,15 @@ class GatewayHub(Node):
             wire.break_()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        await self._quietly(session, self.gateway.connected(session, _principal(name), cursors))
+        await self._quietly(session, self.reception.connected(session, _principal(name), cursors))
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.gateway.receive(session, _principal(name), raw)))
+            self.spawn(self._quietly(session, self.reception.receive(session, _principal(name), raw)))
 
     def lost(self, session: Session, name: str) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.gateway.disconnected(session, _principal(name))))
+            self.spawn(self._quietly(session, self.reception.disconnected(session, _principal(name))))
 
     async def _quietly(self, session: Session, call: Any) -> None:
         try:
