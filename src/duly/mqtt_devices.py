@@ -61,6 +61,7 @@ class MqttDevice:
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
             payload=fd.Content(bytes(command.data)),
+            order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.

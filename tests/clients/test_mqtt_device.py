@@ -13,6 +13,7 @@ from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import DeviceError, Refused
 from duly.hub import Hub
+from duly.mqtt_devices import MqttDevice
 from duly.settings import Settings
 from tests.wire.processes import DeviceProcess
 
@@ -116,6 +117,28 @@ async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(
             await place.online("lock")
             assert (await app.send("lock", "lock_control", {"open": True}, id=command.id)).done
     assert len(effects) == 1
+
+
+async def test_tasks_that_overtake_each_other_take_effect_in_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a broker dies with the first, and only the second finds its device listening again."""
+    held: list[bytes] = []
+
+    def push(self: MqttDevice, frame: bytes) -> None:
+        if b'"lock_control"' in frame:
+            held.append(frame)
+            for one in reversed(held) if len(held) == 2 else ():
+                whole(self, one)
+
+    whole = MqttDevice.push
+    monkeypatch.setattr(MqttDevice, "push", push)
+    effects: list[str] = []
+    async with lock(place, effects), App(place.hub.url, place.phone) as app:
+        await place.online("lock")
+        commands = [await app.post("lock", "lock_control", {"open": True}) for _ in range(2)]
+        assert [(await command.ended()).state for command in commands] == ["done", "done"]
+    assert effects == [command.id for command in commands]
 
 
 async def test_what_a_device_pushes_reaches_the_apps(place: Place) -> None:
