@@ -177,7 +177,9 @@ class Hub:
         if not address:
             # It speaks no TLS: beyond this machine only for those who said they know.
             listen = settings.listen if settings.insecure else "127.0.0.1"
-            self._broker = Broker(self._data, settings.mqtt_port, listen)
+            self._broker = Broker(
+                self._data, settings.mqtt_port, listen, on_restart=lambda _: devices.broker_restarted()
+            )
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
             await self._broker.start()
@@ -187,19 +189,20 @@ class Hub:
         else:
             self.mqtt_url = address.rsplit("@", 1)[-1] if "@" in address else address
             self.mqtt_url = self.mqtt_url if "://" in self.mqtt_url else f"mqtt://{self.mqtt_url}"
-        arrivals: asyncio.Queue[tuple[str, bytes, Callable[[], None]]] = asyncio.Queue()
+        arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
 
         def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
-            arrivals.put_nowait((topic, payload, ack))
+            # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
+            arrivals.put_nowait((topic, payload, retained and self._broker is not None, ack))
 
         async def read() -> None:
             while True:
-                topic, payload, ack = await arrivals.get()
+                topic, payload, old, ack = await arrivals.get()
                 with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
-                    await devices.receive(topic, payload, ack)
+                    await devices.receive(topic, payload, ack, old=old)
 
         def back(session_present: bool) -> None:
-            self._do(devices.reconnected())
+            self._do(devices.reconnected(session_present))
 
         link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
         await link.start()
@@ -208,6 +211,7 @@ class Hub:
         closing.callback(reader.cancel)
         if self._broker is not None:
             await link.connected()
+            self._every(REFRESH_SECONDS, devices.sweep)
 
     async def renew_broker_users(self) -> None:
         if self._broker is None:

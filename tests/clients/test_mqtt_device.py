@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from duly.auth import Role
@@ -26,6 +29,19 @@ class Place:
         self.device_url = device_url
         self.phone = phone
 
+    def kill_broker(self) -> None:
+        broker = self.hub._broker
+        assert broker is not None
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+
+    async def restart(self) -> None:
+        """The hub, and its broker with it, on the same ports."""
+        port = int(self.hub.mqtt_url.rsplit(":", 1)[1])
+        await self.hub.stop()
+        self.hub = Hub(msgspec.structs.replace(self.hub.settings, mqtt_port=port))
+        await self.hub.start()
+
     async def online(self, name: str, wanted: bool = True) -> None:
         async with asyncio.timeout(15):
             while self.hub.gateway.online(name) is not wanted:
@@ -45,8 +61,9 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await hub.accounts.grant("phone", "lock")
     await hub.renew_broker_users()
     inside = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@")
-    yield Place(hub, broker.url("lock") if outside else inside, phone)
-    await hub.stop()
+    it = Place(hub, broker.url("lock") if outside else inside, phone)
+    yield it
+    await it.hub.stop()
 
 
 def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
@@ -91,6 +108,33 @@ async def test_a_device_that_dies_is_offline_by_its_will(place: Place, tmp_path:
         await place.online("lock")
         await device.kill()
         await place.online("lock", False)
+
+
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+@pytest.mark.parametrize("what", ["the broker", "the hub"])
+async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its will died too, and what the broker has kept says that it is online."""
+    monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
+    lamp = await place.hub.accounts.add(Role.DEVICE, "lamp")
+    await place.hub.renew_broker_users()
+    login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
+    dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
+    async with alive:
+        await dead.start()
+        await place.online("lock")
+        if what == "the broker":
+            dead.suspend()
+            place.kill_broker()
+        else:
+            dead.suspend()
+            await place.restart()
+        await dead.kill()
+        await place.online("lock")
+        await place.online("lock", False)
+        assert place.hub.gateway.presence() == ["lamp"], "it came back, and said so"
 
 
 async def test_a_queued_command_waits_for_its_device(place: Place) -> None:

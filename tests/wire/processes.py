@@ -56,6 +56,11 @@ class Killable:
             self._process.kill()
             await self._process.wait()
 
+    def suspend(self) -> None:
+        """It says nothing more, not even goodbye, until it is killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
