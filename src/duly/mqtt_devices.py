@@ -123,15 +123,15 @@ class MqttDevices:
         if self._accounts.role_of(name) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
+        if not old:
+            self._doubts.pop(name, None)
         if status is not None and (push := _push_in(status)) is not None and name in self._devices:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         known = self._devices.get(name)
-        if not old:
-            self._doubts.pop(name, None)
-        elif known is None and not self._new:
+        if old and known is None and not self._new:
             self._doubts[name] = _until()
         if online:
             if known is None or known.session != session:
