@@ -203,6 +203,7 @@ class Hub:
                 settings.listen,
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
+                on_restart=lambda _: devices.broker_restarted(),
             )
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
@@ -221,19 +222,20 @@ class Hub:
         else:
             address = Address.parse(settings.mqtt)
             self.mqtt_url = repr(replace(address, username=""))
-        arrivals: asyncio.Queue[tuple[str, bytes, Callable[[], None]]] = asyncio.Queue()
+        arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
 
         def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
-            arrivals.put_nowait((topic, payload, ack))
+            # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
+            arrivals.put_nowait((topic, payload, retained and self._broker is not None, ack))
 
         async def read() -> None:
             while True:
-                topic, payload, ack = await arrivals.get()
+                topic, payload, old, ack = await arrivals.get()
                 with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
-                    await devices.receive(topic, payload, ack)
+                    await devices.receive(topic, payload, ack, old=old)
 
         def back(session_present: bool) -> None:
-            self._do(devices.reconnected())
+            self._do(devices.reconnected(session_present))
 
         link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
         await link.start()
@@ -242,6 +244,7 @@ class Hub:
         closing.callback(reader.cancel)
         if self._broker is not None:
             await link.connected()
+            self._every(REFRESH_SECONDS, devices.sweep)
 
     async def renew_broker_users(self) -> None:
         if self._broker is None:

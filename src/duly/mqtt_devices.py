@@ -10,6 +10,7 @@ To the gateway a device here is a session like any other: frames are pushed to i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -31,6 +32,9 @@ from duly.journal import Journal
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
+
+GRACE: Final = 30.0
+"""Seconds that a device has to come back after the broker was started anew."""
 
 
 class Link(Protocol):
@@ -61,6 +65,7 @@ class MqttDevice:
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
             payload=fd.Content(bytes(command.data)),
+            order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
@@ -83,6 +88,10 @@ class MqttDevices:
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
+        self._doubts: dict[str, float] = {}
+        """who has not been heard of since the broker started, and until when that may be so"""
+        self._new = False
+        """the broker is a new one: what it keeps was said since it started"""
         self.link: Link | None = None
 
     @property
@@ -90,12 +99,15 @@ class MqttDevices:
         mine = [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
         return [*mine, f"{self._prefix}/+/{Kind.STATUS.value}"]
 
-    async def receive(self, topic: str, payload: bytes, ack: Callable[[], None]) -> None:
-        """Something from the broker. What is wrong with it is recorded, never raised."""
+    async def receive(
+        self, topic: str, payload: bytes, ack: Callable[[], None], *, old: bool = False
+    ) -> None:
+        """Something from the broker; `old` if it may have been said before the broker started. What is wrong
+        with it is recorded, never raised."""
         try:
             username, kind = fd.parse_topic(self._prefix, topic)
             if kind is Kind.STATUS:
-                await self._status(username, payload)
+                await self._status(username, payload, old)
                 ack()
             else:
                 await self._answer(kind, payload, ack)
@@ -105,33 +117,56 @@ class MqttDevices:
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _status(self, name: str, payload: bytes) -> None:
+    async def _status(self, name: str, payload: bytes, old: bool) -> None:
         if name == HUB:
             return
         if self._accounts.role_of(name) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
+        if not old:
+            self._doubts.pop(name, None)
         if status is not None and (push := _push_in(status)) is not None and name in self._devices:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         known = self._devices.get(name)
+        if old and known is None and not self._new:
+            self._doubts[name] = _until()
         if online:
             if known is None or known.session != session:
                 await self._connect(name, session)
         elif known is not None and session in ("", known.session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
-            del self._devices[name]
-            await self._gateway.disconnected(known, Principal(name, Role.DEVICE))
+            await self._disconnect(name)
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
         device = self._devices[name] = MqttDevice(name, self.link, self._prefix, session)
         await self._gateway.connected(device, Principal(name, Role.DEVICE))
 
-    async def reconnected(self) -> None:
+    async def _disconnect(self, name: str) -> None:
+        await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))
+
+    def broker_restarted(self) -> None:
+        """Every connection to it is gone, with the wills. Who lives comes back and says so; until then we
+        go on as if they all did."""
+        self._new = False
+        self._doubts = dict.fromkeys(self._devices, _until())
+
+    async def sweep(self) -> None:
+        """Give up those who did not come back."""
+        now = asyncio.get_running_loop().time()
+        for name in [name for name, until in self._doubts.items() if until <= now]:
+            del self._doubts[name]
+            if name in self._devices:
+                await self._disconnect(name)
+
+    async def reconnected(self, session_present: bool) -> None:
         """The link is back: what was on its way may be lost, so everybody gets it again."""
+        if not session_present:  # a device that was here before us is known only by what was kept of it
+            self._new = True
+            self._doubts.clear()
         for name, device in list(self._devices.items()):
             await self._connect(name, device.session)
 
@@ -147,6 +182,7 @@ class MqttDevices:
         device = await self._gateway.recipient_of(key)
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
+        self._doubts.pop(device, None)
         match answer:
             case fd.Ack():
                 await self._gateway.engine.put(Received(key), ack)
@@ -156,6 +192,10 @@ class MqttDevices:
             case fd.Failed(error=error):
                 state, failed = frames.answer_of(_failure(error))
                 await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+
+
+def _until() -> float:
+    return asyncio.get_running_loop().time() + GRACE
 
 
 def _push_in(status: fd.Status) -> tuple[str, object] | None:

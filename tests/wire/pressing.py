@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -27,8 +28,8 @@ BROKEN = (Closed, aiohttp.ClientError, OSError, TimeoutError, AssertionError)
 
 class Doer(Protocol):
     @property
-    def effects(self) -> Counter[Key]:
-        """How often it did what, by its own file: (app, id)."""
+    def did(self) -> list[Key]:
+        """What it did, in order, by its own file: (app, id)."""
         ...
 
 
@@ -40,9 +41,9 @@ class Lock:
         self._answers: dict[Key, Json] = {}
 
     @property
-    def effects(self) -> Counter[Key]:
+    def did(self) -> list[Key]:
         lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return Counter(tuple(json.loads(line)) for line in lines)
+        return [tuple(json.loads(line)) for line in lines]
 
     async def run(self) -> None:
         while True:
@@ -172,13 +173,14 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[None]:
 
 async def judge(hub: HubProcess, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0) -> None:
     """`unknown`: of how many commands it may be so that nobody can tell."""
-    effects = sum((device.effects for device in devices), Counter[Key]())
+    did = [key for device in devices for key in device.did]
+    effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
     for remote in remotes:
         assert remote.trouble == []
         assert remote.accepted <= set(remote.ends), "accepted and lost"
         states = Counter(end["state"] for end in remote.ends.values())
-        assert states["done"] > 100, f"too little load to say anything: {states}"
+        assert states["done"] > 50, f"too little load to say anything: {states}"
         strange = [end for end in remote.ends.values() if end["state"] not in ENDS]
         assert not strange, strange
         assert remote.ordered or states["superseded"] == 0
@@ -189,9 +191,13 @@ async def judge(hub: HubProcess, devices: list[Doer], remotes: list[Remote], *, 
                     assert (times, end["data"]["n"]) == (1, seq_id), (end, times)
                 case "superseded":
                     assert times == 0, end
+        for device in devices:
+            numbers = [int(seq_id.split("_")[1]) for app, seq_id in device.did if app == remote.name]
+            late = [(n, then) for n, then in pairwise(numbers) if then < n]
+            assert not (remote.ordered and late), f"out of order: {late}"
         await _ask_again(hub, remote)
     assert sum(end["state"] == "unknown" for remote in remotes for end in remote.ends.values()) <= unknown
-    assert sum((device.effects for device in devices), Counter[Key]()) == effects
+    assert [key for device in devices for key in device.did] == did
     assert "Traceback" not in hub.errors, hub.errors
 
 

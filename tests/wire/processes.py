@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,11 @@ class Killable:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+    def suspend(self) -> None:
+        """It says nothing more, not even goodbye, until it is killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     @property
     def alive(self) -> bool:
@@ -123,9 +127,9 @@ class DeviceProcess(Killable):
         self._args += ["--effects", f"{folder}/effects", *(["--token", token] if token else [])]
 
     @property
-    def effects(self) -> Counter[tuple[str, str]]:
-        """How often it did what, by its own file: (app, id)."""
-        return Counter((app, id_) for id_, app, _, _ in Effects(self.folder / "effects").read())
+    def did(self) -> list[tuple[str, str]]:
+        """What it did, in order, by its own file: (app, id)."""
+        return [(app, id_) for id_, app, _, _ in Effects(self.folder / "effects").read()]
 
     async def start(self, point: str = "") -> None:
         """It goes on trying until its hub is there."""

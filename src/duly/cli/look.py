@@ -393,5 +393,5 @@ def _seen(seen: dict[str, Any]) -> str:
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
-    id_ = f"   [{seen['id']}]" if seen.get("id") else ""
+    id_ = typer.style(f"   [{seen['id']}]", dim=True) if seen.get("id") else ""
     return f"{clock(seen['time'])}  {who:<20}  {what}{id_}"

@@ -106,6 +106,8 @@ class Pending(Struct, frozen=True):
     kid: str = ""
     old_names: bool = False
     """the peer uses the older field names, and is answered with them"""
+    order: bytes = b""
+    """JSON, as a gateway wrote it: its place among an app's tasks, for a receiver that orders for itself"""
 
     @property
     def form(self) -> Form | None:
@@ -190,6 +192,7 @@ class _Wire(Struct, omit_defaults=True):
     payload: Raw = _ABSENT
     value: Raw = _ABSENT
     error: Raw = _ABSENT
+    order: Raw = _ABSENT
     online: bool | None = None
     battery: int | None = None
     rssi: int | None = None
@@ -249,6 +252,7 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
         time=_time(w.time if w.time is not None else w.timestamp),
         exp=_expiry(w.exp if w.exp is not None else w.expiration),
         payload=_content(w, w.payload, form),
+        order=bytes(w.order),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=old,
@@ -338,6 +342,7 @@ def _pending(m: Pending, form: Form) -> _Wire:
     w = _Wire(
         action=m.action,
         payload=payload,
+        order=Raw(m.order) if m.order else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
         enc=_marked(payload, form),
