@@ -15,6 +15,7 @@ from rich.table import Table
 from bench import (
     admission,
     alerts,
+    chat,
     connections,
     duplicates,
     gateway,
@@ -36,6 +37,7 @@ QUESTIONS = {
     "connections": connections.run,
     "remembered": remembered.run,
     "alerts": alerts.run,
+    "chat": chat.run,
 }
 
 

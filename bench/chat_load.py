@@ -314,8 +314,9 @@ async def drain(work: Work) -> Found:
     async with asyncio.timeout(120):
         await over
     took = time.perf_counter() - began
-    if marks != [str(i) for i in range(work.count)]:
-        raise RuntimeError("they came in another order")
+    expected = [str(i) for i in range(work.count)]
+    if sorted(marks) != sorted(expected) or (marks != expected and not work.url.startswith("xmpp")):
+        raise RuntimeError("not everything came, or not in order")  # the others do not promise an order
     client.transport.close()
     return Found(work.count / took, count=work.count)
 

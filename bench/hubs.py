@@ -3,6 +3,7 @@
 bare     a WebSocket relay with no guarantees: what the libraries can do at all.
 durable  the same, with one grouped SQLite commit before a command is acknowledged and passed on: the least
          that survives kill -9. It has no lifecycle, no order, no resend, and does not store how it ended.
+broadcast  the same, to everybody else.
 redis    the same relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
 duly     a hub, as `duly up --no-mqtt` runs it.
 
@@ -142,6 +143,23 @@ class RedisRelay(Relay):
         await self.acknowledge(frame, sender, bool(fresh))
 
 
+class Broadcast(Relay):
+    """What one says, everybody else is sent."""
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(heartbeat=20, compress=False)
+        await socket.prepare(request)
+        name = request.headers["Authorization"].removeprefix("Bearer ")
+        self.sockets[name] = socket
+        await socket.send_frame(b'{"type":"welcome"}', WSMsgType.TEXT)
+        async for message in socket:
+            text = message.data.encode()
+            for other, listener in self.sockets.items():
+                if other != name:
+                    await listener.send_frame(text, WSMsgType.TEXT)
+        return socket
+
+
 async def relay(contender: Relay) -> None:
     await contender.start()
     app = web.Application()
@@ -167,6 +185,8 @@ def main() -> None:
         match name:
             case "bare":
                 await relay(Relay())
+            case "broadcast":
+                await relay(Broadcast())
             case "durable":
                 await relay(DurableRelay(place))
             case "redis":

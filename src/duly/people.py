@@ -100,6 +100,10 @@ class People:
                 self._guard.failed(who, self._now())
             raise NotAuthenticated("the name or the password is wrong")
         self._guard.succeeded(f"account {name}")
+        return await self.let_in(name, device)
+
+    async def let_in(self, name: str, device: str = "") -> str:
+        """The token of a new session, for whoever has shown otherwise that they may."""
         token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
         login = msgspec.json.encode(Login(self._now(), device[:100]))
         await self._ledger.write(Put(_shelf(name), digest(token).hex(), login), *await self._surplus(name))

@@ -686,6 +686,8 @@ async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
         Standing(0, None),
     ]
     assert await ledger.standing([]) == []
+
+
 # ── alerts, and forgetting with care ─────────────────────────────────────────────────────────────
 
 

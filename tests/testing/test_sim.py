@@ -12,6 +12,7 @@ from duly.testing.sim import WORLDS, run_seed
 from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED
+from tests.testing.planted_in_chat import PLANTED as IN_CHAT
 
 KEPT = [
     2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301, 25437, 26026, 28813,
@@ -59,6 +60,17 @@ def test_worlds_are_really_bad() -> None:
 def test_a_planted_bug_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[name](monkeypatch)
     assert any(_run(plan(seed)).violations for seed in range(200))
+
+
+@pytest.mark.parametrize("name", IN_CHAT)
+def test_a_bug_planted_in_chat_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    IN_CHAT[name](monkeypatch)
+    assert any(_run(plan(seed), "chat").violations for seed in range(200))
+
+
+@pytest.mark.parametrize("seed", [6, 20, 82, 201])
+def test_a_seed_that_once_failed_in_the_chat_world_passes(seed: int) -> None:
+    assert run_seed(seed, "chat").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

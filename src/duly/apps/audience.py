@@ -133,7 +133,9 @@ class Audience:
         seats.remove(seat)
         if not seats:
             del self._by_name[seat.who.name]
-        for conv in list(seat.places):
+        for conv, place in list(seat.places.items()):
+            # What they said themselves they have; that needs to be known only when they come back.
+            self._note(place, place.acked)
             self._stand_up(seat, conv)
         return seat
 
@@ -187,7 +189,7 @@ class Audience:
                 place.told = n
                 if place.seat.session is by:
                     if place.acked == n - 1:
-                        self.acknowledge(place.seat, conv, n)
+                        place.acked = n
                     continue
                 place.seat.session.push(frame)
                 if not place.due:
@@ -286,15 +288,20 @@ class Audience:
             place.attempt = 1
             if place.told < place.head:
                 self._go_on(place)
-        if n > place.noted:
-            place.noted = n
-            name, device = seat.who.name, seat.who.device
-            others = (other.places.get(conv) for other in self.seats(name) if other is not seat)
-            if not any(other is not None and other.noted >= n for other in others):
-                self.move(conv, name, n)
-            if device:
-                self.move(conv, f"{name}/{device}", n)
+        self._note(place, n)
         return True
+
+    def _note(self, place: Place, n: int) -> None:
+        if n <= place.noted:
+            return
+        place.noted = n
+        conv, seat = place.conv, place.seat
+        name, device = seat.who.name, seat.who.device
+        others = [other.places.get(conv) for other in self.seats(name) if other is not seat]
+        if not any(other is not None and other.noted >= n for other in others):
+            self.move(conv, name, n)
+        if device:
+            self.move(conv, f"{name}/{device}", n)
 
     def move(self, conv: str, reader: str, n: int) -> None:
         """Note how far a reader has come. What gathers while the ledger flushes goes with the next flush."""
@@ -357,7 +364,10 @@ class Audience:
             place.due = due
 
     def restored(self) -> None:
-        """The ledger is back after a failure: what was stored meanwhile nobody has been told."""
+        """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
+        have begun a conversation."""
+        for name in list(self._by_name):
+            self._do(self.look_up(name))
         for conv in list(self._present):
             self.look(conv)
 

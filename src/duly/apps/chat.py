@@ -22,6 +22,7 @@ from duly.apps.friends import FRIENDS, Friends
 from duly.apps.groups import GROUPS, Groups
 from duly.apps.lines import Asked, Lines
 from duly.auth import Accounts, Principal, Role
+from duly.core.lifecycle import State
 from duly.core.messages import Word, names_in
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Reachable, Reply
@@ -395,16 +396,13 @@ class Chat:
         asked, message, verdict = effect.origin, effect.message, effect.verdict
         assert isinstance(asked, Asked)
         request = asked.request
-        if verdict.word is not Word.FRESH:
-            ack = frames.server_ack(message.id, verdict)
-            if verdict.answer is not None and verdict.word is Word.DUPLICATE:
-                ack = _with_place(ack, request, int(verdict.answer.data))
-            asked.session.push(frames.encode(ack))
+        if verdict.answer is None:
+            asked.session.push(frames.encode(frames.server_ack(message.id, verdict)))
             return
-        assert verdict.answer is not None
         n = int(verdict.answer.data)
-        ack = Frame("server_ack", message.id, code=_ACCEPTED)
-        asked.session.push(frames.encode(_with_place(ack, request, n)))
+        asked.session.push(_ack(message.id, request, n, repeated=verdict.word is not Word.FRESH))
+        if verdict.word is not Word.FRESH:
+            return
         if self._journal.watchers:
             self._journal.see("said", scope=message.scope, id=message.id, kind=message.kind, n=n)
         conv = request.conv
@@ -421,12 +419,23 @@ class Chat:
 
 
 _ACCEPTED: Final = int(ServerCode.ACCEPTED)
+_DUPLICATE: Final = int(ServerCode.DUPLICATE)
+_DONE: Final = State.DONE.word
 
 
-def _with_place(ack: Frame, request: Request, n: int) -> Frame:
-    if request.shown:
-        ack = msgspec.structs.replace(ack, conv=request.conv, n=n)
-    return msgspec.structs.replace(ack, data=frames.raw(request.data)) if request.data else ack
+def _ack(seq_id: str, request: Request, n: int, *, repeated: bool) -> bytes:
+    """It is stored, now or before: where."""
+    return frames.encode(
+        Frame(
+            "server_ack",
+            seq_id,
+            code=_DUPLICATE if repeated else _ACCEPTED,
+            state=_DONE if repeated else None,
+            conv=request.conv if request.shown else None,
+            n=n if request.shown else None,
+            data=frames.raw(request.data),
+        )
+    )
 
 
 def _answer(seq_id: str | None, data: bytes) -> bytes:

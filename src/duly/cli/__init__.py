@@ -14,6 +14,7 @@ from duly.cli import (
     accounts,
     acl,
     alerts,
+    chat,
     demo,
     device,
     doctor,
@@ -67,6 +68,7 @@ app.command("revoke")(accounts.revoke)
 app.command("list")(accounts.list_)
 app.command("send")(send.send)
 app.command("device")(device.device)
+app.command("chat")(chat.chat)
 app.command("node")(node.node)
 app.command("call")(node.call)
 app.add_typer(task.app, name="task")

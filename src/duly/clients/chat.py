@@ -29,7 +29,7 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, NotAuthenticated, Refused, Stopped
+from duly.errors import DulyError, LedgerUnavailable, NotAuthenticated, Refused, Stopped, Unknown
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
@@ -37,6 +37,7 @@ RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 PATIENCE: Final = 7 * DAY
 """As long as a hub remembers ids."""
 CURSORS: Final = "cursors"
+CHANNEL: Final = "hub"
 UNACKNOWLEDGED: Final = 100
 """Lines that may be done with before that is said."""
 HERE: Final = 10.0
@@ -128,6 +129,8 @@ class Chat:
         self._sending: dict[bytes, asyncio.Future[Sent]] = {}
         self._refused: dict[bytes, Refused] = {}
         self._turns: dict[str, asyncio.Lock] = {}
+        self._earlier: dict[str, list[asyncio.Future[Sent]]] = {}
+        """what an earlier run left under way, by whom it is for: it goes before anything new"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._heard_to: dict[str, int] = {}
@@ -168,7 +171,10 @@ class Chat:
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
         self._done_to = {conv: int(n) for conv, n in (await self._ledger.shelf(CURSORS)).items()}
         self._heard_to = dict(self._done_to)
-        policy = OutboxPolicy("hub", RESEND, patience=PATIENCE)
+        for left in await self._ledger.open_deliveries(CHANNEL):
+            sending = self._sending[left.message.key] = asyncio.get_running_loop().create_future()
+            self._earlier.setdefault(left.message.recipient, []).append(sending)
+        policy = OutboxPolicy(CHANNEL, RESEND, patience=PATIENCE)
         self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
         self._link = self._open_link()
         try:
@@ -204,6 +210,10 @@ class Chat:
             if not future.done():
                 future.set_exception(closed)
                 future.exception()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
 
     # ── saying ───────────────────────────────────────────────────────────────────────────────────
 
@@ -263,7 +273,10 @@ class Chat:
     async def _say(
         self, kind: str, to: str | None, data: object, expires: float | None = None, id: str | None = None
     ) -> Sent:
-        async with self._turns.setdefault(to or "", asyncio.Lock()):
+        recipient = to or CHANNEL
+        async with self._turns.setdefault(recipient, asyncio.Lock()):
+            if earlier := self._earlier.pop(recipient, None):
+                await asyncio.wait(earlier)
             now = self._ledger.clock.now()
             seq_id = id or str(self._ids.next(now))
             exp = None if expires is None else (now + seconds(expires)) // MS
@@ -271,13 +284,16 @@ class Chat:
             frames.check(body)
             end = 0 if exp is None else exp * MS
             message = Message(
-                self.name, seq_id, kind, to or "hub", body, expires=end, order=Order("", Mode.ANY)
+                self.name, seq_id, kind, recipient, body, expires=end, order=Order("", Mode.ANY)
             )
             sending = self._sending.get(message.key)
             if sending is None:
                 sending = self._sending[message.key] = asyncio.get_running_loop().create_future()
-                await self._engine.put(Arrived(message))
+                await self._submit(message)
             return await asyncio.shield(sending)
+
+    async def _submit(self, message: Message) -> None:
+        await self._engine.put(Arrived(message))
 
     def read(self, conv: str, n: int) -> None:
         """Say that everything up to `n` was read."""
@@ -438,11 +454,20 @@ class Chat:
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal:
                     self._end(message.key, verdict.state, verdict.answer or Answer())
+                elif verdict.retry:
+                    self._unsure(message.key, verdict.reason)
                 elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
                     self._refused[message.key] = Refused(
                         ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason
                     )
                     self._end(message.key, State.FAILED, Answer())
+
+    def _unsure(self, key: bytes, reason: str) -> None:
+        """Our own store failed, perhaps after it had stored: it may yet go out. Under the same id that is
+        harmless."""
+        sending = self._sending.pop(key, None)
+        if sending is not None and not sending.done():
+            sending.set_exception(LedgerUnavailable(reason))
 
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
         sending, refusal = self._sending.pop(key, None), self._refused.pop(key, None)
@@ -450,10 +475,12 @@ class Chat:
             return
         if state is State.DONE:
             sending.set_result(msgspec.json.decode(answer.data, type=Sent))
+            return
+        if refusal is None and state is State.UNKNOWN:
+            sending.set_exception(Unknown(answer.reason))
         else:
-            sending.set_exception(
-                refusal or Refused(answer.code, state.word, answer.reason or f"the line is {state.word}")
-            )
+            sending.set_exception(refusal or Refused(answer.code, state.word, answer.reason))
+        sending.exception()  # of what an earlier run left under way nobody may be waiting
 
     def _offer(self, event: Answered | Reachable) -> None:
         try:

@@ -43,7 +43,8 @@ class Server(Protocol):
 
 
 class WebSocketSession:
-    """One connection: a queue and the task that empties it."""
+    """One connection: a queue that is emptied at the end of the turn, and a task for when the other side does
+    not take it so fast."""
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         self._socket = socket
@@ -51,9 +52,15 @@ class WebSocketSession:
         self._queue: deque[bytes] = deque()
         self._size = 0
         self._news = asyncio.Event()
+        self._due = False
+        """the queue is emptied at the end of this turn"""
+        self._behind = False
+        """the task is at it"""
         self._closing: str | None = None
         self._last_resort: asyncio.TimerHandle | None = None
-        self._writer = asyncio.get_running_loop().create_task(self._write())
+        loop = asyncio.get_running_loop()
+        self._soon = loop.call_soon
+        self._writer = loop.create_task(self._write())
 
     def push(self, frame: bytes) -> None:
         if self._closing is not None:
@@ -64,7 +71,9 @@ class WebSocketSession:
             self._queue.clear()
             self._size = 0
             self.close("you do not read what you are sent; reconnect and catch up")
-        self._news.set()
+        if not self._due:
+            self._due = True
+            self._soon(self._flush)
 
     def close(self, reason: str) -> None:
         if self._closing is None:
@@ -87,12 +96,14 @@ class WebSocketSession:
         socket, queue = self._socket, self._queue
         try:
             while True:
+                self._behind = True
                 while queue:
-                    if len(queue) > 1:
-                        self._write_all_but_one()
                     frame = queue.popleft()
                     self._size -= len(frame)
+                    # aiohttp then waits until the other side has taken enough of it.
                     await socket.send_frame(frame, WSMsgType.TEXT)
+                    self._write_together()
+                self._behind = False
                 if self._closing is not None:
                     reason = self._closing.encode()[:120]
                     await socket.close(code=WSCloseCode.GOING_AWAY, message=reason)
@@ -102,15 +113,23 @@ class WebSocketSession:
         except (ConnectionError, RuntimeError):
             return  # the reader notices, too
 
-    def _write_all_but_one(self) -> None:
-        """What waits together goes out with one write. The last is left to aiohttp, which then waits until
-        the other side has taken enough of it."""
+    def _flush(self) -> None:
+        self._due = False
+        if not self._behind:
+            self._write_together()
+            if self._queue:
+                self._news.set()
+
+    def _write_together(self) -> None:
+        """What waits together goes out with one write, unless too much is on its way already."""
         transport, queue = self._transport, self._queue
         if transport is None or transport.is_closing() or self._socket.closed:
-            return  # aiohttp says so
+            return  # the task finds out
+        if transport.get_write_buffer_size() > WRITE_BYTES:
+            return
         parts: list[bytes] = []
         size = 0
-        while len(queue) > 1 and size < WRITE_BYTES:
+        while queue and size < WRITE_BYTES:
             frame = queue.popleft()
             parts += (_text_header(len(frame)), frame)
             size += len(frame)

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from duly.core import writes as w
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
-from duly.core.messages import Message, Mode, Verdict, Word
+from duly.core.messages import Message, Mode, Verdict, Word, key_of, names_in
 from duly.core.outbox import Outbox
 from duly.testing.sim.world import Wanted, World
 
@@ -191,6 +191,42 @@ def explained(world: World) -> Iterator[Finding]:
             yield "was superseded, though nothing came that could", key
 
 
+def agreed(world: World) -> Iterator[Finding]:
+    """[P1, P4] Everybody's view of every conversation is the hub's: complete, in order, without repeats."""
+    streams = world.settled_disks["hub"].streams
+    for name, convs in world.views().items():
+        for conv, seen in convs.items():
+            stored = {entry.n: entry.key for entry in streams.get(f"chat/{conv}", ())}
+            last: dict[int, int] = {}
+            for one in seen:
+                key = key_of(one.sender, one.id)
+                if stored.get(one.n) != key:
+                    yield f"{name} was shown it as {conv} {one.n}, where there is something else", key
+                if one.n <= last.get(one.incarnation, 0):
+                    yield f"{name} was shown {conv} {one.n} after {last[one.incarnation]}", key
+                last[one.incarnation] = one.n
+            shown = {one.n for one in seen}
+            for n, key in stored.items():
+                if n not in shown and names_in(key)[0] != name:
+                    yield f"{name} was never shown {conv} {n}", key
+    for stream, entries in streams.items():
+        if [entry.n for entry in entries] != list(range(1, len(entries) + 1)):
+            yield f"{stream} has a gap", b""
+        said: dict[tuple[str, int], int] = {}
+        for entry in entries:
+            want = world.log.wanted.get(entry.key)
+            if want is None or not stream.startswith("chat/"):
+                continue
+            who = (want.message.scope, want.epoch)
+            if want.n < said.get(who, -1):
+                yield f"{stream} has it before what its sender said earlier", entry.key
+            said[who] = want.n
+    for name, conv, n in world.log.own:
+        stored_keys = {entry.n: entry.key for entry in streams.get(f"chat/{conv}", ())}
+        if n not in stored_keys or names_in(stored_keys[n])[0] != name:
+            yield f"{name} was told that its line is {conv} {n}, and it is not", stored_keys.get(n, b"")
+
+
 def quiet(world: World) -> Iterator[Finding]:
     """Where nothing goes wrong, everything is simply done (or overtaken, where only the latest counts)."""
     if world.plan.seed % 8:
@@ -204,7 +240,8 @@ def quiet(world: World) -> Iterator[Finding]:
 
 
 CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    once, wanted, stored, admitted_once, forward, ordered, settled, honest, informed, explained, quiet,
+    once, wanted, stored, admitted_once, forward, ordered, settled, honest, informed, explained,
+    agreed, quiet,
 )  # fmt: skip
 
 

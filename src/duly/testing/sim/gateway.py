@@ -16,6 +16,7 @@ from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.auth import Accounts, Principal, Role
 from duly.clients.app import App
+from duly.clients.chat import Chat
 from duly.clients.device import Command, Device
 from duly.clients.link import RECONNECT
 from duly.core.lifecycle import State
@@ -205,10 +206,6 @@ class _SeenGateway(Gateway):
         super()._perform(effect)
 
 
-def _principal(name: str) -> Principal:
-    return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
-
-
 class GatewayHub(Node):
     wires: list[Wire]
     recorded: list[tuple[str, bytes]]
@@ -227,21 +224,24 @@ class GatewayHub(Node):
         self.engine = self.gateway.engine
         await self.gateway.start()
 
+    def principal(self, name: str) -> Principal:
+        return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
+
     def die(self) -> None:
         super().die()
         for wire in self.wires:
             wire.break_()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        await self._quietly(session, self.reception.connected(session, _principal(name), cursors))
+        await self._quietly(session, self.reception.connected(session, self.principal(name), cursors))
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.receive(session, _principal(name), raw)))
+            self.spawn(self._quietly(session, self.reception.receive(session, self.principal(name), raw)))
 
     def lost(self, session: Session, name: str) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.disconnected(session, _principal(name))))
+            self.spawn(self._quietly(session, self.reception.disconnected(session, self.principal(name))))
 
     async def _quietly(self, session: Session, call: Any) -> None:
         try:
@@ -250,7 +250,7 @@ class GatewayHub(Node):
             session.close(str(problem))  # as the transport does
 
 
-def _die(client: App | Device) -> None:
+def end_client(client: App | Device | Chat) -> None:
     """A process is gone: its engine stands still and its socket breaks."""
     if hasattr(client, "_engine"):
         client._engine.kill()
@@ -292,7 +292,7 @@ class GatewayApp(Node):
             self.engine = app._engine
 
     def die(self) -> None:
-        _die(self.app)
+        end_client(self.app)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         minted = self.app._ids.next(self.clock.now())
@@ -338,7 +338,7 @@ class GatewayDevice(Node):
             self.engine = device._engine
 
     def die(self) -> None:
-        _die(self.device)
+        end_client(self.device)
         for task in self.device._tasks:
             task.cancel()
 
@@ -357,9 +357,9 @@ class GatewayDevice(Node):
 
 
 class GatewayWorld(World):
-    sender = GatewayApp
-    receiver = GatewayDevice
-    hub = GatewayHub
+    sender: type[Node] = GatewayApp
+    receiver: type[Node] = GatewayDevice
+    hub: type[Node] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.messages import names_in
+from duly.testing.sim.chat import ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
@@ -37,7 +38,7 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld}
+WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld, "chat": ChatWorld}
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:

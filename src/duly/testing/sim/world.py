@@ -14,7 +14,7 @@ from msgspec import Struct
 from duly.core import writes as w
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.units import SECOND
 from duly.errors import LedgerError
 from duly.ledgers.memory import Disk
@@ -48,6 +48,17 @@ class Effect(Struct, frozen=True):
     attempt: int
 
 
+class Seen(Struct, frozen=True):
+    """A line that somebody was shown."""
+
+    who: str
+    incarnation: int
+    conv: str
+    n: int
+    sender: str
+    id: str
+
+
 class Log:
     """What an observer saw."""
 
@@ -55,6 +66,10 @@ class Log:
         self.lines: list[tuple[float, str, str, bytes]] = []
         self.wanted: dict[bytes, Wanted] = {}
         self.effects: list[Effect] = []
+        self.seen: list[Seen] = []
+        """every line that somebody was shown, in order"""
+        self.own: dict[tuple[str, str, int], int] = {}
+        """(who, conversation, number) of lines whose sender knows their place"""
         self.outcomes: dict[bytes, list[tuple[State, Answer]]] = {}
         self.replies: list[tuple[str, Message, Verdict]] = []
         self.promised: dict[str, dict[bytes, Message]] = {}
@@ -80,6 +95,14 @@ class Log:
         now = asyncio.get_running_loop().time()
         self.effects.append(Effect(now, receiver.name, receiver.incarnation, message, attempt))
         self.note(receiver.name, f"EFFECT, attempt {attempt}", message.key)
+
+    def effect_at(self, at: float, receiver: str, incarnation: int, message: Message) -> None:
+        self.effects.append(Effect(at, receiver, incarnation, message, 1))
+        self.note(receiver, "EFFECT", message.key)
+
+    def saw(self, who: Node, conv: str, n: int, sender: str, id_: str) -> None:
+        self.seen.append(Seen(who.name, who.incarnation, conv, n, sender, id_))
+        self.note(who.name, f"is shown {conv} {n}", key_of(sender, id_))
 
     def outcome(self, sender: str, key: bytes, state: State, answer: Answer) -> None:
         self.outcomes.setdefault(key, []).append((state, answer))
@@ -115,6 +138,10 @@ class World:
         self.faulty = True
         self.faults = 0
         self.loop = VirtualLoop()
+
+    def views(self) -> dict[str, dict[str, list[Seen]]]:
+        """What everybody was shown of each conversation they are in, where there are any."""
+        return {}
 
     def run(self) -> None:
         self.loop.play(self._run())

@@ -1,0 +1,383 @@
+"""`duly chat`: talk from a terminal.
+
+The law: what is typed is sent once, however often the hub goes away, and what others say is shown once. Lines
+typed into a pipe work as well, so scripts can chat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.common import Data, Exit, Hub, Json, Token, Trouble, Url, clock, local_hub, note, print_json
+from duly.errors import DulyError
+
+if TYPE_CHECKING:
+    from duly.clients.chat import Chat, Line, News
+
+HELP = """\
+  /to NAME|GROUP          talk to somebody, or in a group; then just type
+  /list                   your conversations            /history [HOW MANY]
+  /edit N TEXT            say line N differently        /delete N
+  /receipts N             who has line N, who has read it
+  /group NAME [PEOPLE]    make a group                  /invite NAME   /join GROUP   /leave
+  /members                /remove NAME                  /role NAME owner|admin|member
+  /friends                /friend NAME                  /accept NAME   /unfriend NAME
+  /block NAME             /unblock NAME                 /quit"""
+
+
+def chat(
+    as_: Annotated[str, typer.Option("--as", metavar="NAME", help="Who you are.")],
+    to: Annotated[str | None, typer.Option("--to", metavar="NAME", help="Whom to talk to.")] = None,
+    register: Annotated[bool, typer.Option("--register", help="Register this name first.")] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep", metavar="FILE", help="Keep what is under way, and how far you are, in a file."
+        ),
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Chat with people and groups. Type /help when it runs.
+
+    On the machine of the hub no password is needed, and a name that nobody has is added. Elsewhere say
+    --url; then it logs in with --token, or with a password, which is asked for or taken from DULY_PASSWORD.
+    """
+    hub = _as_whom(as_, url, token, data, register)
+    hub.knock()
+    ours = keep is None and (url is None or token is None)
+    asyncio.run(_chat(hub, to, keep, json, ours))
+
+
+def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> Hub:
+    if url is not None and token is not None:
+        return Hub(url, token, local=False)
+    if url is None:
+        hub = local_hub(data)
+        if hub is None:
+            raise Trouble(Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or say --url")
+        known = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
+        if name not in known:
+            hub.ask("/v1/admin/add", {"role": "user", "name": name})
+            note(f"{name} is new here")
+        elif known[name] != "user":
+            raise Trouble(Exit.USAGE, f"{name} is not a person but a {known[name]}; choose another name")
+        # A session, not a borrowed token: that would end with the hub, and we want to outlive it.
+        entered = hub.ask("/v1/admin/login", {"name": name, "device": "terminal"})
+        return Hub(hub.url, str(entered["token"]), local=True)
+    password = os.environ.get("DULY_PASSWORD") or typer.prompt("password", hide_input=True, err=True)
+    hub = Hub(url, "", local=False)
+    credentials = {"name": name, "password": password, "device": f"terminal of {os.uname().nodename}"}
+    if register:
+        hub.ask("/v1/people", credentials)
+    return Hub(url, str(hub.ask("/v1/login", credentials)["token"]), local=False)
+
+
+async def _chat(hub: Hub, to: str | None, keep: str | None, json: bool, ours: bool) -> None:
+    """`ours`: the login was made for this run, and ends with it."""
+    from duly.clients.chat import Chat
+
+    async with AsyncExitStack() as stack:
+        typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
+        client = await stack.enter_async_context(Chat(hub.url, hub.token, data=keep))
+        out = stack.enter_context(typed.printing())
+        talk = _Talk(client, out, json=json)
+        if to is not None:
+            await talk.turn_to(to)
+        elif not json:
+            note(f"you are {client.name}; /to NAME to begin, /help for more")
+        listening = asyncio.create_task(talk.listen())
+        try:
+            async for line in typed.lines(lambda: talk.prompt):
+                if not await talk.take(line.strip()):
+                    break
+        finally:
+            await talk.finish()
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            if ours and client.connected:
+                with suppress(DulyError, OSError):
+                    await client.log_out()
+
+
+class _Talk:
+    """What is typed and what is heard."""
+
+    def __init__(self, client: Chat, out: Callable[[str], None], *, json: bool) -> None:
+        self._chat = client
+        self._out = out
+        self._json = json
+        self._names: dict[str, str] = {}
+        self._saying: set[asyncio.Task[None]] = set()
+        self.to = ""
+        verbs: dict[str, Callable[[list[str]], Awaitable[object]]] = {
+            "to": lambda a: self.turn_to(a[0]),
+            "list": lambda _: self._list(),
+            "history": lambda a: self._history(int(a[0]) if a else 20),
+            "edit": lambda a: self._chat.edit(self._conv(), int(a[0]), " ".join(a[1:])),
+            "delete": lambda a: self._chat.delete(self._conv(), int(a[0])),
+            "receipts": lambda a: self._receipts(int(a[0])),
+            "group": lambda a: self._make_group(a[0], a[1:]),
+            "invite": lambda a: self._chat.invite(self._group(), a[0]),
+            "join": lambda a: self._join(a[0]),
+            "leave": lambda _: self._chat.leave(self._group()),
+            "members": lambda _: self._members(),
+            "remove": lambda a: self._chat.remove(self._group(), a[0]),
+            "role": lambda a: self._chat.set_role(self._group(), a[0], _rank(a[1])),
+            "friends": lambda _: self._friends(),
+            "friend": lambda a: self._chat.ask_friend(a[0]),
+            "accept": lambda a: self._chat.accept_friend(a[0]),
+            "unfriend": lambda a: self._chat.remove_friend(a[0]),
+            "block": lambda a: self._chat.block(a[0]),
+            "unblock": lambda a: self._chat.unblock(a[0]),
+            "help": lambda _: self._help(),
+        }
+        self._verbs = verbs
+
+    @property
+    def prompt(self) -> str:
+        return f"{self._names.get(self.to, self.to)}> "
+
+    # ── typing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def take(self, line: str) -> bool:
+        """One typed line; whether to go on."""
+        if line in ("/quit", "/exit", "/q"):
+            return False
+        if line.startswith("/"):
+            verb, *words = line[1:].split()
+            await self._do(verb, words)
+        elif line and not self.to:
+            self._tell("to whom? /to NAME")
+        elif line:
+            # Not waited for: who types goes on typing. The client keeps the order.
+            task = asyncio.create_task(self._say(self.to, line))
+            self._saying.add(task)
+            task.add_done_callback(self._saying.discard)
+            if not self._chat.connected:
+                self._tell("(no connection; it goes out as soon as the hub is back)")
+        return True
+
+    async def _do(self, verb: str, words: list[str]) -> None:
+        do = self._verbs.get(verb)
+        if do is None:
+            self._tell(f"there is no /{verb}; /help shows what there is")
+            return
+        try:
+            await do(words)
+        except (IndexError, ValueError):
+            self._tell(f"/{verb} needs something else; see /help")
+        except DulyError as problem:
+            self._tell(str(problem))
+
+    async def _say(self, to: str, text: str) -> None:
+        try:
+            sent = await self._chat.send(to, text)
+        except DulyError as problem:
+            self._tell(str(problem))
+            return
+        if self._json:
+            print_json({"sent": {"conv": sent.conv, "n": sent.n, "to": to, "text": text}})
+        else:
+            self._dim(f"  · {sent.n} stored")
+
+    async def finish(self) -> None:
+        if self._saying:
+            await asyncio.wait(self._saying)
+
+    async def turn_to(self, to: str) -> None:
+        if to.startswith("#"):
+            await self._name(to)
+        else:
+            known = {name: group for group, name in self._names.items()}
+            to = known.get(to, to)
+        self.to = to
+        if not self._json:
+            await self._history(10)
+
+    def _conv(self) -> str:
+        from duly.apps.conversations import direct
+
+        if not self.to:
+            raise ValueError
+        return self.to if self.to.startswith("#") else direct(self._chat.name, self.to)
+
+    def _group(self) -> str:
+        if not self.to.startswith("#"):
+            raise ValueError
+        return self.to
+
+    async def _make_group(self, name: str, people: list[str]) -> None:
+        group = await self._chat.create_group(name, *people)
+        self._names[group] = name
+        self.to = group
+        self._tell(f"{name} is {group}")
+
+    async def _join(self, group: str) -> None:
+        await self._chat.join(group)
+        await self.turn_to(group)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _history(self, count: int) -> None:
+        for line in await self._chat.history(self._conv(), limit=min(max(count, 1), 200)):
+            await self._show(line, old=True)
+
+    async def _list(self) -> None:
+        for one in await self._chat.conversations():
+            if "name" in one:
+                self._names[one["conv"]] = one["name"]
+            unread = one["last"] - one["read"]
+            where = f"{one['name']} ({one['conv']})" if "name" in one else one["with"]
+            self._tell(f"  {where}, {one['last']} lines" + (f", {unread} unread" if unread > 0 else ""))
+
+    async def _receipts(self, n: int) -> None:
+        found = await self._chat.receipts(self._conv(), n)
+        has = f" ({', '.join(found.delivered_to)})" if found.delivered_to else ""
+        read = f" ({', '.join(found.read_by)})" if found.read_by else ""
+        self._tell(f"  line {n} is {found.state}: {found.delivered} of {found.of} have it{has}, "
+                   f"{found.read} of {found.of} have read it{read}")  # fmt: skip
+
+    async def _members(self) -> None:
+        for name, rank in (await self._chat.group(self._group()))["members"].items():
+            self._tell(f"  {name}" + ("" if rank == "member" else f", {rank}"))
+
+    async def _friends(self) -> None:
+        for what, names in (await self._chat.friends()).items():
+            if names:
+                self._tell(f"  {what}: {', '.join(names)}")
+
+    async def _help(self) -> None:
+        self._tell(HELP)
+
+    async def _name(self, conv: str) -> str:
+        if conv.startswith("#") and conv not in self._names:
+            try:
+                self._names[conv] = str((await self._chat.group(conv))["name"])
+            except DulyError:
+                return conv
+        return self._names.get(conv, conv)
+
+    # ── hearing ──────────────────────────────────────────────────────────────────────────────────
+
+    async def listen(self) -> None:
+        async for news in self._chat.news():
+            if self._json:
+                import msgspec
+
+                print_json({type(news).__name__.lower(): msgspec.to_builtins(news)})
+            else:
+                await self._hear(news)
+
+    async def _hear(self, news: News) -> None:
+        from duly.clients.chat import Line, Presence, Receipt
+
+        match news:
+            case Line():
+                await self._show(news)
+                if self.to and news.conv == self._conv():
+                    self._chat.read(news.conv, news.n)
+            case Receipt() if self.to and news.conv == self._conv() and news.reader != self._chat.name:
+                mark = "✓✓" if news.state == "read" else "✓"
+                self._dim(f"  {mark} {news.reader} has {'read ' if news.state == 'read' else ''}{news.n}")
+            case Presence():
+                here = isinstance(news.data, dict) and news.data.get("online")
+                self._dim(f"  {news.sender} {'is here' if here else 'has left'}")
+            case _:
+                pass
+
+    async def _show(self, line: Line, *, old: bool = False) -> None:
+        where = ""
+        if not old and not (self.to and line.conv == self._conv()):
+            where = f"[{await self._name(line.conv)}] " if line.conv.startswith("#") else ""
+        data: dict[str, Any] = line.data if isinstance(line.data, dict) else {}
+        match line.type:
+            case "one_chat" | "group_chat":
+                what = f"{line.sender}: {line.text}" + (" (edited)" if line.edited else "")
+            case "edit":
+                said = data.get("data")
+                text = said.get("text", said) if isinstance(said, dict) else said
+                what = f"{line.sender} says line {data.get('n')} differently: {text}"
+            case "delete":
+                what = f"{line.sender} has deleted line {data.get('n')}"
+            case "deleted" | "expired":
+                what = f"{line.sender}: ({line.type})"
+            case "group_create":
+                what = f"{line.sender} has made the group {data.get('name')}"
+            case "group_invite":
+                what = f"{line.sender} invites you to {data.get('name')}: /join {data.get('group')}"
+            case "group_remove":
+                what = f"{line.sender} has removed {data.get('user')} from the group"
+            case "friend_ask":
+                what = f"{line.sender} would like to be your friend: /accept {line.sender}"
+            case _:
+                what = f"{line.sender}: {line.type.replace('_', ' ')}"
+        number = "" if line.conv.startswith("~") else f"  ·{line.n}"
+        self._tell(f"{clock(line.time)[:5]} {where}{what}{number}")
+
+    def _tell(self, text: str) -> None:
+        if self._json:
+            note(text)
+        else:
+            self._out(text)
+
+    def _dim(self, text: str) -> None:
+        self._tell(typer.style(text, dim=True) if sys.stdout.isatty() else text)
+
+
+def _rank(word: str) -> Any:
+    if word not in ("owner", "admin", "member"):
+        raise ValueError(word)
+    return word
+
+
+class _Pipe:
+    """Lines from a pipe."""
+
+    def printing(self) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext(typer.echo)
+
+    async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while line := await reader.readline():
+            yield line.decode(errors="replace")
+
+
+class _Terminal:
+    """Lines from a person, who may be in the middle of one when something is said."""
+
+    def printing(self) -> Any:
+        from contextlib import contextmanager
+
+        from prompt_toolkit import ANSI, print_formatted_text
+        from prompt_toolkit.patch_stdout import patch_stdout
+
+        @contextmanager
+        def printing() -> Any:
+            with patch_stdout(raw=True):
+                yield lambda text: print_formatted_text(ANSI(text))
+
+        return printing()
+
+    async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
+        from prompt_toolkit import PromptSession
+
+        session: PromptSession[str] = PromptSession()
+        while True:
+            try:
+                yield await session.prompt_async(prompt())
+            except (EOFError, KeyboardInterrupt):
+                return

@@ -1,0 +1,171 @@
+"""Worlds of chat: the production `Chat` of the hub and `duly.Chat` of its people, with simulated sockets.
+
+Everybody talks to somebody or to the group that all are in. Each keeps a view: what they were shown of every
+conversation, and where their own lines went. Whatever breaks meanwhile, in the end all views are the same,
+complete, in order and without repeats; a checker outside the code compares them with the hub's streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from duly.apps import conversations as c
+from duly.apps.chat import Chat as ChatApplication
+from duly.auth import Accounts, Principal, Role
+from duly.clients.chat import Chat
+from duly.core import writes as w
+from duly.core.ids import SeqId
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Order
+from duly.core.steps import Effect, Reply
+from duly.core.units import SECOND
+from duly.dialects import frames
+from duly.errors import DulyError
+from duly.journal import Journal
+from duly.ledger import Ledger
+from duly.ledgers.memory import Disk
+from duly.reception import Reception
+from duly.testing.sim.gateway import GatewayHub, GatewayWorld, SimLink, end_client
+from duly.testing.sim.nodes import Node
+from duly.testing.sim.world import Seen
+
+if TYPE_CHECKING:
+    from duly.clients.link import Link
+
+ALONE, TOGETHER = "one_chat", "group_chat"
+GROUP: Final = "#everybody"
+
+
+class _Town(Accounts):
+    """Everybody is somebody: who is who is not what these worlds are about."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = frozenset(names)
+
+    def role_of(self, name: str) -> Role | None:
+        return Role.USER if name in self._names else None
+
+    async def look(self, name: str) -> Role | None:
+        return self.role_of(name)
+
+
+class _SeenChat(ChatApplication):
+    """The production chat, with an observer at its window."""
+
+    node: Node
+
+    def _perform(self, effect: Effect) -> None:
+        if not self.node.alive:
+            return
+        if isinstance(effect, Reply):
+            self.node.world.log.replied(self.node, effect.message, effect.verdict)
+        super()._perform(effect)
+
+
+class ChatHub(GatewayHub):
+    async def begin(self) -> None:
+        self.wires = []
+        self.recorded = getattr(self, "recorded", [])
+        names = [name for name in self.world.nodes if name != self.name]
+        shelves = self.disk.shelves
+        shelves.setdefault(c.GROUPS, {})[GROUP] = b'{"name":"everybody","made_by":"nobody"}'
+        for name in names:
+            shelves.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
+            shelves.setdefault(c.convs(name), {})[GROUP] = b""
+        journal = Journal(self.ledger)
+        self.chat = _SeenChat(self.ledger, _Town(names), journal)
+        self.chat.node = self
+        self.reception = Reception(journal, [self.chat])
+        self.engine = self.chat.engine
+        await self.chat.start()
+
+    def principal(self, name: str) -> Principal:
+        return Principal(name, Role.USER)
+
+    def die(self) -> None:
+        super().die()
+        if hasattr(self, "chat"):
+            self.chat.audience.kill()
+
+
+class _SimChat(Chat):
+    def __init__(self, node: Person) -> None:
+        super().__init__("", "", data="kept")
+        self.node = node
+
+    async def _open_ledger(self) -> Ledger:
+        return self.node.ledger
+
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard, lambda: self._heard_to)  # type: ignore[return-value]
+
+    async def _submit(self, message: Message) -> None:
+        frame = frames.decode(message.body)
+        meant = c.message_of(frame, self.name, frame.to or "")
+        self.node.world.log.submitted(self.node, meant, SeqId.parse(message.id))
+        await super()._submit(message)
+
+    def _perform(self, effect: Effect) -> None:
+        if self.node.alive:
+            super()._perform(effect)
+
+    def _end(self, key: bytes, state: State, answer: Answer) -> None:
+        log = self.node.world.log
+        want = log.wanted.get(key)
+        if want is not None:
+            said = want.message.body if state is State.DONE else b""
+            log.outcome(self.node.name, key, state, Answer(answer.code, said, answer.reason))
+        super()._end(key, state, answer)
+
+
+class Person(Node):
+    async def begin(self) -> None:
+        self.chat = chat = _SimChat(self)
+        await chat.__aenter__()
+        if self.chat is chat:
+            self.engine = chat._engine
+            self.spawn(self._listen())
+
+    def die(self) -> None:
+        end_client(self.chat)
+
+    async def _listen(self) -> None:
+        async for line in self.chat.lines():
+            self.world.log.saw(self, line.conv, line.n, line.sender, line.id)
+
+    async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        to = GROUP if kind == TOGETHER else recipient
+        try:
+            sent = await self.chat.send(to, "wanted", expires=lasts / SECOND if lasts else None)
+        except DulyError:
+            return
+        self.world.log.own[self.name, sent.conv, sent.n] = self.incarnation
+
+
+class ChatWorld(GatewayWorld):
+    sender = Person
+    receiver = Person
+    hub = ChatHub
+    kinds = (ALONE, TOGETHER)
+    at_most_once = frozenset({ALONE, TOGETHER})
+
+    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+        super().committed(node, disk, write, result)
+        if isinstance(write, w.Append) and write.ends:
+            want = self.log.wanted[write.key]
+            now = asyncio.get_running_loop().time()
+            # The line is where it belongs: that is the effect.
+            self.log.effect_at(now, want.message.recipient, node.incarnation, want.message)
+
+    def views(self) -> dict[str, dict[str, list[Seen]]]:
+        """What everybody was shown of each conversation they are in."""
+        found: dict[str, dict[str, list[Seen]]] = {name: {} for name in self.nodes if name != "hub"}
+        for stream in self.settled_disks["hub"].streams:
+            conv = stream.removeprefix("chat/")
+            for name, convs in found.items():
+                if conv == GROUP or name in c.pair_in(conv):
+                    convs[conv] = []
+        for seen in self.log.seen:
+            found[seen.who].setdefault(seen.conv, []).append(seen)
+        return found

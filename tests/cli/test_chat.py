@@ -1,0 +1,136 @@
+"""`duly chat` as its users have it: two terminals and a hub that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import SECONDS, Place
+
+
+class Window:
+    """A terminal with somebody in it."""
+
+    def __init__(self, place: Place, *args: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "duly", "chat", *args],
+            cwd=place.folder, env=place.env | {"TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            stdin=slave, stdout=slave, stderr=slave,
+        )  # fmt: skip
+        os.close(slave)
+        self.shown = ""
+
+    def type(self, line: str) -> None:
+        os.write(self._master, line.encode() + b"\r")
+
+    def until(self, text: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while text not in self.shown:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{text!r} was not shown: {self.shown[-2000:]}")
+            if select.select([self._master], [], [], 0.2)[0]:
+                try:
+                    self.shown += os.read(self._master, 65_536).decode(errors="replace")
+                except OSError:
+                    raise AssertionError(f"it ended without showing {text!r}: {self.shown}") from None
+        self.shown = self.shown.partition(text)[2]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(SECONDS)
+        os.close(self._master)
+
+
+@pytest.fixture
+def windows(place: Place) -> Iterator[list[Window]]:
+    opened: list[Window] = []
+    yield opened
+    for window in opened:
+        window.end()
+
+
+def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list[Window]) -> None:
+    hub = place.up()
+    ann, bob = Window(place, "--as", "ann"), Window(place, "--as", "bob")
+    windows += [ann, bob]
+    for window in windows:
+        window.until("/to NAME to begin")
+    ann.type("/to bob")
+    bob.type("/to ann")
+    ann.until("bob>")
+    bob.until("ann>")
+    ann.type("hello bob")
+    bob.until("ann: hello bob")
+    ann.until("bob has read 1")
+    hub.stop(signal.SIGKILL)
+    ann.type("are you still there?")
+    ann.until("no connection")
+    place.up()
+    bob.until("ann: are you still there?")
+    bob.type("yes")
+    ann.until("bob: yes")
+    ann.type("/group club bob")
+    ann.until("club is #")
+    bob.until("ann has made the group club")
+    ann.type("in the club")
+    bob.until("[club] ann: in the club")
+    bob.type("/to club")
+    bob.type("/history")
+    bob.until("ann: in the club")
+    ann.type("/receipts 2")
+    ann.until("1 of 1 have it (bob)")
+    ann.type("/edit 2 in our club")
+    bob.until("says line 2 differently: in our club")
+    ann.type("/nonsense")
+    ann.until("there is no /nonsense")
+    ann.type("/quit")
+    assert ann.process.wait(SECONDS) == 0
+
+
+def test_a_script_chats_through_pipes(place: Place) -> None:
+    place.up()
+    for i in range(2):
+        sent = subprocess.run(
+            [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob", "--json"],
+            cwd=place.folder, env=place.env, input=f"one {i}\ntwo {i}\n", capture_output=True, text=True,
+            check=False, timeout=SECONDS,
+        )  # fmt: skip
+        if i == 0:
+            assert "no such conversation or person" in sent.stderr  # nobody is named bob yet
+            assert place.duly("add", "user", "bob").returncode == 0
+        else:
+            assert [json.loads(line)["sent"]["n"] for line in sent.stdout.splitlines()] == [1, 2]
+
+
+def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
+    hub = place.up()
+    url = f"http://127.0.0.1:{place.port}"
+    env = place.env | {"DULY_PASSWORD": "correct horse"}
+    command = [sys.executable, "-m", "duly", "chat", "--as", "zoe", "--url", url, "--json"]
+    for more, code in (("--register", 0), ("", 0), ("--register", 6)):
+        done = subprocess.run(
+            [*command, *more.split()], cwd=tmp_path, env=env, input="", capture_output=True, text=True,
+            check=False, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    wrong = subprocess.run(
+        command, cwd=tmp_path, env=env | {"DULY_PASSWORD": "wrong horse"}, input="", capture_output=True,
+        text=True, check=False, timeout=SECONDS,
+    )  # fmt: skip
+    assert wrong.returncode == 4
+    hub.stop()
+    away = subprocess.run(
+        command, cwd=tmp_path, env=env, input="", capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert away.returncode == 3

@@ -1,0 +1,117 @@
+"""Bugs to plant in chat, most of them seed 002's own. The checkers must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duly.apps import audience, conversations
+from duly.apps.audience import Audience
+from duly.apps.chat import Chat as Application
+from duly.clients.chat import Chat
+from duly.core import writes as w
+from duly.ledgers.memory import MemoryLedger
+
+Patch = pytest.MonkeyPatch
+
+
+def admitted_and_stored_apart(patch: Patch) -> None:
+    """The line is stored whether or not it is a repeat (SETNX, then SETEX)."""
+    writes = conversations.Request.writes
+
+    def apart(self: conversations.Request, until: int, now: int) -> tuple[w.Write, ...]:
+        (guard,) = writes(self, until, now)
+        append = w.Append(conversations.stream(self.conv), self.line, now, self.message.key, ends=True)
+        return (guard, append)
+
+    patch.setattr(conversations.Request, "writes", apart)
+
+
+def told_only_if_here(patch: Patch) -> None:
+    """Whoever is not connected just then never hears it."""
+    patch.setattr(Audience, "_go_on", lambda self, place: None)
+
+
+def marked_as_read_when_sent(patch: Patch) -> None:
+    """What was pushed counts as delivered (offline rows are marked completed at once)."""
+    hand = audience.Audience._hand
+
+    async def hasty(self: Audience, place: Any, page: Any, attempt: int) -> None:
+        await hand(self, place, page, attempt)
+        self.acknowledge(place.seat, place.conv, place.told)
+
+    patch.setattr(Audience, "_hand", hasty)
+
+
+def client_does_not_look_at_numbers(patch: Patch) -> None:
+    """What is told again is shown again."""
+
+    def told(self: Chat, conv: str, n: int, frame: Any) -> None:
+        from duly.clients.chat import _line
+
+        self._news.put_nowait(_line(frame))
+
+    patch.setattr(Chat, "_told", told)
+
+
+def several_lines_at_once(patch: Patch) -> None:
+    """The next line goes out before the hub has taken the last."""
+    import asyncio
+
+    class NoTurn(asyncio.Lock):
+        async def acquire(self) -> Any:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    import duly.clients.chat as module
+
+    patch.setattr(module.asyncio, "Lock", NoTurn)
+
+
+def a_failed_commit_is_forgotten(patch: Patch) -> None:
+    """What a commit that failed has stored all the same nobody is told."""
+    patch.setattr(Audience, "restored", lambda self: None)
+
+
+def numbers_start_anew(patch: Patch) -> None:
+    """A restarted hub counts its conversations in memory."""
+    apply = MemoryLedger._apply
+
+    def forgetful(self: MemoryLedger, write: w.Write) -> Any:
+        if isinstance(write, w.Append) and not hasattr(self, "counted"):
+            self.counted = True  # type: ignore[attr-defined]
+            self.disk.lasts.clear()
+        return apply(self, write)
+
+    patch.setattr(MemoryLedger, "_apply", forgetful)
+
+
+def acknowledged_before_stored(patch: Patch) -> None:
+    """The sender is told a number before the line has it."""
+    receive = Application.receive
+
+    async def hasty(self: Application, session: Any, who: Any, frame: Any) -> bool:
+        if frame.type in conversations.LINES and frame.seq_id:
+            from duly.dialects import frames
+            from duly.dialects.frames import Frame
+
+            conv = frame.to if frame.to.startswith("#") else conversations.direct(who.name, frame.to)
+            last = (await self._ledger.extent(conversations.stream(conv))).last
+            session.push(frames.encode(Frame("server_ack", frame.seq_id, code=0, conv=conv, n=last + 1)))
+        return await receive(self, session, who, frame)
+
+    patch.setattr(Application, "receive", hasty)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        admitted_and_stored_apart, told_only_if_here, marked_as_read_when_sent,
+        client_does_not_look_at_numbers, several_lines_at_once, a_failed_commit_is_forgotten,
+        numbers_start_anew, acknowledged_before_stored,
+    )
+}  # fmt: skip
