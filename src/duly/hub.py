@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -296,6 +296,9 @@ class Hub:
 
     async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
         return await self._reception.receive(session, who, raw)
+
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        await self._reception.receive_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):

@@ -172,7 +172,9 @@ class Courier:
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now)]
         plan = self._plan(message, now)
-        live = _Live(message, [origin], committed=False)
+        if not plan.deliveries:
+            return [self._note(message, plan, origin, now)]
+        live = self._live[message.key] = _Live(message, [origin], committed=False)
         return [self._admit(live, plan, now)]
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
@@ -186,9 +188,26 @@ class Courier:
     def _until(self, message: Message, now: int) -> int:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
 
+    def _note(self, message: Message, plan: Plan, origin: Origin, now: int) -> Step:
+        """A message for nobody: it is stored, and has ended."""
+        end, answer = plan.end
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self.counts.duplicates += 1
+                return [Reply(origin, message, verdict)]
+            self.counts.accepted += 1
+            return [Reply(origin, message, verdict), Report(message.key, end, answer, (origin,))]
+
+        plain = answer == Answer()
+        then = () if plain else (Advance(message.key, end, now, answer),)
+        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
     def _admit(self, live: _Live, plan: Plan, now: int) -> Step:
-        message = live.message
-        traits = self._traits(message)
+        message, traits = live.message, plan.traits
         launched: list[Item] = []
         waiting: list[Item] = []
         writes: list[Deliver] = []
@@ -202,48 +221,36 @@ class Courier:
             else:
                 waiting.append(item)
                 writes.append(Deliver(ref, one.due, one.expires))
-        then: Group = tuple(writes)
-        if writes:
-            self._live[message.key] = live
-            state = here = State.SENT if launched else State.ACCEPTED
-        else:
-            state, answer = plan.end
-            here = state
-            if answer != Answer():
-                state = State.ACCEPTED
-                then = (Advance(message.key, here, now, answer), *then)
+        state = State.SENT if launched else State.ACCEPTED
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results[0]
             assert isinstance(verdict, Verdict)
             if not verdict.fresh:
-                self._not_fresh(live, launched)
+                self._not_fresh(live, launched, traits)
                 return [Reply(origin, message, verdict) for origin in live.origins]
             live.committed = True
             self.counts.accepted += 1
             todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
-            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in live.origins[1:])
+            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
             for item in waiting:
                 self._enter(live, item)
                 self._routes[item.ref.recipient, traits.urgent].add(item)
             for item in launched:
                 self._enter(live, item)
                 todo.append(self._carry([item], traits.urgent))
-            if not writes:
-                todo.append(Report(message.key, *plan.end, tuple(live.origins), message.recipient))
             for recipient in {item.ref.recipient for item in waiting}:
                 self._routes.schedule((recipient, traits.urgent))
             return todo
 
-        admit = Admit(message, self._until(message, now), now, state, then)
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 
-    def _not_fresh(self, live: _Live, launched: Iterable[Item]) -> None:
+    def _not_fresh(self, live: _Live, launched: Iterable[Item], traits: Traits) -> None:
         self.counts.duplicates += 1
-        urgent = self._traits(live.message).urgent
         for item in launched:
-            self._routes[item.ref.recipient, urgent].abandoned()
+            self._routes[item.ref.recipient, traits.urgent].abandoned()
         if self._live.get(live.message.key) is live:
             del self._live[live.message.key]
 
