@@ -28,10 +28,12 @@ from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.retry import RetryPolicy
 from duly.errors import (
     Conflict,
+    DeviceError,
     DulyError,
     Failed,
     LedgerError,
     LedgerUnavailable,
+    Refused,
     SenderError,
     Stale,
     Unknown,
@@ -42,14 +44,12 @@ from duly.ledgers import open_ledger
 from duly.once import once
 
 if TYPE_CHECKING:
-    from duly.clients.app import App, Refused
-    from duly.clients.device import Device, DeviceError
+    from duly.clients.app import App
+    from duly.clients.device import Device
 
 _LATER = {
     "App": "duly.clients.app",
-    "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
-    "DeviceError": "duly.clients.device",
 }
 
 

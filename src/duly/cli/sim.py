@@ -19,7 +19,7 @@ def sim(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run whole worlds in virtual time, and check that the promises hold.
+    """Run simulated worlds, and check that the promises hold.
 
     Senders, a hub and receivers; crashes, cuts, wrong clocks, failing disks. The same seed gives the same
     run. Prints `0 violations`, or a failing seed with its shortest trace, and then exits with 1.

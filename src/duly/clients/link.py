@@ -1,13 +1,15 @@
 """A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
 
 The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
-outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can.
+outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
+`down` of every end of one that was not our own doing. `where` says before each try where the hub is and
+which token it wants, for those who cannot know that beforehand.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Final
@@ -31,13 +33,16 @@ class Link:
         *,
         up: Callable[[Frame], None],
         heard: Callable[[Frame], None],
+        down: Callable[[], None] = lambda: None,
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
-        self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
-        self._token = token
+        self._url, self._token = url, token
+        self._where = where
         self._up = up
         self._heard = heard
+        self._down = down
         self._cursors = cursors
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -75,8 +80,10 @@ class Link:
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
+                    if self._where is not None:
+                        self._url, self._token = await self._where()
                     async with http.ws_connect(
-                        self._url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                        _endpoint(self._url), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
@@ -120,7 +127,13 @@ class Link:
             self._socket = None
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+            if not self._stopping.is_set():
+                self._down()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+
+def _endpoint(url: str) -> str:
+    return url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
