@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,6 +115,8 @@ class Hub:
         for application in self._applications:
             await application.start()
             closing.push_async_callback(application.stop)
+        for name, raw in settings.profiles.items():
+            await self.alerts.profiles.set(name, desk.draft_of(raw))
         await self._start_mqtt()
         await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)
@@ -283,12 +285,15 @@ class Hub:
     async def _prune(self) -> None:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
             await retention.prune(self.ledger, self.alerts.desk, self.archive)
+        with contextlib.suppress(DulyError):
+            await self.alerts.adopt()
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
                 for name in await self.accounts.refresh() | await self.people.refresh():
                     self._dismiss(name)
+                await self.alerts.refresh()
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -318,6 +323,9 @@ class Hub:
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
         return self._reception.receive(session, who, raw)
+
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        await self._reception.receive_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):

@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 from duly.apps.gateway import Gateway
+from duly.channel import Notice
+from duly.channels.webhook import Webhook
 from duly.cli.device import Effects
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
@@ -27,6 +29,7 @@ def around(*names: str) -> list[str]:
 
 
 HUB_POINTS = around("commit", *HUB_EFFECTS)
+TOWER_POINTS = around("commit", "telling")
 DEVICE_POINTS = around("commit", "effect", "answer")
 
 
@@ -47,6 +50,7 @@ class Fuse:
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
     commit, perform, add, say = SqliteLedger.commit, Gateway._perform, Effects.add, Device._say
+    tell = Webhook.send
 
     async def deadly_commit(self: SqliteLedger, groups: Any) -> Any:
         fuse("before commit")
@@ -70,6 +74,12 @@ def wire(fuse: Fuse) -> None:
         say(self, app, seq_id, answer, state)
         fuse("after answer")
 
+    async def deadly_tell(self: Webhook, notice: Notice) -> None:
+        fuse("before telling")
+        await tell(self, notice)
+        fuse("after telling")
+
+    Webhook.send = deadly_tell  # type: ignore[method-assign]
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
     Gateway._perform = deadly_perform  # type: ignore[method-assign]
     Effects.add = deadly_effect  # type: ignore[method-assign]

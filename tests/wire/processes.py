@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
 from duly.cli.device import Effects
 from duly.ledgers import open_ledger
@@ -91,16 +92,22 @@ class HubProcess(Killable):
             settings["no_mqtt"] = "true"
         self._env = {f"DULY_{name.upper()}": str(value) for name, value in settings.items()}
 
-    async def prepare(self, apps: list[str], devices: list[str]) -> dict[str, str]:
-        """Accounts for everybody, every app allowed every device; their tokens."""
+    async def prepare(
+        self, apps: list[str], devices: list[str], sentinels: list[str] | None = None, *tell: str
+    ) -> dict[str, str]:
+        """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
+        addresses of every alert for itself; their tokens."""
         self.folder.mkdir(parents=True)
         async with await open_ledger(f"sqlite:///{self.folder}/ledger.db") as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
             tokens |= {name: await accounts.add(Role.DEVICE, name) for name in devices}
+            tokens |= {name: await accounts.add(Role.SENTINEL, name) for name in sentinels or []}
             for app in apps:
                 for device in devices:
                     await accounts.grant(app, device)
+            if sentinels:
+                await Profiles(ledger).set("home", Draft(send=tell, most=0))
         return tokens
 
     async def start(self, point: str = "") -> None:

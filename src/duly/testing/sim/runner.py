@@ -16,6 +16,7 @@ from duly.testing.sim.chat import ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
 from duly.testing.sim.world import World
 
 
@@ -38,7 +39,12 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld, "chat": ChatWorld}
+WORLDS: Final[Mapping[str, type[World]]] = {
+    "kernel": World,
+    "gateway": GatewayWorld,
+    "chat": ChatWorld,
+    "tower": TowerWorld,
+}
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:
@@ -65,7 +71,7 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     world.run()
     violations = tuple(
         Violation(checker.__name__, sentence, key, _trace(world, key))
-        for checker in CHECKERS
+        for checker in (TOWER_CHECKERS if isinstance(world, TowerWorld) else CHECKERS)
         for sentence, key in checker(world)
     )
     log = world.log
