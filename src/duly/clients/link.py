@@ -1,7 +1,9 @@
 """A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
 
 The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
-outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can.
+outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
+`down` of its end. A hub that does not want us at first is not asked again, unless somebody takes it up:
+`denied` is told, and it is tried again.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ class Link:
         heard: Callable[[Frame], None],
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
         tls: SSLContext | None = None,
+        down: Callable[[], None] = lambda: None,
+        denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
         self._token = token
         self._up = up
         self._heard = heard
         self._cursors = cursors
+        self._down = down
+        self._denied = denied
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -82,7 +88,9 @@ class Link:
                         attempt = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
-                    if not self._first.done():
+                    if self._denied is not None:
+                        self._denied(problem)
+                    elif not self._first.done():
                         self._first.set_exception(problem)
                         return
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
@@ -118,6 +126,7 @@ class Link:
                         self._heard(frames.decode(message.data))
         finally:
             self._socket = None
+            self._down()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 

@@ -33,6 +33,7 @@ from duly.core.steps import (
     Report,
     Step,
     Todo,
+    Told,
     Unreachable,
 )
 from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
@@ -122,6 +123,8 @@ class Inbox:
                 return []
             case Received() | Answered() | Failed():
                 return self.outbox.handle(event, now)
+            case Told():
+                return []
 
     def receive(self, event: Arrived, now: int) -> list[Todo]:
         message, origin = event.message, event.origin

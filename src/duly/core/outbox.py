@@ -35,6 +35,7 @@ from duly.core.steps import (
     Report,
     Step,
     Todo,
+    Told,
     Transmit,
     Unreachable,
 )
@@ -154,7 +155,7 @@ class Outbox:
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable():
+            case Unreachable() | Told():
                 return []
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:

@@ -73,7 +73,13 @@ class Unreachable(Struct, frozen=True):
     recipient: str
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable
+class Told(Struct, frozen=True):
+    """Something that only this machine understands."""
+
+    what: object
+
+
+Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Told
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,7 +118,13 @@ class Ended(Struct, frozen=True):
     answer: Answer
 
 
-Effect: TypeAlias = Transmit | Reply | Report
+class Tell(Struct, frozen=True):
+    """Something that only this machine's own application understands."""
+
+    what: object
+
+
+Effect: TypeAlias = Transmit | Reply | Report | Tell
 
 
 class Step(Struct, frozen=True):
