@@ -44,12 +44,16 @@ from duly.once import once
 if TYPE_CHECKING:
     from duly.clients.app import App, Refused
     from duly.clients.device import Device, DeviceError
+    from duly.clients.sentinel import Sentinel
+    from duly.core.signals import SentinelPolicy
 
 _LATER = {
     "App": "duly.clients.app",
     "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
     "DeviceError": "duly.clients.device",
+    "Sentinel": "duly.clients.sentinel",
+    "SentinelPolicy": "duly.core.signals",
 }
 
 
@@ -78,6 +82,8 @@ __all__ = [
     "Refused",
     "RetryPolicy",
     "SenderError",
+    "Sentinel",
+    "SentinelPolicy",
     "Stale",
     "State",
     "Transaction",

@@ -167,7 +167,9 @@ def test_a_clock_set_back_makes_the_marks_in_its_future_void() -> None:
     suppressor.cancelled("door", T + 700 * SECOND)
     assert rulings(suppressor, -5000) == [PASS]
     assert suppressor.next_wake() == T - 5000 * SECOND
-    assert suppressor.wake(T - 5000 * SECOND) == [Summary("door", {"": 1}, T + 700 * SECOND, T + 700 * SECOND)]
+    assert suppressor.wake(T - 5000 * SECOND) == [
+        Summary("door", {"": 1}, T + 700 * SECOND, T + 700 * SECOND)
+    ]
 
 
 def test_after_a_clock_set_back_a_summary_is_told_at_the_next_wake() -> None:
