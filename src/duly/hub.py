@@ -21,6 +21,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from duly.apps import desk
+from duly.apps.alerts import Alerts
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.auth import Accounts, LoginGuard, Principal, Role
@@ -98,9 +100,12 @@ class Hub:
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
-        self._reception = Reception(journal, [self.gateway])
+        self.alerts = Alerts(self.ledger, journal, private=settings.allow_private_webhooks)
+        self._reception = Reception(journal, [self.gateway, self.alerts])
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
+        await self.alerts.start()
+        closing.push_async_callback(self.alerts.stop)
         await self._start_mqtt()
         await self._listen()
         self._every(PRUNE_SECONDS, self._prune)
@@ -113,8 +118,16 @@ class Hub:
         await self._closing.aclose()
 
     async def run(self) -> None:
-        """Until the engine ends, which it does by itself only through a bug."""
-        await self.gateway.engine.wait()
+        """Until an engine ends, which it does by itself only through a bug."""
+        lives = [asyncio.ensure_future(app.engine.wait()) for app in (self.gateway, self.alerts)]
+        try:
+            await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for life in lives:
+                life.cancel()
+        for life in lives:
+            if life.done() and not life.cancelled():
+                life.result()
         raise ProgramError("the engine has ended by itself")
 
     async def _listen(self) -> None:
@@ -287,12 +300,13 @@ class Hub:
         return self.gateway.trail(key)
 
     def state(self) -> dict[str, Any]:
-        problem = self.gateway.engine.down
+        problem = self.gateway.engine.down or self.alerts.engine.down
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
             "down": str(problem) if problem else None,
             "devices": self.gateway.presence(),
+            "alerts": self.alerts.state(),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
@@ -321,6 +335,8 @@ class Hub:
                 token = f"duly_{secrets.token_urlsafe(32)}"
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
+            case _ if "." in verb:
+                return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if verb in ("add", "remove"):

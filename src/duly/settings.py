@@ -45,6 +45,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     window: float = 0.3
     """seconds: how long a gap in a sender's numbers is waited for"""
 
+    allow_private_webhooks: bool = False
+    """alerts may be sent to addresses inside our own network"""
+
     def __post_init__(self) -> None:
         for name in ("port", "mqtt_port"):
             if not 0 <= getattr(self, name) <= 65_535:

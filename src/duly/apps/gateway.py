@@ -67,7 +67,7 @@ class GatewayPolicy(Struct, frozen=True):
 class Gateway:
     """One gateway on one ledger."""
 
-    roles = frozenset(Role)
+    roles = frozenset(Role) - {Role.SENTINEL}
 
     def __init__(
         self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: GatewayPolicy | None = None

@@ -131,6 +131,27 @@ class Hub:
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> Any:
         """The JSON at a path; with a body it is posted. Raises `Unreachable` or `Trouble`."""
+        import msgspec
+
+        status, said = self._fetch(path, body)
+        if status >= 400:
+            raise _refusal(status, said)
+        try:
+            return msgspec.json.decode(said)
+        except msgspec.DecodeError as problem:
+            raise Unreachable(self.url, problem) from None
+
+    def post(self, path: str, frame: object) -> dict[str, Any]:
+        """Post a frame; what the hub says to it, whatever that is."""
+        import msgspec
+
+        status, said = self._fetch(path, frame)
+        try:
+            return msgspec.json.decode(said, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise _refusal(status, said) from None
+
+    def _fetch(self, path: str, body: object) -> tuple[int, bytes]:
         import urllib.error
         import urllib.request
 
@@ -147,10 +168,10 @@ class Hub:
         )
         try:
             with opener.open(request, timeout=ASK_SECONDS) as answer:
-                return msgspec.json.decode(answer.read())
+                return int(answer.status), bytes(answer.read())
         except urllib.error.HTTPError as problem:
-            raise _refusal(problem.code, problem.read()) from None
-        except (OSError, msgspec.DecodeError, ValueError) as problem:
+            return problem.code, problem.read()
+        except (OSError, ValueError) as problem:
             raise Unreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:

@@ -46,6 +46,10 @@ def up(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Listen beyond this machine without TLS all the same.")
     ] = None,
+    allow_private_webhooks: Annotated[
+        bool | None,
+        typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a hub: apps and devices connect to it.
@@ -67,6 +71,7 @@ def up(
             "tls_cert": tls_cert,
             "tls_key": tls_key,
             "insecure": insecure,
+            "allow_private_webhooks": allow_private_webhooks,
         }
     )
     try:

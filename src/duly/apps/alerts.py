@@ -1,0 +1,401 @@
+"""Alerts (seed 003): the tower. Sentinels report, people are told, and everybody can see how it went.
+
+The laws. `server_ack` goes out after the alert and its deliveries are committed, in one transaction. The same
+id is one alert, however often and from how many connections it comes; a repeat gets code 5 and the state. Who
+reports is who has authenticated: nobody changes another sentinel's alerts. An alert is never refused for what
+the operator forgot: without a profile it is listed, and ends as failed with the reason.
+
+Everything durable rides on the kernel: `Courier` and `Engine`. Here is what a frame means, what people are
+told, and the channels that tell it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from duly.apps.alert_events import (
+    CANCEL,
+    EVENT,
+    NAMED,
+    NOTHING_SAID,
+    UPDATE,
+    Severity,
+    Standing,
+    Status,
+    line,
+    read_change,
+    read_event,
+    read_status,
+    shown,
+    text,
+    traits_of,
+    updated,
+)
+from duly.apps.desk import CHANNEL, LIST, STATUSES, Desk, Silence
+from duly.apps.profiles import Address, Profiles
+from duly.auth import Principal, Role
+from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
+from duly.channels import open_channel
+from duly.core.courier import Courier
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
+from duly.core.parcels import (
+    CORRECTION,
+    Amend,
+    Carried,
+    Carry,
+    CourierPolicy,
+    Fate,
+    Load,
+    Look,
+    Plan,
+)
+from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
+from duly.core.units import MS, SECOND
+from duly.core.writes import Append, Open, Ref
+from duly.dialects import frames
+from duly.dialects.frames import Frame
+from duly.engine import Engine
+from duly.errors import DulyError, LedgerUnavailable, Malformed, NotAllowed
+from duly.journal import Journal
+from duly.ledger import Ledger
+from duly.transport import Session
+
+CARRY_SECONDS: Final = 50.0
+"""The longest attempt, whatever a channel says; shorter than the courier's lease."""
+STOP_SECONDS: Final = 3.0
+"""How long those on their way are waited for when the hub stops."""
+EARLIEST: Final = 10**11
+"""Milliseconds since 1970 that are not seconds by mistake."""
+
+
+class Alerts:
+    """One tower on one ledger."""
+
+    roles = frozenset({Role.SENTINEL})
+    types = frozenset({EVENT, UPDATE, CANCEL})
+
+    def __init__(
+        self, ledger: Ledger, journal: Journal, policy: CourierPolicy | None = None, *, private: bool = False
+    ) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._private = private
+        self.profiles = Profiles(ledger, private=private)
+        self.desk = Desk(ledger, self.profiles, self._changed)
+        self._courier = Courier(
+            policy or CourierPolicy(CHANNEL),
+            ledger.worker,
+            plan=self._plan,
+            traits=traits_of,
+            route=self.profiles.route,
+            doubt=self.profiles.doubt,
+            cancelled=self._is_cancelled,
+            sole=ledger.sole,
+        )
+        self.engine = Engine(self._courier, ledger, self._perform)
+        self._sessions: dict[str, set[Session]] = {}
+        self._statuses: dict[bytes, Status] = {}
+        """of the alerts that something has been said about"""
+        self._silences: list[Silence] = []
+        self._amending = asyncio.Lock()
+        self._channels: dict[str, tuple[Address, Channel]] = {}
+        self._on_the_way: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        await self.profiles.refresh()
+        self._silences = list((await self.desk.silences()).values())
+        for name, body in (await self._ledger.shelf(STATUSES)).items():
+            scope, _, id_ = name.partition("/")
+            self._statuses[key_of(scope, id_)] = read_status(body)
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        if self._on_the_way:
+            await asyncio.wait(self._on_the_way, timeout=STOP_SECONDS)
+        for task in self._on_the_way:
+            task.cancel()
+        await asyncio.gather(*self._on_the_way, return_exceptions=True)
+        await self.engine.stop()
+        for _, channel in self._channels.values():
+            await channel.close()
+
+    def state(self) -> dict[str, Any]:
+        """The figures of the seed, since the start; and how much is open."""
+        counts = self._courier.counts
+        retried = max(1, counts.retried_well)
+        return {
+            "open_deliveries": len(self._courier),
+            "total_events": counts.accepted,
+            "duplicate_events": counts.duplicates,
+            "retry_attempts": counts.retries,
+            "retry_successes": counts.retried_well,
+            "average_retries": round(counts.retries / retried, 2),
+            "attempts": counts.attempts,
+            "messages": counts.parcels,
+            "arrived": counts.arrived,
+            "failed": counts.failed,
+            "in_doubt": counts.in_doubt,
+        }
+
+    # ── who is here ──────────────────────────────────────────────────────────────────────────────
+
+    async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
+        self._sessions.setdefault(who.name, set()).add(session)
+        session.push(frames.encode(Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS)))
+
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        sessions = self._sessions.get(who.name, set())
+        sessions.discard(session)
+        if not sessions:
+            self._sessions.pop(who.name, None)
+
+    def dismiss(self, name: str) -> None:
+        for session in list(self._sessions.get(name, ())):
+            session.close("your token is no longer valid")
+
+    # ── what they say ────────────────────────────────────────────────────────────────────────────
+
+    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+        if who.role not in (Role.SENTINEL, Role.ADMIN):
+            raise NotAllowed(f"{who.name} is a {who.role.value} and reports no alerts; 'duly add sentinel'")
+        if frame.seq_id is None:
+            raise Malformed(f"a {frame.type} needs a seq_id, minted once and the same in every resend")
+        if frame.type == EVENT:
+            await self.engine.put(Arrived(self._message(who, frame), session))
+        else:
+            await self._change(session, who, frame)
+        return True
+
+    def _message(self, who: Principal, frame: Frame) -> Message:
+        body = bytes(frame.data)
+        event = read_event(body)
+        if event.sentinel_id not in (None, who.name):
+            raise NotAllowed(f"{who.name} may not report for another sentinel")
+        made = event.timestamp or frame.time or 0
+        if made < EARLIEST:
+            raise Malformed("an alert needs its timestamp, in milliseconds since 1970: set the clock")
+        made += event.offset_ms or 0
+        expires = 0 if frame.exp is None else frame.exp * MS
+        return Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+
+    async def _change(self, session: Session, who: Principal, frame: Frame) -> None:
+        """An update or a cancellation: one at a time, so that none overlooks another."""
+        body = bytes(frame.data)
+        change = read_change(body)
+        async with self._amending:
+            now = self._ledger.clock.now()
+            alert = await self.desk.get(key_of(who.name, change.event))
+            if alert is None:
+                # Its alert may be on its way yet; who sends in order need not wait long.
+                raise LedgerUnavailable(f"{who.name} has not reported {change.event!r} (yet); try again")
+            message = Message(
+                who.name, str(frame.seq_id), frame.type, change.event, body, (frame.time or 0) * MS or now
+            )
+            status = updated(alert.status, change, now)
+            if frame.type == CANCEL:
+                status = msgspec.structs.replace(
+                    status, standing=Standing.CANCELLED, by=who.name, at=now, note=change.reason
+                )
+            writes = self.desk.writes(alert, status, now)
+            stored = asyncio.get_running_loop().create_future()
+
+            def committed() -> None:
+                if not stored.done():
+                    stored.set_result(None)
+
+            await self.engine.put(Told(Amend(message, session, writes)), committed)
+            await stored
+
+    def _plan(self, message: Message, now: int) -> Plan:
+        event = read_event(message.body)
+        listed = (Append(LIST, b"", now, message.key),)
+        for silence in self._silences:
+            if silence.covers(message, event, now):
+                by = f" by {silence.by}" if silence.by else ""
+                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")), more=listed)
+        profile = self.profiles.get(event.profile_id)
+        if profile is None:
+            reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
+            return Plan(end=(State.FAILED, Answer(2, b"", reason)), more=listed)
+        urgent = event.severity is Severity.CRITICAL
+        return Plan(profile.plan(now, urgent=urgent), more=listed)
+
+    def _is_cancelled(self, key: bytes) -> bool:
+        status = self._statuses.get(key)
+        return status is not None and status.standing is Standing.CANCELLED
+
+    # ── what follows ─────────────────────────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Reply(origin, message, verdict):
+                self._reply(origin, message, verdict)
+            case Report(key, state, answer, origins):
+                scope, id_ = names_in(key)
+                self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+                frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
+                for origin in origins:
+                    _push(origin, frame)
+            case Tell(what=Carry() as parcel):
+                self._spawn(self._carry(parcel))
+            case Tell(what=Amend() as amend):
+                self._spawn(self._changed(key_of(amend.message.scope, amend.message.recipient)))
+            case Tell(what=Ref() as ref):
+                self._spawn(self._changed(ref.key))
+            case _:
+                pass
+
+    def _reply(self, origin: Any, message: Message, verdict: Verdict) -> None:
+        if self._journal.watchers:
+            self._journal.see("said", scope=message.scope, id=message.id, word=verdict.named)
+        if origin is None:
+            return
+        origin.push(frames.encode(frames.server_ack(message.id, verdict)))
+        if verdict.word is Word.DUPLICATE and verdict.state is not None and verdict.state.terminal:
+            ended = frames.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
+            origin.push(frames.encode(ended))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._on_the_way.add(task)
+        task.add_done_callback(self._on_the_way.discard)
+
+    async def _changed(self, key: bytes) -> None:
+        """Somebody has changed something in the ledger: look again. No key: what is configured."""
+        if not key:
+            await self.profiles.refresh()
+            self._silences = list((await self.desk.silences()).values())
+            return
+        with contextlib.suppress(DulyError):
+            alert = await self.desk.get(key)
+            if alert is None:
+                return
+            if alert.status is not NOTHING_SAID:
+                self._statuses[key] = alert.status
+            record = alert.record
+            still = tuple(
+                Open(record.message, record.state, one) for one in alert.deliveries if not one.state.terminal
+            )
+            await self.engine.put(Told(Look(key, still)))
+
+    # ── telling people ───────────────────────────────────────────────────────────────────────────
+
+    async def _carry(self, parcel: Carry) -> None:
+        fate, reason, rest = Fate.ARRIVED, "", 0
+        try:
+            channel = await self._channel(parcel.recipient)
+            async with asyncio.timeout(CARRY_SECONDS):
+                await channel.send(self._notice(parcel))
+        except NotSent as problem:
+            fate, reason, rest = Fate.NOT_SENT, str(problem), problem.rest
+        except (Declined, Malformed) as problem:
+            fate, reason = Fate.REFUSED, str(problem)
+        except InDoubt as problem:
+            fate, reason = Fate.IN_DOUBT, str(problem)
+        except TimeoutError:
+            fate, reason = Fate.IN_DOUBT, f"no answer within {CARRY_SECONDS:.0f} s"
+        except Exception as problem:  # a channel's bug must not stop the others; its words may hold secrets
+            fate, reason = Fate.IN_DOUBT, f"the channel failed: {type(problem).__name__}"
+        if self._journal.watchers:
+            for load in parcel.loads:
+                self._journal.see(
+                    "told", scope=load.message.scope, id=load.message.id, to=parcel.recipient, fate=fate.value
+                )
+        with contextlib.suppress(DulyError):  # stopping: the ledger says that it was under way
+            await self.engine.put(Told(Carried(parcel, fate, reason, rest)))
+
+    async def _channel(self, label: str) -> Channel:
+        address = self.profiles.address(label)
+        if address is None:
+            raise Declined("its address is not known any more; 'duly deliveries edit' gives it another")
+        known = self._channels.get(label)
+        if known is not None and known[0] == address:
+            return known[1]
+        channel = open_channel(address.url, address.secret, private=self._private)
+        self._channels[label] = (address, channel)
+        if known is not None:
+            await known[1].close()
+        return channel
+
+    def _notice(self, parcel: Carry) -> Notice:
+        loads = parcel.loads
+        if len(loads) > 1:
+            return self._digest(parcel)
+        (load,) = loads
+        status = self._statuses.get(load.message.key, NOTHING_SAID)
+        body = self._shown(load)
+        correction = load.ref.round == CORRECTION
+        title = f"{'Cancelled: ' if correction else ''}{line(load.message, status)}"
+        mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
+        if correction:
+            mark += "The alert you were sent has been taken back.\n"
+        return Notice(
+            delivery_id(load.ref),
+            f"{'Repeat? ' if load.repeat else ''}{title}",
+            mark + text(load.message, status),
+            {
+                "type": "alert.cancelled" if correction else "alert.event",
+                "timestamp": _iso(load.message.time),
+                "data": body,
+            },
+            parcel.urgent,
+        )
+
+    def _digest(self, parcel: Carry) -> Notice:
+        """Many at once: people get the figures and the first ones, programs get them all."""
+        loads = parcel.loads
+        reasons = Counter(read_event(load.message.body).trigger_reason for load in loads)
+        lines = [
+            ("cancelled: " if load.ref.round == CORRECTION else "")
+            + line(load.message, self._statuses.get(load.message.key, NOTHING_SAID))
+            for load in loads[:NAMED]
+        ]
+        more = f"\n… and {len(loads) - NAMED} more: duly alert list" if len(loads) > NAMED else ""
+        figures = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common(10))
+        id_ = blake2b(
+            b"\0".join(delivery_id(load.ref).encode() for load in loads), digest_size=12
+        ).hexdigest()
+        mark = "Some of this may be a repeat.\n" if any(load.repeat for load in loads) else ""
+        return Notice(
+            f"alerts_{id_}",
+            f"{len(loads)} alerts: {figures}",
+            mark + "\n".join(lines) + more,
+            {
+                "type": "alert.digest",
+                "timestamp": _iso(max(load.message.time for load in loads)),
+                "data": {
+                    "count": len(loads),
+                    "reasons": dict(reasons),
+                    "events": [self._shown(load) for load in loads],
+                },
+            },
+            parcel.urgent,
+        )
+
+    def _shown(self, load: Load) -> dict[str, Any]:
+        status = self._statuses.get(load.message.key, NOTHING_SAID)
+        seen = shown(load.message, status, load.ref.round) | {"delivery": delivery_id(load.ref)}
+        return seen | {"repeat": True} if load.repeat else seen
+
+
+def delivery_id(ref: Ref) -> str:
+    """The same in every attempt, and for nothing else: what a receiver tells a repeat by."""
+    named = b"%b\0%b\0%d" % (ref.key, ref.recipient.encode(), ref.round)
+    return f"alert_{blake2b(named, digest_size=12).hexdigest()}"
+
+
+def _iso(micros: int) -> str:
+    return datetime.fromtimestamp(micros / SECOND, UTC).isoformat(timespec="milliseconds")
+
+
+def _push(origin: Any, frame: bytes) -> None:
+    if origin is not None:
+        origin.push(frame)

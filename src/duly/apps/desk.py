@@ -1,0 +1,409 @@
+"""The desk: what people do with alerts, with and without a running hub.
+
+The law: everything here reads the ledger and writes to it with fenced verbs, so that it can be done beside a
+courier who is just on his way: what he has taken meanwhile is his. A hub that runs is told afterwards to look
+again (`changed`). Nothing here shows an address: only labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from duly.apps.alert_events import (
+    EVENT,
+    NOTHING_SAID,
+    Event,
+    Standing,
+    Status,
+    name_on_shelf,
+    read_event,
+    read_status,
+    shown,
+)
+from duly.apps.profiles import Draft, Profile, Profiles
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, key_of, names_in
+from duly.core.parcels import BY_HAND, CORRECTION
+from duly.core.units import DAY, MS, SECOND
+from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
+from duly.errors import Malformed
+from duly.ledger import Ledger, Record
+
+CHANNEL: Final = "alert"
+LIST: Final = "alerts"
+"""The stream of all alerts, in the order they came."""
+STATUSES: Final = "alerts"
+SILENCES: Final = "silences"
+PAGE: Final = 500
+SEARCHED: Final = 100_000
+"""So many of the newest alerts are searched for an id."""
+
+
+class Silence(Struct, frozen=True, omit_defaults=True):
+    """Alerts that nobody is told of for a while. Patterns as in a shell: `*`, `lock-?`."""
+
+    until: int
+    sentinel: str = "*"
+    device: str = "*"
+    reason: str = "*"
+    profile: str = "*"
+    by: str = ""
+    note: str = ""
+
+    def covers(self, message: Message, event: Event, now: int) -> bool:
+        return (
+            now < self.until
+            and fnmatchcase(message.scope, self.sentinel)
+            and fnmatchcase(event.device_address, self.device)
+            and fnmatchcase(event.trigger_reason, self.reason)
+            and fnmatchcase(event.profile_id, self.profile)
+        )
+
+
+class Alert(Struct, frozen=True):
+    """An alert with everything that is known of it."""
+
+    record: Record
+    status: Status
+    deliveries: list[Delivery]
+
+    @property
+    def key(self) -> bytes:
+        return self.record.message.key
+
+
+async def _nobody(_: bytes) -> None:
+    pass
+
+
+class Desk:
+    """One ledger's."""
+
+    def __init__(
+        self, ledger: Ledger, profiles: Profiles, changed: Callable[[bytes], Awaitable[None]] = _nobody
+    ) -> None:
+        self._ledger = ledger
+        self._profiles = profiles
+        self._changed = changed
+
+    def now(self) -> int:
+        return self._ledger.clock.now()
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, key: bytes) -> Alert | None:
+        record = await self._ledger.find(key)
+        if record is None:
+            return None
+        status = read_status(await self._ledger.item(STATUSES, name_on_shelf(key)))
+        return Alert(record, status, await self._ledger.deliveries(key))
+
+    async def find(self, id_: str, sentinel: str = "") -> Alert:
+        """By its id, or by how that begins."""
+        if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
+            return exact
+        found: set[bytes] = set()
+        async for key in self._newest(SEARCHED):
+            scope, known = names_in(key)
+            if known.startswith(id_) and sentinel in ("", scope):
+                found.add(key)
+        exact_ones = {key for key in found if names_in(key)[1] == id_} or found
+        if len(exact_ones) > 1:
+            who = ", ".join(sorted({f"{names_in(key)[0]}/{names_in(key)[1]}" for key in exact_ones})[:5])
+            raise Malformed(f"several alerts are called {id_!r}: {who}; write more of the id, or --sentinel")
+        alert = await self.get(exact_ones.pop()) if exact_ones else None
+        if alert is None:
+            raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
+        return alert
+
+    async def _newest(self, limit: int, before: int = 0) -> AsyncIterator[bytes]:
+        """The keys of the newest alerts, newest first."""
+        extent = await self._ledger.extent(LIST)
+        top = min(extent.last, before - 1) if before else extent.last
+        stop = max(extent.first, top - limit + 1)
+        while top >= stop:
+            bottom = max(stop, top - PAGE + 1)
+            entries = await self._ledger.entries(LIST, bottom - 1, top - bottom + 1)
+            for entry in reversed(entries):
+                yield entry.key
+            top = bottom - 1
+
+    async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[Alert]:
+        alerts: list[Alert] = []
+        async for key in self._newest(SEARCHED if standing or sentinel else limit):
+            if sentinel and names_in(key)[0] != sentinel:
+                continue
+            alert = await self.get(key)
+            if alert is not None and standing in ("", alert.status.standing.value):
+                alerts.append(alert)
+                if len(alerts) == limit:
+                    break
+        return alerts
+
+    async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:
+        """The newest deliveries; `open` and `dead` are kinds of states."""
+        found: list[tuple[Alert, Delivery]] = []
+        async for key in self._newest(SEARCHED if state else limit):
+            alert = await self.get(key)
+            if alert is not None:
+                found += ((alert, one) for one in alert.deliveries if _is(state, one.state))
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    # ── saying something about an alert ──────────────────────────────────────────────────────────
+
+    async def say(self, alert: Alert, standing: Standing, by: str, note: str) -> Status:
+        """Acknowledge or resolve."""
+        now = self._ledger.clock.now()
+        status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
+        await self._ledger.write(*self.writes(alert, status, now))
+        await self._changed(alert.key)
+        return status
+
+    def writes(self, alert: Alert, status: Status, now: int) -> Group:
+        """What a new status brings with it: who need not be told any more, and who has to be told again."""
+        name = name_on_shelf(alert.key)
+        writes: list[Write] = [Put(STATUSES, name, msgspec.json.encode(status))]
+        standing = status.standing
+        reason = f"{standing.value} by {status.by}" if status.by else standing.value
+        left = 0
+        for one in alert.deliveries:
+            if one.state.terminal:
+                continue
+            escalation = 0 < one.ref.round < CORRECTION
+            off = escalation if standing is Standing.ACKNOWLEDGED else one.ref.round < CORRECTION
+            if standing is not Standing.OPEN and off and one.state is State.ACCEPTED:
+                writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
+            else:
+                left += 1
+        if standing is Standing.CANCELLED:
+            told = {
+                one.ref.recipient: one
+                for one in alert.deliveries
+                if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
+            }
+            for recipient in sorted(told):
+                ref = Ref(alert.key, CHANNEL, recipient, CORRECTION)
+                writes.append(Deliver(ref, now, now + self._lasts(alert)))
+            left += len(told)
+        if not left and not alert.record.state.terminal:
+            reached = any(one.state is State.DONE for one in alert.deliveries)
+            end = State.DONE if reached else State.CANCELLED
+            writes.append(Advance(alert.key, end, now, Answer(0, b"", reason)))
+        return tuple(writes)
+
+    def _lasts(self, alert: Alert) -> int:
+        profile = self._profiles.get(alert.record.message.recipient)
+        return DAY if profile is None else profile.lasts
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────
+
+    async def retry(self, alert: Alert, recipient: str = "") -> list[Delivery]:
+        """Try again what ended badly or waits; with no recipient, everything of the alert."""
+        now = self._ledger.clock.now()
+        writes: list[Write] = []
+        latest = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda d: d.ref.round)}
+        if not alert.deliveries:
+            return await self._begin_again(alert, now)
+        for one in latest.values():
+            if recipient and recipient != one.ref.recipient:
+                continue
+            if one.state is State.ACCEPTED:
+                writes.append(Postpone(one.ref, one.attempt, now, one.error))
+            elif one.state.terminal and (one.state is not State.DONE or recipient):
+                ref = structs.replace(one.ref, round=max(BY_HAND, one.ref.round + 1))
+                writes.append(Deliver(ref, now, now + self._lasts(alert)))
+        if not writes:
+            raise Malformed(
+                "nothing of this alert waits or has ended badly; name the recipient to tell it again"
+            )
+        await self._ledger.write(*writes)
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    async def _begin_again(self, alert: Alert, now: int) -> list[Delivery]:
+        """Nobody was told at all, since the profile was missing or the alert silenced."""
+        profile = self._profiles.get(alert.record.message.recipient)
+        if profile is None or not profile.steps:
+            raise Malformed(
+                f"profile {alert.record.message.recipient!r} names nobody to tell; see 'duly profile set'"
+            )
+        planned = [one for one in profile.plan(now, urgent=True) if one.round == 0]
+        refs = [Ref(alert.key, CHANNEL, one.recipient, BY_HAND) for one in planned]
+        await self._ledger.write(*(Deliver(ref, now, now + profile.lasts) for ref in refs))
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    async def edit(self, alert: Alert, recipient: str, url: str) -> list[Delivery]:
+        """Send it to another address instead."""
+        rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
+        if not rounds:
+            known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "nobody"
+            raise Malformed(f"this alert has no delivery to {recipient!r}; it goes to {known}")
+        label = await self._profiles.add_address(url)
+        now = self._ledger.clock.now()
+        taken = [one.ref.round for one in alert.deliveries if one.ref.recipient == label]
+        ref = Ref(alert.key, CHANNEL, label, max([BY_HAND, *(n + 1 for n in taken)]))
+        writes: list[Write] = [
+            Finish(one.ref, one.attempt, State.SUPERSEDED, f"sent to {label} instead")
+            for one in rounds
+            if one.state is State.ACCEPTED
+        ]
+        await self._ledger.write(*writes, Deliver(ref, now, now + self._lasts(alert)))
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    # ── silences ─────────────────────────────────────────────────────────────────────────────────
+
+    async def silence(self, silence: Silence) -> str:
+        """Keep quiet; returns the silence's name."""
+        existing = await self._ledger.shelf(SILENCES)
+        taken = [int(name) for name in existing if name.isdecimal()]
+        name = str(max(taken, default=0) + 1)
+        now = self._ledger.clock.now()
+        over = [old for old, body in existing.items() if msgspec.json.decode(body, type=Silence).until < now]
+        writes = [Drop(SILENCES, old) for old in over]
+        await self._ledger.write(*writes, Put(SILENCES, name, msgspec.json.encode(silence)))
+        await self._changed(b"")
+        return name
+
+    async def unsilence(self, name: str) -> bool:
+        (gone,) = await self._ledger.write(Drop(SILENCES, name))
+        await self._changed(b"")
+        return bool(gone)
+
+    async def silences(self) -> dict[str, Silence]:
+        shelf = await self._ledger.shelf(SILENCES)
+        return {name: msgspec.json.decode(body, type=Silence) for name, body in shelf.items()}
+
+
+def _is(wanted: str, state: State) -> bool:
+    match wanted:
+        case "":
+            return True
+        case "open":
+            return not state.terminal
+        case "dead":
+            return state in (State.FAILED, State.EXPIRED, State.UNKNOWN)
+        case _:
+            return wanted == state.word
+
+
+# ── the verbs, as the command line and the hub's door for it know them ───────────────────────────
+
+
+async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str, str]) -> object:
+    """The verbs on alerts, deliveries and profiles: the same through a running hub and without one."""
+    match verb:
+        case "alert.list":
+            alerts = await desk.alerts(
+                standing=wanted.get("status", ""),
+                sentinel=wanted.get("sentinel", ""),
+                limit=int(wanted.get("limit", "50")),
+            )
+            return {"alerts": [show(alert) for alert in alerts]}
+        case "alert.show" | "deliveries.show":
+            return show(await _asked(desk, wanted))
+        case "alert.ack" | "alert.resolve":
+            standing = Standing.ACKNOWLEDGED if verb == "alert.ack" else Standing.RESOLVED
+            alert = await _asked(desk, wanted)
+            await desk.say(alert, standing, wanted.get("by", ""), wanted.get("note", ""))
+            return show(await _asked(desk, wanted))
+        case "alert.silence":
+            said = {name: value for name, value in wanted.items() if name != "lasts"}
+            if not said.keys() & {"sentinel", "device", "reason", "profile"}:
+                raise Malformed("say what to silence: --sentinel, --device, --reason or --profile")
+            until = desk.now() + round(float(wanted["lasts"]) * SECOND)
+            quiet = msgspec.convert(said | {"until": until}, Silence)
+            return {"silence": await desk.silence(quiet), **_show_silence(quiet)}
+        case "alert.unsilence":
+            return {"changed": await desk.unsilence(wanted["silence"])}
+        case "alert.silences":
+            found = await desk.silences()
+            return {"silences": [{"silence": name} | _show_silence(one) for name, one in found.items()]}
+        case "deliveries.list":
+            pairs = await desk.deliveries(state=wanted.get("state", ""), limit=int(wanted.get("limit", "50")))
+            return {"deliveries": [_named(alert) | show_delivery(one) for alert, one in pairs]}
+        case "deliveries.retry":
+            alert = await _asked(desk, wanted)
+            made = await desk.retry(alert, wanted.get("recipient", ""))
+            return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
+        case "deliveries.edit":
+            alert = await _asked(desk, wanted)
+            made = await desk.edit(alert, wanted["recipient"], wanted["url"])
+            return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
+        case "profile.set":
+            draft = msgspec.json.decode(wanted["draft"], type=Draft)
+            profile, secrets = await profiles.set(wanted["name"], draft)
+            return show_profile(wanted["name"], profile) | {"secrets": secrets}
+        case "profile.list":
+            return {"profiles": [show_profile(name, one) for name, one in profiles.all().items()]}
+        case "profile.show":
+            return show_profile(wanted["name"], profiles.named(wanted["name"]))
+        case "profile.remove":
+            return {"changed": await profiles.remove(wanted["name"])}
+        case _:
+            raise Malformed(f"there is no verb {verb!r}")
+
+
+async def _asked(desk: Desk, wanted: dict[str, str]) -> Alert:
+    return await desk.find(wanted["event"], wanted.get("sentinel", ""))
+
+
+def _named(alert: Alert) -> dict[str, Any]:
+    return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
+
+
+def show(alert: Alert) -> dict[str, Any]:
+    """An alert as people and programs want to see it: times in milliseconds."""
+    record, status = alert.record, alert.status
+    event = read_event(record.message.body) if record.message.kind == EVENT else None
+    seen = shown(record.message, status) | {
+        "state": record.state.word,
+        "accepted_at": record.accepted_at // MS,
+        "offset_ms": None if event is None else event.offset_ms,
+        "deliveries": [show_delivery(one) for one in alert.deliveries],
+    }
+    if record.answer is not None and record.answer.reason:
+        seen["detail"] = record.answer.reason
+    if status is not NOTHING_SAID and status.by:
+        seen |= {"by": status.by, "at": status.at // MS, "note": status.note}
+    return seen
+
+
+def show_delivery(one: Delivery) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        "recipient": one.ref.recipient,
+        "round": one.ref.round,
+        "state": one.state.word,
+        "attempts": one.attempt,
+        "error": one.error,
+    }
+    if one.state is State.ACCEPTED:
+        seen["due"] = one.due // MS
+    if not one.state.terminal and one.expires:
+        seen["expires"] = one.expires // MS
+    return seen
+
+
+def show_profile(name: str, profile: Profile) -> dict[str, Any]:
+    return {
+        "name": name,
+        "steps": [{"after": step.after / SECOND, "to": list(step.to)} for step in profile.steps],
+        "quiet": profile.quiet,
+        "zone": profile.zone,
+        "lasts": profile.lasts / SECOND,
+        "most": profile.most,
+        "together": profile.together / SECOND,
+    }
+
+
+def _show_silence(one: Silence) -> dict[str, Any]:
+    seen: dict[str, Any] = msgspec.to_builtins(one)
+    return seen | {"until": one.until // MS}

@@ -1,0 +1,246 @@
+"""Profiles: who is told of an alert, in which order, and when they are left in peace.
+
+The laws. A profile names addresses; what is stored of an alert names only their labels, and so does
+everything that is shown: the addresses, which may hold passwords, stay on their own shelf. An address is kept
+when the profiles that named it are changed, since deliveries to it may still be under way. The step that an
+escalation is at is the delivery's round, and its time is the delivery's due: nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import Struct
+
+from duly.auth import check_name
+from duly.channels import check_url, declared, label_of
+from duly.channels.webhook import key_of, new_secret
+from duly.core.parcels import Doubt, Planned
+from duly.core.route import RoutePolicy
+from duly.core.units import DAY, MINUTE, SECOND
+from duly.core.writes import Drop, Put, Write
+from duly.errors import Malformed
+from duly.ledger import Ledger
+
+PROFILES: Final = "profiles"
+ADDRESSES: Final = "addresses"
+DEFAULT: Final = "default"
+"""Who is told when an alert names a profile that is not there."""
+
+STEPS: Final = 20
+QUIET: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+
+
+class Step(Struct, frozen=True):
+    """Whom to tell, how long after the alert (µs): the first at once, the others if nobody has said by then
+    that they take care of it."""
+
+    after: int
+    to: tuple[str, ...]
+    """labels"""
+
+
+class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who is told. Times of day are in `zone`."""
+
+    steps: tuple[Step, ...] = ()
+    quiet: str = ""
+    """22:00-07:00: only what is critical is told then, the rest afterwards"""
+    zone: str = "UTC"
+    lasts: int = DAY
+    """how long a delivery is tried"""
+    most: int = 20
+    """messages to one recipient in a minute; what is more goes together; 0: no limit"""
+    together: int = MINUTE
+    """how long the later events of one episode wait for each other"""
+
+    def __post_init__(self) -> None:
+        if self.quiet and not QUIET.fullmatch(self.quiet):
+            raise Malformed(f"quiet hours are written 22:00-07:00, not {self.quiet!r}")
+        try:
+            ZoneInfo(self.zone)
+        except (KeyError, ValueError, OSError):
+            raise Malformed(
+                f"{self.zone!r} is not a time zone; write one like UTC, Europe/Berlin, Asia/Shanghai"
+            ) from None
+        if self.lasts < SECOND:
+            raise Malformed("a delivery is tried for at least a second")
+        if len(self.steps) > STEPS:
+            raise Malformed(f"an escalation has at most {STEPS} steps")
+        if any(step.after < 0 for step in self.steps):
+            raise Malformed("a step of an escalation comes after the alert, not before it")
+        RoutePolicy(most=self.most, together=self.together)
+
+    def plan(self, now: int, *, urgent: bool) -> tuple[Planned, ...]:
+        """The deliveries of an alert that has just come in."""
+        begins = now if urgent or not self.quiet else self._after_quiet(now)
+        return tuple(
+            Planned(label, begins + step.after, begins + step.after + self.lasts, round_)
+            for round_, step in enumerate(self.steps)
+            for label in step.to
+        )
+
+    @property
+    def route(self) -> RoutePolicy:
+        return RoutePolicy(most=self.most, together=self.together)
+
+    def _after_quiet(self, now: int) -> int:
+        """Now, or when the quiet hours are over.
+
+        >>> night = Profile(quiet="22:00-07:00")
+        >>> three = 3 * 3_600_000_000
+        >>> night._after_quiet(three) // 3_600_000_000, night._after_quiet(4 * three) // 3_600_000_000
+        (7, 12)
+        """
+        found = QUIET.fullmatch(self.quiet)
+        assert found is not None
+        begin_h, begin_m, end_h, end_m = map(int, found.groups())
+        begin, end = time_of_day(begin_h, begin_m), time_of_day(end_h, end_m)
+        here = datetime.fromtimestamp(now / SECOND, UTC).astimezone(ZoneInfo(self.zone))
+        clock = here.time().replace(tzinfo=None)
+        night = begin > end
+        if not (begin <= clock or clock < end if night else begin <= clock < end):
+            return now
+        over = here.replace(hour=end.hour, minute=end.minute, second=0, microsecond=0)
+        if over <= here:
+            over += timedelta(days=1)
+        return round(over.timestamp()) * SECOND
+
+
+class Address(Struct, frozen=True, omit_defaults=True):
+    """Where a label leads. Nobody is shown one."""
+
+    url: str
+    secret: str = ""
+
+
+class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A profile as somebody writes it down: addresses, not labels."""
+
+    send: tuple[str, ...] = ()
+    escalate: tuple[tuple[float, str], ...] = ()
+    """(seconds, address)"""
+    secret: str = ""
+    quiet: str = ""
+    zone: str = "UTC"
+    lasts: float = 86_400.0
+    most: int = 20
+    together: float = 60.0
+
+
+class Profiles:
+    """The profiles and addresses of one ledger, in memory. `refresh` before use."""
+
+    def __init__(self, ledger: Ledger, *, private: bool = True) -> None:
+        self._ledger = ledger
+        self._private = private
+        self._profiles: dict[str, Profile] = {}
+        self._addresses: dict[str, Address] = {}
+        self._routes: dict[str, RoutePolicy] = {}
+
+    async def refresh(self) -> None:
+        """Read everything again."""
+        profiles, addresses = await self._ledger.shelf(PROFILES), await self._ledger.shelf(ADDRESSES)
+        self._profiles = {name: msgspec.json.decode(body, type=Profile) for name, body in profiles.items()}
+        self._addresses = {name: msgspec.json.decode(body, type=Address) for name, body in addresses.items()}
+        self._note_routes()
+
+    def _note_routes(self) -> None:
+        """A recipient that several profiles name can take what the most generous one says."""
+        routes: dict[str, RoutePolicy] = {}
+        for profile in self._profiles.values():
+            for step in profile.steps:
+                for label in step.to:
+                    other = routes.get(label)
+                    if other is None or not profile.most or 0 < other.most < profile.most:
+                        routes[label] = profile.route
+        self._routes = routes
+
+    # ── asking: from memory ──────────────────────────────────────────────────────────────────────
+
+    def get(self, name: str) -> Profile | None:
+        return self._profiles.get(name) or self._profiles.get(DEFAULT)
+
+    def all(self) -> dict[str, Profile]:
+        return dict(sorted(self._profiles.items()))
+
+    def named(self, name: str) -> Profile:
+        if name not in self._profiles:
+            raise Malformed(f"there is no profile {name!r}; 'duly profile list' shows which there are")
+        return self._profiles[name]
+
+    def address(self, label: str) -> Address | None:
+        return self._addresses.get(label)
+
+    def route(self, label: str) -> RoutePolicy:
+        return self._routes.get(label, _ORDINARY)
+
+    def doubt(self, label: str) -> Doubt:
+        address = self._addresses.get(label)
+        return Doubt.STOP if address is None else declared(address.url)
+
+    # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
+
+    async def set(self, name: str, draft: Draft) -> tuple[Profile, dict[str, str]]:
+        """Store a profile; it, and the secrets made for new webhooks, which cannot be had again."""
+        check_name(name)
+        made: dict[str, str] = {}
+        writes: list[Write] = []
+        steps: dict[int, list[str]] = {}
+        for after, url in [(0.0, url) for url in draft.send] + list(draft.escalate):
+            label, write, secret = self._note(url, draft.secret)
+            writes += write
+            if secret:
+                made[label] = secret
+            told = steps.setdefault(round(after * SECOND), [])
+            if label not in told:
+                told.append(label)
+        profile = Profile(
+            steps=tuple(Step(after, tuple(to)) for after, to in sorted(steps.items())),
+            quiet=draft.quiet,
+            zone=draft.zone,
+            lasts=round(draft.lasts * SECOND),
+            most=draft.most,
+            together=round(draft.together * SECOND),
+        )
+        await self._ledger.write(*writes, Put(PROFILES, name, msgspec.json.encode(profile)))
+        await self.refresh()
+        return profile, made
+
+    async def add_address(self, url: str) -> str:
+        """Note an address that no profile names (yet); its label."""
+        label, writes, _ = self._note(url, "")
+        if writes:
+            await self._ledger.write(*writes)
+            await self.refresh()
+        return label
+
+    async def remove(self, name: str) -> bool:
+        """Forget a profile; whether there was one. Its addresses stay."""
+        (gone,) = await self._ledger.write(Drop(PROFILES, name))
+        await self.refresh()
+        return bool(gone)
+
+    def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
+        """The label of an address, what to write down of it, and its secret if that is new."""
+        check_url(url, private=self._private)
+        label = label_of(url)
+        known = self._addresses.get(label)
+        if known is not None and known.url != url:
+            raise Malformed("two addresses have the same label by chance; change one of them a little")
+        webhook = url.startswith(("http://", "https://"))
+        if secret and webhook:
+            key_of(secret)
+        elif known is not None:
+            return label, [], ""
+        made = "" if secret or not webhook else new_secret()
+        address = Address(url, (secret or made) if webhook else "")
+        return label, [Put(ADDRESSES, label, msgspec.json.encode(address))], made
+
+
+_ORDINARY: Final = RoutePolicy()

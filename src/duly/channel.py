@@ -1,0 +1,70 @@
+"""Channel: how a person or a program outside is told something.
+
+The laws. A channel says truly how an attempt went: it returns if the other side has taken the notice, raises
+`NotSent` or `Declined` if it surely has not, and `InDoubt` if nobody can tell. It declares what doubt means
+(`Doubt`). It never shows or logs its address, which may hold a password: only its `label` is for people.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from duly.core.parcels import Doubt
+from duly.errors import DulyError, Fault
+
+
+class ChannelError(DulyError):
+    """A notice did not get through, or may not have."""
+
+    fault = Fault.OPERATOR
+    word = "channel"
+
+
+class NotSent(ChannelError):
+    """It surely had no effect; try again, not before `rest` (µs) if the other side said so."""
+
+    retry = True
+    word = "not_sent"
+
+    def __init__(self, reason: str, rest: int = 0) -> None:
+        super().__init__(reason)
+        self.rest = rest
+
+
+class Declined(ChannelError):
+    """The other side does not want it, and will not want it later: look at the address and the content."""
+
+    word = "declined"
+
+
+class InDoubt(ChannelError):
+    """It may have arrived."""
+
+    retry = True
+    word = "in_doubt"
+
+
+class Notice(Struct, frozen=True):
+    """What somebody is told."""
+
+    id: str
+    """the delivery's: the same in every attempt, so that whoever keeps ids can tell a repeat"""
+    title: str
+    text: str
+    body: dict[str, Any]
+    """the same for programs"""
+    urgent: bool = False
+
+
+class Channel(Protocol):
+    """A way to somebody."""
+
+    doubt: Doubt
+
+    async def send(self, notice: Notice) -> None:
+        """Tell them. Raises a `ChannelError` that says whether they may have been told all the same."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,61 @@
+"""Everything else, by Apprise: DingTalk, Feishu, WeCom, ntfy, Telegram … (`apprise --help` lists addresses).
+
+Apprise says whether a service took a notice, and no more. What it calls a failure is taken as such; an answer
+that does not come in time is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from duly.channel import InDoubt, Notice, NotSent
+from duly.core.parcels import Doubt
+from duly.errors import Malformed
+
+SECONDS: Final = 30.0
+
+
+def check_service(url: str) -> None:
+    import apprise
+
+    _be_silent()
+    if apprise.Apprise.instantiate(url, suppress_exceptions=True) is None:
+        raise Malformed("no service is known that this address could belong to; see Apprise's list of them")
+
+
+class Service:
+    """One address."""
+
+    def __init__(self, url: str, doubt: Doubt) -> None:
+        import apprise
+
+        _be_silent()
+        self.doubt = doubt
+        self._apprise = apprise.Apprise()
+        self._usable = self._apprise.add(url)
+
+    async def send(self, notice: Notice) -> None:
+        import apprise
+
+        if not self._usable:
+            raise NotSent("Apprise does not know this kind of address")
+        kind = apprise.NotifyType.FAILURE if notice.urgent else apprise.NotifyType.WARNING
+        try:
+            async with asyncio.timeout(SECONDS):
+                told = await asyncio.to_thread(
+                    self._apprise.notify, body=notice.text, title=notice.title, notify_type=kind
+                )
+        except TimeoutError:
+            raise InDoubt(f"the service did not answer within {SECONDS:.0f} s") from None
+        if not told:
+            raise NotSent("the service did not take it")
+
+    async def close(self) -> None:
+        pass
+
+
+def _be_silent() -> None:
+    """Apprise logs addresses, and addresses are secrets."""
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,626 @@
+"""The courier: brings one message to many recipients, each once, and knows how it ended for each.
+
+The laws. A message and its deliveries are committed together, before anybody is told. A delivery is claimed
+(an attempt's number, a lease) before it goes out, and its end is recorded before anything builds on it. What
+may go out at once is born claimed: one commit. The message ends when its last delivery has: `done` if
+somebody was reached, `failed` if nobody could be, `unknown` if nobody can tell.
+
+An attempt that was cut off (a crash between sending and recording, a connection that broke in the middle) is
+in doubt, and its recipient's channel has declared what that means: `RESEND` with the same key, since the
+receiver can tell; `REPEAT` once, marked as such; `STOP` and show it. The doubt is written down before the
+repeat goes out, so that there is never a second one.
+
+When which delivery is due, and to whom, the application plans; with whom it travels, `Route` decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from duly.core import horizon as horizons
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.outbox import EXPIRED, UNABLE, unable
+from duly.core.parcels import (
+    CORRECTION,
+    DOUBT,
+    Amend,
+    Carried,
+    Carry,
+    Counts,
+    CourierPolicy,
+    Doubt,
+    Fate,
+    Load,
+    Look,
+    Plan,
+    Traits,
+)
+from duly.core.route import Item, Route, RoutePolicy
+from duly.core.steps import (
+    Arrived,
+    Effect,
+    Ended,
+    Event,
+    Origin,
+    Reply,
+    Report,
+    Step,
+    Tell,
+    Todo,
+    Told,
+)
+from duly.core.writes import (
+    Admit,
+    Advance,
+    Deliver,
+    Finish,
+    Group,
+    Open,
+    Postpone,
+    Recall,
+    Ref,
+    Results,
+    Take,
+)
+
+LISTENERS: Final = 16
+"""Of those who ask again while it is under way, so many hear how it ended."""
+
+AT_ONCE: Final = 500
+"""Writes of a large parcel that are committed together: others want to store something, too."""
+
+
+_Where: TypeAlias = tuple[str, bool]
+"""A route's name: the recipient, and whether it is the way for what is urgent."""
+
+_Ends: TypeAlias = list[tuple[Item, State, Answer]]
+
+
+class _Live:
+    """A message under way here."""
+
+    __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
+
+    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
+        self.message = message
+        self.origins = origins
+        self.committed = committed
+        self.items: set[Ref] = set()
+        self.reached = False
+        self.in_doubt = False
+
+
+def _never(_: bytes) -> bool:
+    return False
+
+
+class Courier:
+    """The machine. `plan`, `traits`, `route` and `doubt` are the application's policies; `cancelled(key)`
+    says whether a message was taken back, so that what was just on its way is followed by a correction."""
+
+    def __init__(
+        self,
+        policy: CourierPolicy,
+        worker: str,
+        *,
+        plan: Callable[[Message, int], Plan],
+        traits: Callable[[Message], Traits],
+        route: Callable[[str], RoutePolicy],
+        doubt: Callable[[str], Doubt],
+        cancelled: Callable[[bytes], bool] = _never,
+        sole: bool = True,
+    ) -> None:
+        self.policy = policy
+        self.worker = worker
+        self.counts = Counts()
+        self._plan = plan
+        self._traits = traits
+        self._route_policy = route
+        self._doubt = doubt
+        self._cancelled = cancelled
+        self._sole = sole
+        self._live: dict[bytes, _Live] = {}
+        self._items: dict[Ref, Item] = {}
+        self._routes: dict[_Where, Route] = {}
+        self._wakes: list[tuple[int, _Where]] = []
+        self._expiries: list[tuple[int, int, Item]] = []
+        self._serial = 0
+
+    @property
+    def channel(self) -> str:
+        return self.policy.channel
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(self._live)
+
+    def __len__(self) -> int:
+        """How many deliveries are open here."""
+        return len(self._items)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        match event:
+            case Arrived():
+                return self._receive(event.message, event.origin, now)
+            case Told(what=Carried() as carried):
+                return self._carried(carried, now)
+            case Told(what=Amend() as amend):
+                return [self._amend(amend, now)]
+            case Told(what=Look() as look):
+                return self._look(look, now)
+            case _:
+                return []
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        self.counts.duplicates += 1
+        return [Reply(origin, message, verdict)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return unable(event)
+
+    def _receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
+        live = self._live.get(message.key)
+        if live is not None and live.message.fingerprint == message.fingerprint:
+            self.counts.duplicates += 1
+            if not live.committed:
+                live.origins.append(origin)
+                return []  # it hears with the first, once that is stored
+            if len(live.origins) < LISTENERS and origin not in live.origins:
+                live.origins.append(origin)
+            return [Reply(origin, message, Verdict(Word.DUPLICATE, self._state(live)))]
+        refusal = horizons.judge(message, self.policy.horizon, now)
+        if refusal is not None or live is not None:
+            return [self._recall(message, refusal or UNABLE, origin, now)]
+        plan = self._plan(message, now)
+        live = _Live(message, [origin], committed=False)
+        return [self._admit(live, plan, now)]
+
+    def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [Reply(origin, message, verdict)]
+
+        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+
+    def _until(self, message: Message, now: int) -> int:
+        return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
+
+    def _admit(self, live: _Live, plan: Plan, now: int) -> Step:
+        message = live.message
+        traits = self._traits(message)
+        launched: list[Item] = []
+        waiting: list[Item] = []
+        writes: list[Deliver] = []
+        for one in plan.deliveries:
+            ref = Ref(message.key, self.channel, one.recipient, one.round)
+            item = self._item(ref, message, one.due, one.expires, traits)
+            if self._route(one.recipient, traits.urgent).admits(item, now):
+                item.attempt = 1
+                launched.append(item)
+                writes.append(Deliver(ref, now + self.policy.lease, one.expires, 1, self.worker))
+            else:
+                waiting.append(item)
+                writes.append(Deliver(ref, one.due, one.expires))
+        then: Group = (*writes, *plan.more)
+        if writes:
+            self._live[message.key] = live
+            state = here = State.SENT if launched else State.ACCEPTED
+        else:
+            state, answer = plan.end
+            here = state
+            if answer != Answer():
+                state = State.ACCEPTED
+                then = (Advance(message.key, here, now, answer), *then)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self._not_fresh(live, launched)
+                return [Reply(origin, message, verdict) for origin in live.origins]
+            live.committed = True
+            self.counts.accepted += 1
+            todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
+            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in live.origins[1:])
+            for item in waiting:
+                self._enter(live, item)
+                self._route(item.ref.recipient, traits.urgent).add(item)
+            for item in launched:
+                self._enter(live, item)
+                todo.append(self._carry([item], traits.urgent))
+            if not writes:
+                todo.append(Report(message.key, *plan.end, tuple(live.origins), message.recipient))
+            for recipient in {item.ref.recipient for item in waiting}:
+                self._schedule((recipient, traits.urgent))
+            return todo
+
+        admit = Admit(message, self._until(message, now), now, state, then)
+        failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
+        return Step((admit,), done, failed)
+
+    def _not_fresh(self, live: _Live, launched: Iterable[Item]) -> None:
+        self.counts.duplicates += 1
+        urgent = self._traits(live.message).urgent
+        for item in launched:
+            self._route(item.ref.recipient, urgent).abandoned()
+        if self._live.get(live.message.key) is live:
+            del self._live[live.message.key]
+
+    def _amend(self, amend: Amend, now: int) -> Step:
+        message, origin = amend.message, amend.origin
+        refusal = horizons.judge(message, self.policy.horizon, now)
+        if refusal is not None:
+            return self._recall(message, refusal, origin, now)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [Reply(origin, message, verdict), *([Tell(amend)] if verdict.fresh else [])]
+
+        admit = Admit(message, self._until(message, now), now, State.DONE, amend.writes)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
+    # ── on the way ───────────────────────────────────────────────────────────────────────────────
+
+    def _item(self, ref: Ref, message: Message, due: int, expires: int, traits: Traits) -> Item:
+        # A correction waits for nobody.
+        return Item(ref, message, due, expires, "" if ref.round >= CORRECTION else traits.episode)
+
+    def _enter(self, live: _Live, item: Item) -> None:
+        self._items[item.ref] = item
+        live.items.add(item.ref)
+        if item.expires:
+            self._serial += 1
+            heapq.heappush(self._expiries, (item.expires, self._serial, item))
+
+    def _route(self, recipient: str, urgent: bool) -> Route:
+        where = (recipient, urgent)
+        route = self._routes.get(where)
+        policy = self._route_policy(recipient)
+        if route is None:
+            route = self._routes[where] = Route(policy)
+        route.policy = policy
+        return route
+
+    def _schedule(self, where: _Where) -> None:
+        route = self._routes[where]
+        wake = route.next_wake()
+        if wake != route.wake:
+            route.wake = wake
+            if wake is not None:
+                heapq.heappush(self._wakes, (wake, where))
+
+    def _state(self, live: _Live) -> State:
+        if live.reached:
+            return State.DELIVERED
+        return State.SENT if any(self._items[ref].attempt for ref in live.items) else State.ACCEPTED
+
+    def _carry(self, parcel: Sequence[Item], urgent: bool) -> Tell:
+        self.counts.parcels += 1
+        self.counts.attempts += len(parcel)
+        self.counts.retries += sum(item.attempt > 1 for item in parcel)
+        loads = tuple(
+            Load(item.ref, item.attempt, item.message, item.error.startswith(DOUBT)) for item in parcel
+        )
+        return Tell(Carry(parcel[0].ref.recipient, loads, urgent))
+
+    def _launch(self, parcel: list[Item], where: _Where, now: int) -> list[Todo]:
+        """Claim all of a parcel, some at a time, and send what is ours."""
+        if not parcel:
+            self._routes[where].abandoned()
+            return []
+        ours: list[Item] = []
+
+        def claim(start: int, now: int) -> Step:
+            some = parcel[start : start + AT_ONCE]
+            writes = tuple(
+                Take(item.ref, item.attempt, self.worker, now + self.policy.lease) for item in some
+            )
+
+            def done(results: Results, now: int) -> list[Todo]:
+                for item, taken in zip(some, results, strict=True):
+                    if taken:
+                        item.attempt += 1
+                        ours.append(item)
+                    else:
+                        self._drop(item)  # ended, or another worker's
+                if start + AT_ONCE < len(parcel):
+                    return [claim(start + AT_ONCE, now)]
+                if ours:
+                    return [self._carry(ours, where[1])]
+                self._routes[where].abandoned()
+                self._schedule(where)
+                return []
+
+            return Step(writes, done)
+
+        return [claim(0, now)]
+
+    def _drop(self, item: Item) -> None:
+        """It is no longer ours to deliver."""
+        item.gone = True
+        self._items.pop(item.ref, None)
+        live = self._live.get(item.ref.key)
+        if live is not None:
+            live.items.discard(item.ref)
+            if not live.items:
+                del self._live[item.ref.key]
+
+    # ── how it went ──────────────────────────────────────────────────────────────────────────────
+
+    def _carried(self, carried: Carried, now: int) -> list[Todo]:
+        parcel, fate, reason = carried.parcel, carried.fate, carried.reason
+        where = (parcel.recipient, parcel.urgent)
+        route = self._route(*where)
+        items = [
+            item
+            for load in parcel.loads
+            if (item := self._items.get(load.ref)) is not None
+            and item.flying
+            and item.attempt == load.attempt
+        ]
+        todo: list[Todo] = []
+        if fate in (Fate.ARRIVED, Fate.REFUSED):
+            # A refusal is an answer, too: the way is open.
+            if route.arrived():
+                self._hurry(parcel.recipient, now)
+        else:
+            route.failed(now + max(carried.rest, self._delay(items)))
+        ends: _Ends = []
+        for item in items:
+            item.flying = False
+            match fate:
+                case Fate.ARRIVED:
+                    self.counts.arrived += 1
+                    self.counts.retried_well += item.attempt > 1
+                    ends.append((item, State.DONE, Answer()))
+                case Fate.REFUSED:
+                    ends.append((item, State.FAILED, Answer(1, b"", reason)))
+                case Fate.NOT_SENT:
+                    todo += self._again(item, where, reason, carried.rest, now, ends)
+                case Fate.IN_DOUBT:
+                    todo += self._in_doubt(item, where, reason, carried.rest, now, ends)
+        todo += self._end_all(ends, now)
+        self._schedule(where)
+        return todo
+
+    def _hurry(self, recipient: str, now: int) -> None:
+        """One way of a channel is open again: all of them are."""
+        channel = recipient.partition("#")[0]
+        for where, route in self._routes.items():
+            if where[0].partition("#")[0] == channel:
+                route.hurry(now)
+                self._schedule(where)
+
+    def _delay(self, items: Sequence[Item]) -> int:
+        """How long a way is left alone after these could not go it."""
+        delays = (self.policy.retry.delay(item.attempt, _salt(item.ref)) for item in items)
+        return min((delay for delay in delays if delay is not None), default=self.policy.retry.first)
+
+    def _again(
+        self, item: Item, where: _Where, reason: str, rest: int | None, now: int, ends: _Ends
+    ) -> list[Todo]:
+        """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
+        # Who travelled together tries again together.
+        delay = self.policy.retry.delay(item.attempt, b"" if item.bundle else _salt(item.ref))
+        if delay is None:
+            ends.append(
+                (item, State.FAILED, Answer(1, b"", f"given up after {item.attempt} attempts: {reason}"))
+            )
+            return []
+        if item.expires and item.expires <= now:
+            ends.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", f"{EXPIRED.reason}; {reason}")))
+            return []
+        item.due = now if rest is None else now + max(delay, rest)
+        item.error = reason
+        write = Postpone(item.ref, item.attempt, item.due, reason)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if not results[0]:
+                self._drop(item)
+            elif not item.gone:
+                self._route(*where).add(item)
+                self._schedule(where)
+            return []
+
+        return [Step((write,), done)]
+
+    def _in_doubt(
+        self, item: Item, where: _Where, reason: str, rest: int | None, now: int, ends: _Ends
+    ) -> list[Todo]:
+        self.counts.in_doubt += 1
+        declared = self._doubt(item.ref.recipient)
+        if declared is Doubt.RESEND:
+            return self._again(item, where, reason, rest, now, ends)
+        if declared is Doubt.REPEAT and not item.error.startswith(DOUBT):
+            return self._again(item, where, DOUBT + reason, rest, now, ends)
+        why = "once repeated, and again " if item.error.startswith(DOUBT) else ""
+        ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
+        return []
+
+    def _end_all(self, ends: _Ends, now: int) -> list[Todo]:
+        """End deliveries, some at a time; the last one of a message ends the message."""
+        if not ends:
+            return []
+        some, left = ends[:AT_ONCE], ends[AT_ONCE:]
+        writes: list[Finish] = []
+        over: list[tuple[_Live, State, Answer]] = []
+        for item, state, answer in some:
+            then: Group = ()
+            key = item.ref.key
+            live = self._live.get(key)
+            self._drop_item(item)
+            if live is not None:
+                live.items.discard(item.ref)
+                first = state is State.DONE and not live.reached
+                live.reached |= state is State.DONE
+                live.in_doubt |= state is State.UNKNOWN
+                if not live.items:
+                    del self._live[key]
+                    how = self._summary(live, state, answer)
+                    then = (Advance(key, how[0], now, how[1]),)
+                    over.append((live, *how))
+                elif first:
+                    then = (Advance(key, State.DELIVERED, now),)
+            if self._cancelled(key) and state in (State.DONE, State.UNKNOWN) and item.ref.round < CORRECTION:
+                then = (*then, _correction(item.ref, now, item.expires))
+            self.counts.failed += state is State.FAILED
+            writes.append(Finish(item.ref, item.attempt, state, answer.reason, then))
+
+        def done(results: Results, now: int) -> list[Todo]:
+            reports: list[Todo] = [
+                Report(live.message.key, state, answer, tuple(live.origins), live.message.recipient)
+                for live, state, answer in over
+            ]
+            tells: list[Todo] = [Tell(item.ref) for item, _, _ in some if self._cancelled(item.ref.key)]
+            return [*reports, *tells, *self._end_all(left, now)]
+
+        return [Step(tuple(writes), done)]
+
+    def _drop_item(self, item: Item) -> None:
+        item.gone = True
+        self._items.pop(item.ref, None)
+
+    def _summary(self, live: _Live, state: State, answer: Answer) -> tuple[State, Answer]:
+        if live.reached:
+            return State.DONE, Answer()
+        if live.in_doubt:
+            return State.UNKNOWN, answer
+        return state, answer
+
+    # ── changed from outside ─────────────────────────────────────────────────────────────────────
+
+    def _look(self, look: Look, now: int) -> list[Todo]:
+        still = {one.delivery.ref for one in look.open}
+        live = self._live.get(look.key)
+        if live is not None:
+            for ref in sorted(live.items - still, key=_place):
+                item = self._items[ref]
+                if not item.flying:
+                    self._drop(item)
+        return [
+            todo
+            for one in look.open
+            if one.delivery.ref not in self._items
+            for todo in self._take_up(one, now)
+        ]
+
+    def restore(
+        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+    ) -> list[Todo]:
+        before, known, self._live, self._items = self._live, self._items, {}, {}
+        flying = {ref: item for ref, item in known.items() if item.flying}
+        self._routes, self._wakes, self._expiries = {}, [], []
+        todo: list[Todo] = [
+            Report(end.key, end.state, end.answer, tuple(before[end.key].origins)) for end in ended
+        ]
+        for one in open_:
+            old = flying.get(one.delivery.ref)
+            if old is not None and one.delivery.worker == self.worker and old.attempt == one.delivery.attempt:
+                # Our attempt goes on; what comes of it is still to be heard.
+                live = self._revive(one, before)
+                self._enter(live, old)
+                continue
+            todo += self._take_up(one, now, before)
+        return todo
+
+    def _revive(self, one: Open, before: Mapping[bytes, _Live]) -> _Live:
+        key = one.message.key
+        live = self._live.get(key)
+        if live is None:
+            listening = before[key].origins if key in before else []
+            live = self._live[key] = _Live(one.message, listening, committed=True)
+            live.reached = one.state is State.DELIVERED
+        return live
+
+    def _take_up(self, one: Open, now: int, before: Mapping[bytes, _Live] | None = None) -> list[Todo]:
+        """Go on with an open delivery of the ledger."""
+        message, delivery = one.message, one.delivery
+        traits = self._traits(message)
+        live = self._revive(one, before or {})
+        item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
+        item.attempt, item.error = delivery.attempt, delivery.error
+        self._enter(live, item)
+        where = (delivery.ref.recipient, traits.urgent)
+        route = self._route(*where)
+        if delivery.state is State.SENT:
+            if self._sole or delivery.due <= now:
+                return self._cut_off(item, where, now)
+            item.leased = True
+        route.add(item)
+        self._schedule(where)
+        return []
+
+    def _cut_off(self, item: Item, where: _Where, now: int) -> list[Todo]:
+        """Whoever was delivering it died over it."""
+        item.leased = False
+        ends: _Ends = []
+        todo = self._in_doubt(item, where, CUT_OFF, None, now, ends)
+        return todo + self._end_all(ends, now)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Todo]:
+        todo: list[Todo] = []
+        late: _Ends = []
+        while self._expiries and self._expiries[0][0] <= now:
+            item = heapq.heappop(self._expiries)[2]
+            if not item.gone and not item.flying:
+                reason = f"{EXPIRED.reason}; the last attempt: {item.error}" if item.error else EXPIRED.reason
+                late.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", reason)))
+        todo += self._end_all(late, now)
+        while self._wakes and self._wakes[0][0] <= now:
+            when, where = heapq.heappop(self._wakes)
+            route = self._routes.get(where)
+            if route is None or route.wake != when:
+                continue
+            route.wake = None
+            for parcel in route.collect(now):
+                dead = [item for item in parcel if item.leased]
+                for item in dead:
+                    item.flying = False
+                    todo += self._cut_off(item, where, now)
+                todo += self._launch([item for item in parcel if item not in dead], where, now)
+            self._schedule(where)
+        return todo
+
+    def next_wake(self) -> int | None:
+        while self._wakes:
+            when, where = self._wakes[0]
+            route = self._routes.get(where)
+            if route is not None and route.wake == when:
+                break
+            heapq.heappop(self._wakes)
+        while self._expiries and self._expiries[0][2].gone:
+            heapq.heappop(self._expiries)
+        wakes = [heap[0][0] for heap in (self._wakes, self._expiries) if heap]
+        return min(wakes, default=None)
+
+    def shift(self, by: int) -> None:
+        self._wakes = []
+        for where, route in self._routes.items():
+            route.shift(by)
+            route.wake = None
+            self._schedule(where)
+
+
+CUT_OFF: Final = "we stopped before we knew whether it had arrived"
+
+
+def _salt(ref: Ref) -> bytes:
+    return ref.key + ref.recipient.encode()
+
+
+def _place(ref: Ref) -> tuple[str, int]:
+    return ref.recipient, ref.round
+
+
+def _correction(ref: Ref, now: int, expires: int) -> Deliver:
+    """What follows a delivery whose message has been taken back."""
+    return Deliver(Ref(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)

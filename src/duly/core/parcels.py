@@ -1,0 +1,143 @@
+"""What a courier is asked and answers: plans, parcels, and how they fared."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.retry import DELIVERY, RetryPolicy
+from duly.core.steps import Origin
+from duly.core.units import DAY, MINUTE
+from duly.core.writes import Group, Open, Ref
+from duly.errors import Malformed
+
+CORRECTION: Final = 100
+"""The round of corrections. Below it are the steps of an escalation."""
+BY_HAND: Final = 200
+"""The rounds of resends by hand begin here."""
+
+DOUBT: Final = "in doubt: "
+"""How the recorded error of an attempt begins that may have arrived."""
+
+
+class Doubt(Enum):
+    """What a channel declares about an attempt that may have arrived."""
+
+    RESEND = "resend"
+    """the same key again: the receiver can tell"""
+    REPEAT = "repeat"
+    """once more, marked; then stop"""
+    STOP = "stop"
+    """end it as unknown, and show it"""
+
+
+class Fate(Enum):
+    """How an attempt went, by the channel's word."""
+
+    ARRIVED = "arrived"
+    NOT_SENT = "not sent"
+    """it had no effect and may be tried again"""
+    REFUSED = "refused"
+    """it had no effect and never will"""
+    IN_DOUBT = "in doubt"
+    """it may have had one"""
+
+
+class CourierPolicy(Struct, frozen=True):
+    channel: str = "alert"
+    """the name of its deliveries in the ledger"""
+    retry: RetryPolicy = DELIVERY
+    lease: int = MINUTE
+    """how long a claimed delivery belongs to its worker; longer than any attempt can last"""
+    horizon: Horizon = Horizon(keep=30 * DAY, skew=DAY)
+    keep: int = 90 * DAY
+    """how long a message stays after it was accepted, with its deliveries"""
+
+    def __post_init__(self) -> None:
+        if self.lease <= 0 or self.keep <= 0:
+            raise Malformed("a courier's lease and keep are lengths of time, more than 0")
+
+
+class Planned(Struct, frozen=True, gc=False):
+    """A delivery to be made."""
+
+    recipient: str
+    due: int
+    expires: int
+    round: int = 0
+
+
+class Plan(Struct, frozen=True):
+    """To whom a message goes; or, if to nobody, how it ends at once. `more` is committed with it."""
+
+    deliveries: tuple[Planned, ...] = ()
+    end: tuple[State, Answer] = (State.DONE, Answer())
+    more: Group = ()
+
+
+class Traits(Struct, frozen=True, gc=False):
+    """What decides with whom a message travels. What is urgent has a way of its own."""
+
+    episode: str = ""
+    urgent: bool = False
+
+
+class Load(Struct, frozen=True, gc=False):
+    """One delivery in a parcel."""
+
+    ref: Ref
+    attempt: int
+    message: Message
+    repeat: bool = False
+    """an earlier attempt may have arrived"""
+
+
+class Carry(Struct, frozen=True):
+    """Effect: take this parcel to its recipient, and tell with `Carried` how it went."""
+
+    recipient: str
+    loads: tuple[Load, ...]
+    urgent: bool = False
+
+
+class Carried(Struct, frozen=True):
+    """Event: how it went. `rest` is how long the recipient wants to be left alone, if it said so."""
+
+    parcel: Carry
+    fate: Fate
+    reason: str = ""
+    rest: int = 0
+
+
+class Amend(Struct, frozen=True):
+    """Event: a message about another one. Its `writes` are committed with it, once."""
+
+    message: Message
+    origin: Origin
+    writes: Group
+
+
+class Look(Struct, frozen=True):
+    """Event: somebody has changed a message's deliveries in the ledger; these are the open ones."""
+
+    key: bytes
+    open: tuple[Open, ...]
+
+
+class Counts(Struct):
+    """What has happened since the start."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    attempts: int = 0
+    retries: int = 0
+    retried_well: int = 0
+    arrived: int = 0
+    failed: int = 0
+    in_doubt: int = 0
+    parcels: int = 0
