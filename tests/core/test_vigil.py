@@ -32,7 +32,8 @@ from duly.core.signals import (
 from duly.core.steps import Answered, Effect, Reachable, Report, Tell, Told, Transmit, Unreachable
 from duly.core.suppress import Ruling
 from duly.core.units import HOUR, MS, SECOND
-from duly.core.vigil import DEVICES, OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.watched import DEVICES
 from duly.errors import Malformed
 from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
@@ -518,7 +519,7 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
         watch.effects.clear()
         watch.wait(60)
     assert len(watch.ledger.disk.shelves[DEVICES]) < 400
-    assert len(watch.vigil._devices) < 400
+    assert len(watch.vigil._watched) < 400
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,17 @@ def read_event(body: bytes) -> Event:
     return event
 
 
+NOTHING: Final = Raw(b"")
+"""Not said. (msgspec does not read `Raw | None`: it takes null alone for that.)"""
+
+
 class Change(Struct, frozen=True, omit_defaults=True):
     """The `data` of an update or a cancellation."""
 
     event: str
-    location: Raw | None = None
+    location: Raw = NOTHING
     severity: Severity | None = None
-    device_meta: Raw | None = None
+    device_meta: Raw = NOTHING
     cancelled_at: int | None = None
     reason: str = ""
 
@@ -93,7 +97,7 @@ def read_change(body: bytes) -> Change:
     except msgspec.DecodeError as problem:
         raise Malformed(f"this changes no alert: {problem}") from None
     for name in ("device_meta", "location"):
-        if len(bytes(getattr(change, name) or b"")) > FIELD_LIMIT:
+        if len(bytes(getattr(change, name))) > FIELD_LIMIT:
             raise TooLarge(f"{name} is longer than {FIELD_LIMIT} bytes; leave something out")
     return change
 
@@ -115,9 +119,9 @@ class Status(Struct, frozen=True, omit_defaults=True):
     by: str = ""
     at: int = 0
     note: str = ""
-    location: Raw | None = None
+    location: Raw = NOTHING
     severity: Severity | None = None
-    device_meta: Raw | None = None
+    device_meta: Raw = NOTHING
     updated_at: int = 0
 
 
@@ -132,9 +136,7 @@ def read_status(body: bytes | None) -> Status:
 def updated(status: Status, change: Change, at: int) -> Status:
     """The status after an update."""
     fresh = {
-        name: value
-        for name in ("location", "severity", "device_meta")
-        if (value := getattr(change, name)) is not None
+        name: value for name in ("location", "severity", "device_meta") if (value := getattr(change, name))
     }
     return structs.replace(status, updated_at=at, **fresh)
 
@@ -142,9 +144,7 @@ def updated(status: Status, change: Change, at: int) -> Status:
 def current(event: Event, status: Status) -> Event:
     """The alert as it stands."""
     fresh = {
-        name: value
-        for name in ("location", "severity", "device_meta")
-        if (value := getattr(status, name)) is not None
+        name: value for name in ("location", "severity", "device_meta") if (value := getattr(status, name))
     }
     return structs.replace(event, **fresh) if fresh else event
 

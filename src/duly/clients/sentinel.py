@@ -39,8 +39,9 @@ from duly.core.signals import (
     read_event,
 )
 from duly.core.steps import Answered, Effect, Event, Reachable, Report, Tell, Told, Transmit, Unreachable
-from duly.core.units import MS, seconds
-from duly.core.vigil import DEVICES, OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.units import MS, SECOND, seconds
+from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.watched import DEVICES
 from duly.core.writes import PutNew
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
@@ -173,6 +174,7 @@ class Sentinel:
         self._causes: dict[str, tuple[str, str]] = {}
         self._news: deque[News] = deque(maxlen=NEWS)
         self._fresh_news = asyncio.Event()
+        self._last = 0
         self.name = ""
         """as the tower knows it, once it has said so"""
 
@@ -262,7 +264,7 @@ class Sentinel:
         alert = Alert(self, _name("device", device), reason)
         lasts = None if countdown is None else seconds(countdown)
         self._tell(
-            Signal(device, reason, self._now(), _severity(severity), about, where, lasts, origin=alert)
+            Signal(device, reason, self._moment(), _severity(severity), about, where, lasts, origin=alert)
         )
         return alert
 
@@ -308,6 +310,13 @@ class Sentinel:
 
     def _now(self) -> int:
         return self._ledger.clock.now()
+
+    def _moment(self) -> int:
+        """The time of a signal. No two have the same: it says which was first, also after a restart."""
+        now = self._now()
+        set_back = now < self._last - SECOND
+        self._last = now if now > self._last or set_back else self._last + 1
+        return self._last
 
     def _tell(self, what: object) -> None:
         self._engine.offer(Told(what))

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from duly.core.ids import SeqId, SeqIds, event_id
 from duly.core.lifecycle import State
@@ -67,62 +66,33 @@ from duly.core.steps import (
     Told,
     Unreachable,
 )
-from duly.core.suppress import Decision, DeviceSnapshot, Ruling, Summary, Suppressor
-from duly.core.units import FOREVER, HOUR, MS, seconds
-from duly.core.writes import Admit, Advance, Deliver, Drop, Finish, Group, Open, Put, Raise, Results, Withdraw
+from duly.core.suppress import Decision, Ruling, Summary
+from duly.core.units import FOREVER, MS, seconds
+from duly.core.watched import Device, Watched
+from duly.core.writes import (
+    Admit,
+    Advance,
+    Deliver,
+    Finish,
+    Group,
+    Open,
+    Put,
+    Raise,
+    Results,
+    Withdraw,
+    Write,
+)
 
 SCOPE: Final = "sentinel"
 TOWER: Final = "tower"
-DEVICES: Final = "devices"
-"""The shelf of what is remembered of each device."""
 SELF: Final = "sentinel"
 OFFSET: Final = "offset"
 """The shelf of what a sentinel knows of itself, and the clock offset on it."""
 MINTED: Final = "ids"
 
-RECENT: Final = 32
-"""Events of one device that a call-off of the device still corrects."""
-
-SWEEP: Final = 256
-"""Devices that are remembered before those with nothing left are forgotten: addresses may be random."""
-
 CALLED_OFF: Final = Answer(0, b"", "a person called it off before it went out")
 SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended")
 OVERTAKEN: Final = Answer(0, b"", "a critical event for the same reason took its place")
-
-
-class _Saved(Struct):
-    """A device as it lies on its shelf."""
-
-    marks: DeviceSnapshot | None = None
-    cancels: int = 0
-    back: int = 0
-    events: dict[str, int] = {}
-
-
-_decode: Final = msgspec.json.Decoder(_Saved).decode
-
-
-class _Device:
-    """What is remembered of a device besides its limits."""
-
-    __slots__ = ("back", "cancels", "events")
-
-    def __init__(self, cancels: int = 0, back: int = 0, events: Mapping[str, int] | None = None) -> None:
-        self.cancels = cancels
-        self.back = back
-        """when it came back; 0: it has not"""
-        self.events = dict(events or {})
-        """the events of the last hour that can still be called off, with their times"""
-
-    def recent(self, at: int) -> list[str]:
-        return [event for event, then in self.events.items() if abs(at - then) < HOUR]
-
-    def add(self, event: str, at: int) -> None:
-        self.events = {recent: self.events[recent] for recent in self.recent(at)}
-        self.events[event] = at
-        while len(self.events) > RECENT:
-            del self.events[next(iter(self.events))]
 
 
 class _Waiting:
@@ -152,9 +122,8 @@ class Vigil:
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
         self._identity = identity
-        self._suppressor = Suppressor(policy.suppress)
+        self._watched = Watched(policy.suppress)
         self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
-        self._devices: dict[str, _Device] = {}
         self._waiting: dict[bytes, _Waiting] = {}
         self._counting: dict[tuple[str, str, bool], bytes] = {}
         """what is in its countdown, by device, reason and whether it is critical"""
@@ -163,7 +132,6 @@ class Vigil:
         self._starting: set[bytes] = set()
         self._timers: list[tuple[int, bytes]] = []
         self._ids = SeqIds()
-        self._sweep_at = SWEEP
         self._reachable = False
         self.offset: int | None = None
 
@@ -183,9 +151,7 @@ class Vigil:
 
     def remember(self, devices: Mapping[str, bytes], offset: bytes | None) -> None:
         """Take in what lies on the shelves."""
-        saved = {name: _decode(body) for name, body in devices.items()}
-        self._devices = {name: _Device(one.cancels, one.back, one.events) for name, one in saved.items()}
-        self._suppressor.restore({name: one.marks for name, one in saved.items() if one.marks is not None})
+        self._watched.remember(devices)
         if offset is not None:
             self.offset = int(offset)
 
@@ -200,6 +166,8 @@ class Vigil:
         self._behind.clear()
         self._starting.clear()
         self._timers.clear()
+        # What was stored together is not kept in order; the signals' own times say what it was.
+        open_ = sorted(open_, key=lambda item: item.message.time)
         todo: list[Todo] = [Report(end.key, end.state, end.answer) for end in ended]
         todo += self._outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
         for item in open_:
@@ -255,7 +223,7 @@ class Vigil:
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
     def _signal(self, signal: Signal, now: int) -> list[Todo]:
-        device = self._devices.setdefault(signal.device, _Device())
+        device = self._watched.at(signal.device)
         fell = signal.reason == DISCONNECT and device.back != 0
         if fell:
             device.back = 0
@@ -266,21 +234,23 @@ class Vigil:
         elif counting is not None:
             id_, decision = counting.event, Decision(Ruling.DEBOUNCED, counting.due)
         else:
-            decision = self._suppressor.signal(signal.device, signal.at, signal.critical, signal.reason)
+            decision = self._watched.suppressor.signal(
+                signal.device, signal.at, signal.critical, signal.reason
+            )
             if decision.passes:
                 return [self._pass(signal, device, id_, now)]
             id_ = ""
         ruled = Tell(Ruled(signal.origin, signal.device, signal.reason, decision, id_))
         if not fell and decision.ruling is not Ruling.LIMITED:
             return [ruled]
-        return [Step((self._save(signal.device),), lambda results, now: [ruled])]
+        return [Step((self._watched.save(signal.device),), lambda results, now: [ruled])]
 
-    def _pass(self, signal: Signal, device: _Device, id_: str, now: int) -> Step:
+    def _pass(self, signal: Signal, device: Device, id_: str, now: int) -> Step:
         device.add(id_, signal.at)
         lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
         message = self._message(EVENT, id_, signal.at, self._data(signal))
-        due = signal.at + lasts
-        more: Group = (*self._sweep(now), self._save(signal.device))
+        due = signal.at + lasts if lasts else min(signal.at, now)
+        more: Group = tuple(self._watched.sweep(now))
         then: list[Todo] = [
             Tell(Ruled(signal.origin, signal.device, signal.reason, Decision(Ruling.PASS), id_, due))
         ]
@@ -288,7 +258,8 @@ class Vigil:
         if key is not None:
             more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(Report(key, State.SUPERSEDED, OVERTAKEN))
-        return self._send(message, due, now, then, more)
+            del device.events[event_in(key)]
+        return self._send(message, due, now, then, (*more, self._watched.save(signal.device)))
 
     def _data(self, signal: Signal, summary: SummaryData | None = None) -> EventData:
         return EventData(
@@ -298,7 +269,7 @@ class Vigil:
             self._identity.session,
             signal.at // MS,
             signal.severity,
-            self._devices[signal.device].cancels,
+            self._watched.at(signal.device).cancels,
             raw(signal.meta),
             raw(signal.location),
             None if self.offset is None else self.offset // MS,
@@ -313,17 +284,17 @@ class Vigil:
         )  # fmt: skip
 
     def _back(self, back: Back) -> list[Todo]:
-        device = self._devices.get(back.device)
+        device = self._watched.get(back.device)
         if device is None or device.back:
             return []  # nothing of it is remembered, so nothing depends on it
         device.back = back.at
-        return [Step((self._save(back.device),), _nothing)]
+        return [Step((self._watched.save(back.device),), _nothing)]
 
     # ── what a person says ───────────────────────────────────────────────────────────────────────
 
     def _call_off(self, call: CallOff, now: int) -> list[Todo]:
-        name = call.device or next((n for n, d in self._devices.items() if call.event in d.events), "")
-        device = self._devices.get(name)
+        name = call.device or self._watched.of(call.event)
+        device = self._watched.get(name)
         events = [] if device is None else device.recent(call.at)
         if call.event:
             events = [event for event in events if event == call.event]
@@ -346,10 +317,10 @@ class Vigil:
                 corrected.append(event)
                 steps.append(self._follow(CANCEL, event, call.at, CancelData(event, call.at // MS), now))
         device.cancels += 1
-        self._suppressor.cancelled(name, call.at)
+        self._watched.suppressor.cancelled(name, call.at)
         told = CalledOff(name, tuple(dropped), tuple(corrected))
         ends: list[Todo] = [Report(finish.ref.key, State.CANCELLED, CALLED_OFF) for finish in writes]
-        done = Step((*writes, self._save(name)), lambda results, now: [Tell(told), *ends])
+        done = Step((*writes, self._watched.save(name)), lambda results, now: [Tell(told), *ends])
         return [done, *steps]
 
     def _change(self, change: Change, now: int) -> list[Todo]:
@@ -437,16 +408,25 @@ class Vigil:
         return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
 
     def _end(self, waiting: _Waiting, state: State, answer: Answer, now: int) -> Step:
-        key = waiting.message.key
-        report = Report(key, state, answer)
-        return Step((self._drop(key, state, answer, now),), lambda results, now: [report])
+        """It and what waits for it never left, and never will."""
+        keys = [waiting.message.key, *self._behind.get(waiting.event, ())]
+        writes: list[Write] = [self._drop(key, state, answer, now) for key in dict.fromkeys(keys)]
+        if waiting.data is not None:
+            writes += self._watched.forget(waiting.data.device_address, waiting.event)
+        reports: list[Todo] = [Report(key, state, answer) for key in dict.fromkeys(keys)]
+        return Step(tuple(writes), lambda results, now: reports)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         """The outbox is through with one: what waited for it may go."""
         todo: list[Todo] = [Report(message.key, state, answer)]
+        never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
+        if never and (writes := self._watched.forget(read_event(message.body).device_address, message.id)):
+            todo.append(Step(tuple(writes), _nothing))
         for key in list(self._behind.get(message.id, ())):
             waiting = self._waiting[key]
-            if self._may_start(waiting):
+            if never:
+                todo.append(self._end(waiting, State.CANCELLED, answer, now))
+            elif self._may_start(waiting):
                 todo.append(self._start(waiting, now))
         return todo
 
@@ -491,7 +471,7 @@ class Vigil:
 
     def wake(self, now: int) -> list[Todo]:
         todo = self._outbox.wake(now)
-        todo += [self._sum_up(summary, now) for summary in self._suppressor.wake(now)]
+        todo += [self._sum_up(summary, now) for summary in self._watched.suppressor.wake(now)]
         while self._timers and self._timers[0][0] <= now:
             _, key = heapq.heappop(self._timers)
             waiting = self._waiting.get(key)
@@ -506,10 +486,9 @@ class Vigil:
             return [self._end(waiting, State.EXPIRED, EXPIRED, now)]
         todo: list[Todo] = []
         if waiting.data is not None and not waiting.queued:
-            device = self._devices.get(waiting.data.device_address)
+            device = self._watched.get(waiting.data.device_address)
             disconnect = waiting.data.trigger_reason == DISCONNECT and self._policy.settle
             if disconnect and device is not None and 0 < device.back <= waiting.due:
-                device.events.pop(waiting.event, None)
                 return [self._end(waiting, State.CANCELLED, SETTLED, now)]
             waiting.queued = True
             self._stop_counting(waiting)
@@ -531,18 +510,18 @@ class Vigil:
 
     def _sum_up(self, summary: Summary, now: int) -> Step:
         data = SummaryData(summary.held, dict(summary.reasons), summary.since // MS)
-        self._devices.setdefault(summary.device, _Device())
+        self._watched.at(summary.device)
         id_ = self._mint(SUMMARY, summary.device, summary.since)
         event = self._data(Signal(summary.device, SUMMARY, now), data)
         ruled = Tell(Ruled(None, summary.device, SUMMARY, Decision(Ruling.PASS), id_, now))
         message = self._message(EVENT, id_, now, event)
-        return self._send(message, now, now, [ruled], (self._save(summary.device),))
+        return self._send(message, now, now, [ruled], (self._watched.save(summary.device),))
 
     def next_wake(self) -> int | None:
         while self._timers and self._timers[0][1] not in self._waiting:
             heapq.heappop(self._timers)
         timer = self._timers[0][0] if self._timers else None
-        wakes = (self._outbox.next_wake(), self._suppressor.next_wake(), timer)
+        wakes = (self._outbox.next_wake(), self._watched.suppressor.next_wake(), timer)
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
@@ -554,27 +533,6 @@ class Vigil:
             waiting.due += by
         self._timers = [(waiting.due, key) for key, waiting in self._waiting.items()]
         heapq.heapify(self._timers)
-
-    # ── the shelf ────────────────────────────────────────────────────────────────────────────────
-
-    def _save(self, name: str) -> Put | Drop:
-        device, marks = self._devices[name], self._suppressor.marks(name)
-        if marks is None and not (device.cancels or device.back or device.events):
-            return Drop(DEVICES, name)
-        return Put(DEVICES, name, encode(_Saved(marks, device.cancels, device.back, device.events)))
-
-    def _sweep(self, now: int) -> list[Drop]:
-        if len(self._devices) < self._sweep_at:
-            return []
-        idle = [
-            name
-            for name, device in self._devices.items()
-            if not (device.cancels or device.recent(now)) and self._suppressor.marks(name) is None
-        ]
-        for name in idle:
-            del self._devices[name]
-        self._sweep_at = max(SWEEP, 2 * len(self._devices))
-        return [Drop(DEVICES, name) for name in idle]
 
 
 def _nothing(_: Results, __: int) -> list[Todo]:
