@@ -75,8 +75,8 @@ class Sent(Struct, frozen=True):
 
 
 class News(Struct, frozen=True, omit_defaults=True):
-    """Something a sentinel has done. `what`: `countdown held queued sent cancelled corrected updated summary
-    refused online offline denied` or how an event ended. Times in milliseconds."""
+    """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting corrected
+    updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
 
     what: str
     time: int
@@ -362,8 +362,9 @@ class Sentinel:
         if ruled.event:
             self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
         if decision.passes:
-            what = SUMMARY if ruled.reason == SUMMARY else "countdown"
-            self._say(what, ruled.device, ruled.reason, ruled.event, until=ruled.due // MS)
+            counting = ruled.due > self._now()
+            what = SUMMARY if ruled.reason == SUMMARY else "countdown" if counting else "stored"
+            self._say(what, ruled.device, ruled.reason, ruled.event, until=ruled.due // MS if counting else 0)
         else:
             until = (decision.until or 0) // MS
             self._say("held", ruled.device, ruled.reason, ruled.event, decision.ruling.value, until)

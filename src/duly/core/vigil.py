@@ -365,6 +365,8 @@ class Vigil:
             self._starting.add(message.key)
             admit = Admit(message, FOREVER, now, State.SENT, (self._outbox.launch(message, now),))
         else:
+            if due <= now:
+                then = [*then, *self._queue(waiting)]
             self._book(waiting)
             admit = self._booking(message, due, now)
 
@@ -452,6 +454,11 @@ class Vigil:
             Tell(Ruled(None, data.device_address, data.trigger_reason, passed, waiting.event, waiting.due))
         ]
 
+    def _queue(self, waiting: _Waiting) -> list[Todo]:
+        waiting.queued = True
+        data = waiting.data
+        return [] if data is None else [Tell(Queued(waiting.event, data.device_address, data.trigger_reason))]
+
     def _uncount(self, waiting: _Waiting) -> None:
         key = waiting.message.key
         self._waiting.pop(key, None)
@@ -490,10 +497,8 @@ class Vigil:
             disconnect = waiting.data.trigger_reason == DISCONNECT and self._policy.settle
             if disconnect and device is not None and 0 < device.back <= waiting.due:
                 return [self._end(waiting, State.CANCELLED, SETTLED, now)]
-            waiting.queued = True
             self._stop_counting(waiting)
-            data = waiting.data
-            todo.append(Tell(Queued(waiting.event, data.device_address, data.trigger_reason)))
+            todo += self._queue(waiting)
         if self._may_start(waiting):
             return [*todo, self._start(waiting, now)]
         heapq.heappush(self._timers, (waiting.message.expires, waiting.message.key))
