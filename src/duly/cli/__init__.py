@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, alerts, demo, device, doctor, look, profiles, send, sim, up
+from duly.cli import accounts, alerts, demo, device, doctor, look, profiles, send, sentinel, sim, up
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ app.command("why")(look.why)
 app.command("watch")(look.watch)
 app.add_typer(alerts.alert, name="alert")
 app.add_typer(alerts.deliveries, name="deliveries")
+app.add_typer(sentinel.sentinel, name="sentinel")
 app.add_typer(profiles.profile, name="profile")
 app.add_typer(profiles.channel, name="channel")
 app.command("doctor")(doctor.doctor)

@@ -75,8 +75,8 @@ class Sent(Struct, frozen=True):
 
 
 class News(Struct, frozen=True, omit_defaults=True):
-    """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting corrected
-    updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
+    """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting
+    corrected updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
 
     what: str
     time: int
@@ -174,6 +174,8 @@ class Sentinel:
         self._causes: dict[str, tuple[str, str]] = {}
         self._news: deque[News] = deque(maxlen=NEWS)
         self._fresh_news = asyncio.Event()
+        self._less = asyncio.Event()
+        self._closed = False
         self._last = 0
         self.name = ""
         """as the tower knows it, once it has said so"""
@@ -199,6 +201,8 @@ class Sentinel:
         await self._link.stop()
         await self._engine.stop()
         await self._ledger.close()
+        self._closed = True
+        self._fresh_news.set()
         for alerts in self._alerts.values():
             for alert in alerts:
                 _fail(
@@ -294,12 +298,23 @@ class Sentinel:
         self._tell(change)
 
     async def news(self) -> AsyncIterator[News]:
-        """What the sentinel does, as it happens."""
+        """What the sentinel does, as it happens, until it is closed."""
         while True:
             while self._news:
                 yield self._news.popleft()
+            if self._closed:
+                return
             self._fresh_news.clear()
             await self._fresh_news.wait()
+
+    async def drained(self) -> None:
+        """Until the tower has everything that was reported, or it ended otherwise."""
+        handled = asyncio.Event()
+        self._engine.offer(Told(None), handled.set)
+        await handled.wait()
+        while self.waiting:
+            self._less.clear()
+            await self._less.wait()
 
     @property
     def waiting(self) -> int:
@@ -382,6 +397,7 @@ class Sentinel:
             alert.cancel()
 
     def _ended(self, key: bytes, state: State, answer: Answer) -> None:
+        self._less.set()
         id_ = event_in(key)
         kind, event = self._under_way.pop(key, (EVENT, id_))
         what = _DONE[kind] if state is State.DONE else state.word

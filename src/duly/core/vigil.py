@@ -371,12 +371,12 @@ class Vigil:
             admit = self._booking(message, due, now)
 
         def done(results: Results, now: int) -> list[Todo]:
+            if not at_once:
+                return then  # it may have been started meanwhile, by a step of its own
             self._starting.discard(message.key)
             verdict = results[0]
             assert isinstance(verdict, Verdict)
-            if at_once and verdict.fresh:
-                return [*then, self._outbox.launched(message, 1, -1, now)]
-            return then
+            return [*then, self._outbox.launched(message, 1, -1, now)] if verdict.fresh else then
 
         return Step((admit, *more), done)
 
