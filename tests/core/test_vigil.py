@@ -517,7 +517,7 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
         watch.signal(device=f"stranger-{n}")
         watch.take(watch.sent()[-1])
         watch.effects.clear()
-        watch.wait(60)
+        watch.wait(600)
     assert len(watch.ledger.disk.shelves[DEVICES]) < 400
     assert len(watch.vigil._watched) < 400
 

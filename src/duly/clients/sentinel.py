@@ -29,6 +29,7 @@ from duly.core.signals import (
     CallOff,
     Change,
     Identity,
+    Missed,
     Offset,
     Queued,
     Ruled,
@@ -227,13 +228,15 @@ class Sentinel:
     async def _identify(self) -> Identity:
         """Who we are: drawn once and kept, since the tower may be out of reach when it is first needed."""
         shelf = self._ledger
-        drawn = secrets.token_hex(8).encode()
-        await shelf.write(PutNew(SELF, "name", drawn), PutNew(SELF, "session", secrets.token_hex(8).encode()))
+        await shelf.write(PutNew(SELF, "name", self._draw()), PutNew(SELF, "session", self._draw()))
         name, session = await shelf.item(SELF, "name"), await shelf.item(SELF, "session")
         assert name is not None
         assert session is not None
         tower = urlsplit(self._url).netloc or self._url
         return Identity(name.decode(), tower, self._profile, self._session or session.decode())
+
+    def _draw(self) -> bytes:
+        return secrets.token_hex(8).encode()
 
     async def _recall(self) -> None:
         self._vigil.remember(await self._ledger.shelf(DEVICES), await self._ledger.item(SELF, OFFSET))
@@ -357,6 +360,8 @@ class Sentinel:
                 self._ruled(ruled)
             case Tell(what=Queued(event=event, device=device, reason=reason)):
                 self._say("queued", device, reason, event)
+            case Tell(what=Missed(event=event)):
+                self._say("nothing to update", event=event)
             case Tell(what=CalledOff() as called):
                 if not called.dropped and not called.corrected:
                     self._say("nothing to cancel", called.device)

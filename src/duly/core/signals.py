@@ -182,6 +182,12 @@ class CalledOff(Struct, frozen=True):
     corrected: tuple[str, ...] = ()
 
 
+class Missed(Struct, frozen=True):
+    """There is nothing to change: the event was called off, never was, or is too old."""
+
+    event: str
+
+
 # ── what is sent ─────────────────────────────────────────────────────────────────────────────────
 
 

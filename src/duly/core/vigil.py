@@ -38,6 +38,7 @@ from duly.core.signals import (
     Change,
     EventData,
     Identity,
+    Missed,
     Offset,
     Queued,
     Ruled,
@@ -324,6 +325,8 @@ class Vigil:
         return [done, *steps]
 
     def _change(self, change: Change, now: int) -> list[Todo]:
+        if not self._watched.of(change.event):
+            return [Tell(Missed(change.event))]
         waiting = self._waiting.get(key_of(SCOPE, change.event))
         meta, location = raw(change.meta), raw(change.location)
         if waiting is None or waiting.data is None:

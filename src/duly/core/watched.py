@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.suppress import DeviceSnapshot, Suppressor, SuppressPolicy
-from duly.core.units import HOUR
+from duly.core.units import DAY, HOUR
 from duly.core.writes import Drop, Put
 
 DEVICES: Final = "devices"
 """The shelf."""
 
 RECENT: Final = 32
-"""Events of one device that a call-off of the device still corrects."""
+"""Events of one device that can still be changed and called off, for a day."""
 
 SWEEP: Final = 256
 """Devices that are remembered before those with nothing left are forgotten: addresses may be random."""
@@ -51,12 +51,12 @@ class Device:
         self.events = dict(events or {})
         """those the tower has or will have, with their times"""
 
-    def recent(self, at: int) -> list[str]:
-        """The events of the last hour."""
-        return [event for event, then in self.events.items() if abs(at - then) < HOUR]
+    def recent(self, at: int, span: int = HOUR) -> list[str]:
+        """The events of the last hour, or so."""
+        return [event for event, then in self.events.items() if abs(at - then) < span]
 
     def add(self, event: str, at: int) -> None:
-        self.events = {recent: self.events[recent] for recent in self.recent(at)}
+        self.events = {recent: self.events[recent] for recent in self.recent(at, DAY)}
         self.events[event] = at
         while len(self.events) > RECENT:
             del self.events[next(iter(self.events))]
@@ -111,7 +111,7 @@ class Watched:
         idle = [
             name
             for name, device in self._devices.items()
-            if not (device.cancels or device.recent(now)) and self.suppressor.marks(name) is None
+            if not (device.cancels or device.recent(now, DAY)) and self.suppressor.marks(name) is None
         ]
         for name in idle:
             del self._devices[name]

@@ -102,12 +102,13 @@ class SimLink:
 
     def __init__(
         self, node: Node, up: Callable[[Frame], None], heard: Callable[[Frame], None],
-        cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        cursors: Callable[[], dict[str, int] | None] = lambda: None, down: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._node = node
         self._up = up
         self._heard = heard
         self._cursors = cursors
+        self._down = down
         self._wire: Wire | None = None
         self._session: HubSession | None = None
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -119,6 +120,10 @@ class SimLink:
 
     async def ready(self) -> Frame:
         return await self._first
+
+    @property
+    def connected(self) -> bool:
+        return self._wire is not None and self._welcomed
 
     async def stop(self) -> None:
         if self._wire is not None:
@@ -150,6 +155,8 @@ class SimLink:
         if self._wire is wire:
             self._wire = None
             if self._node.alive:
+                if self._welcomed:
+                    self._down()
                 self._again()
 
     def _receive(self, raw: bytes) -> None:
@@ -205,10 +212,6 @@ class _SeenGateway(Gateway):
         super()._perform(effect)
 
 
-def _principal(name: str) -> Principal:
-    return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
-
-
 class GatewayHub(Node):
     wires: list[Wire]
     recorded: list[tuple[str, bytes]]
@@ -232,16 +235,19 @@ class GatewayHub(Node):
         for wire in self.wires:
             wire.break_()
 
+    def principal(self, name: str) -> Principal:
+        return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
+
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        await self._quietly(session, self.reception.connected(session, _principal(name), cursors))
+        await self._quietly(session, self.reception.connected(session, self.principal(name), cursors))
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.receive(session, _principal(name), raw)))
+            self.spawn(self._quietly(session, self.reception.receive(session, self.principal(name), raw)))
 
     def lost(self, session: Session, name: str) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.disconnected(session, _principal(name))))
+            self.spawn(self._quietly(session, self.reception.disconnected(session, self.principal(name))))
 
     async def _quietly(self, session: Session, call: Any) -> None:
         try:

@@ -15,6 +15,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
 from duly.testing.sim.world import World
 
 
@@ -37,7 +38,11 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld}
+WORLDS: Final[Mapping[str, type[World]]] = {
+    "kernel": World,
+    "gateway": GatewayWorld,
+    "sentinels": SentinelWorld,
+}
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:
@@ -64,7 +69,7 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     world.run()
     violations = tuple(
         Violation(checker.__name__, sentence, key, _trace(world, key))
-        for checker in CHECKERS
+        for checker in (SENTINEL_CHECKERS if isinstance(world, SentinelWorld) else CHECKERS)
         for sentence, key in checker(world)
     )
     log = world.log
