@@ -247,8 +247,8 @@ def listed_once(world: World) -> Iterator[Finding]:
 
 
 def in_order(world: World) -> Iterator[Finding]:
-    """[P4] Of two events of a sentinel, the one that was noticed first and went out first is listed first. Not
-    if the tower's disk fails: it refuses some, takes later ones, and the first come again. Nor if a thief
+    """[P4] Of two events of a sentinel, the one that was noticed first and went out first is listed first.
+    Not if the tower's disk fails: it refuses some, takes later ones, and the first come again. Nor if a thief
     brings what he recorded."""
     assert isinstance(world, SentinelWorld)
     if world.plan.faulty_disk or world.plan.reinstalls or world.plan.replays:
