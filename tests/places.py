@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from duly.auth import Role
 from duly.hub import Hub
@@ -12,13 +13,14 @@ from duly.settings import Settings
 class Place:
     """A hub with an app and devices that may use each other; it can be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
+        self._settings = settings
         self.port = 0
         self.tokens: dict[str, str] = {}
 
     async def start(self) -> None:
-        self.hub = Hub(Settings(data=str(self.folder), port=self.port, no_mqtt=True))
+        self.hub = Hub(Settings(data=str(self.folder), port=self.port, no_mqtt=True, **self._settings))
         await self.hub.start()
         self.port = int(self.hub.url.rsplit(":", 1)[1])
 

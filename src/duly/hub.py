@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,12 +21,15 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from duly.apps import desk
+from duly.apps import desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
+from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role
-from duly.core.units import SECOND, seconds
+from duly.core.horizon import Horizon
+from duly.core.parcels import CourierPolicy
+from duly.core.units import DAY, SECOND, seconds
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -100,7 +103,10 @@ class Hub:
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
-        self.alerts = Alerts(self.ledger, journal, private=settings.allow_private_webhooks)
+        self.alerts = Alerts(
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
+        )
+        self.archive = archive_of(settings)
         self._reception = Reception(journal, [self.gateway, self.alerts])
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
@@ -255,9 +261,8 @@ class Hub:
             timer.cancel()
 
     async def _prune(self) -> None:
-        with contextlib.suppress(LedgerError):
-            while await self.ledger.prune() == 1_000:
-                pass
+        with contextlib.suppress(LedgerError, OSError):  # the next time will do
+            await retention.prune(self.ledger, self.alerts.desk, self.archive)
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -291,6 +296,9 @@ class Hub:
 
     async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
         return await self._reception.receive(session, who, raw)
+
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        await self._reception.receive_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
@@ -335,6 +343,10 @@ class Hub:
                 token = f"duly_{secrets.token_urlsafe(32)}"
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
+            case "prune" if "dry" in wanted:
+                return await retention.would_prune(self.ledger, self.archive)
+            case "prune":
+                return await retention.prune(self.ledger, self.alerts.desk, self.archive)
             case _ if "." in verb:
                 return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
@@ -403,3 +415,15 @@ def control_policy(settings: Settings) -> ControlPolicy:
         remember=seconds(settings.remember),
         patience=seconds(settings.patience),
     )
+
+
+def courier_policy(settings: Settings) -> CourierPolicy:
+    return CourierPolicy(
+        desk.CHANNEL,
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
+        keep=round(settings.alerts_kept * DAY),
+    )
+
+
+def archive_of(settings: Settings) -> Archive:
+    return Archive(Path(settings.data) / "archive", round(settings.archives_kept * DAY))

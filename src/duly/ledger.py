@@ -27,6 +27,7 @@ from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.units import FOREVER
 from duly.core.writes import (
     Admit,
     Advance,
@@ -51,6 +52,10 @@ LOOKED_AT: Final = 10_000
 
 REFUSALS_KEPT: Final = 10_000
 """The latest refusals are kept, however many there are: a flood of them must not fill the disk."""
+
+
+NEWEST: Final = (FOREVER, b"")
+"""Above every alert."""
 
 
 class Record(Struct, frozen=True):
@@ -233,6 +238,10 @@ class Ledger(ABC):
         """Messages with end <= key < top, highest first; `lead` is how their keys go on behind the time."""
 
     @abstractmethod
+    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        """Alerts, newest first by (when they were accepted, key), below `before`."""
+
+    @abstractmethod
     async def open_deliveries(self, channel: str) -> list[Open]:
         """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
 
@@ -293,9 +302,14 @@ class Ledger(ABC):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    async def prune(self, *, limit: int = 1_000) -> int:
-        """Forget up to `limit` messages that have ended and can no longer be accepted, with their
-        deliveries; returns how many. Raises the floor first, so that none of them is ever fresh again."""
+    async def prunable(self, limit: int = 1_000) -> list[Record]:
+        """What `prune` would forget now, the oldest first."""
+
+    @abstractmethod
+    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
+        """Forget up to `limit` messages (of these, if `keys` are given) that have ended and can no longer be
+        accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
+        ever fresh again."""
 
     @abstractmethod
     async def trim(self, stream: str, through: int) -> None:

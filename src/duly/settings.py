@@ -52,6 +52,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow_private_webhooks: bool = False
     """alerts may be sent to addresses inside our own network"""
+    alerts_kept: float = 90.0
+    """days: alerts and their deliveries stay in the ledger"""
+    alerts_remembered: float = 30.0
+    """days: how old an alert may be when it comes; its id is remembered at least that long"""
+    archives_kept: float = 365.0
+    """days: what was forgotten stays in the archive; 0: nothing is archived"""
 
     def __post_init__(self) -> None:
         for name in ("port", "mqtt_port"):
@@ -59,6 +65,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Malformed(
                     f"{name} is a number from 0 to 65535 (0: any free one), not {getattr(self, name)}"
                 )
+        if min(self.alerts_kept, self.alerts_remembered) <= 0 or self.archives_kept < 0:
+            raise Malformed("alerts_kept and alerts_remembered are days, more than 0; archives_kept may be 0")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:

@@ -624,3 +624,36 @@ async def test_waiting_is_bounded(ledger: Ledger) -> None:
     record = await ledger.wait(m.key, 0.01)
     assert record is not None
     assert record.state is State.ACCEPTED
+
+
+# ── alerts, and forgetting with care ─────────────────────────────────────────────────────────────
+
+
+async def test_alerts_are_listed_as_they_came_and_nothing_else_is(ledger: Ledger, store: Store) -> None:
+    for n in (3, 1, 2):
+        await ledger.admit(Message("gate", f"event-{n}", "alert_event", "home", time=store.clock.now()))
+        await ledger.admit(message(n))
+        store.clock.advance(1)
+    first = await ledger.alerts(limit=2)
+    assert [record.message.id for record in first] == ["event-2", "event-1"]
+    rest = await ledger.alerts((first[-1].accepted_at, first[-1].message.key))
+    assert [record.message.id for record in rest] == ["event-3"]
+
+
+async def test_what_would_be_forgotten_can_be_seen_first_and_forgotten_by_name(
+    ledger: Ledger, store: Store
+) -> None:
+    old = [message(n) for n in range(3)]
+    for m in old:
+        until = store.clock.now() + m.key[-1]
+        await ledger.write(w.Admit(m, until, store.clock.now(), then=(w.Deliver(w.Ref(m.key, "x", "y"), 0),)))
+    await ledger.write(w.Advance(old[0].key, State.DONE, store.clock.now()))
+    await ledger.write(w.Advance(old[1].key, State.DONE, store.clock.now()))
+    assert await ledger.prunable() == []
+    store.clock.advance(1)
+    assert [record.message.key for record in await ledger.prunable()] == [old[0].key, old[1].key]
+    assert await ledger.prune(keys=[old[1].key, old[2].key]) == 1, "what has not ended stays"
+    assert await ledger.find(old[1].key) is None
+    assert await ledger.deliveries(old[1].key) == []
+    assert await ledger.find(old[2].key) is not None
+    assert len(await ledger.deliveries(old[0].key)) == 1

@@ -61,29 +61,28 @@ def read_event(body: bytes) -> Event:
         event = _decode_event(body or b"{}")
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not an alert: {problem}") from None
-    for name in ("device_meta", "location", "summary"):
-        size = len(bytes(getattr(event, name)))
-        if size > FIELD_LIMIT:
-            raise TooLarge(f"{name} has {size} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    for name in ("profile_id", "trigger_reason"):
-        if not getattr(event, name):
-            raise Malformed(f"an alert needs its {name}")
+    if len(body) > FIELD_LIMIT:
+        for name in ("device_meta", "location", "summary"):
+            size = len(bytes(getattr(event, name)))
+            if size > FIELD_LIMIT:
+                raise TooLarge(f"{name} has {size} bytes, the limit is {FIELD_LIMIT}; leave something out")
+    if not event.profile_id or not event.trigger_reason:
+        raise Malformed("an alert needs its profile_id and its trigger_reason")
     if event.cancelled_count < 0:
         raise Malformed("cancelled_count counts from 0")
     return event
 
 
-NOTHING: Final = Raw(b"")
-"""Not said. (msgspec does not read `Raw | None`: it takes null alone for that.)"""
+UNSAID: Final = Raw(b"")
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
     """The `data` of an update or a cancellation."""
 
     event: str
-    location: Raw = NOTHING
+    location: Raw = UNSAID
     severity: Severity | None = None
-    device_meta: Raw = NOTHING
+    device_meta: Raw = UNSAID
     cancelled_at: int | None = None
     reason: str = ""
 
@@ -119,9 +118,9 @@ class Status(Struct, frozen=True, omit_defaults=True):
     by: str = ""
     at: int = 0
     note: str = ""
-    location: Raw = NOTHING
+    location: Raw = UNSAID
     severity: Severity | None = None
-    device_meta: Raw = NOTHING
+    device_meta: Raw = UNSAID
     updated_at: int = 0
 
 
@@ -135,23 +134,24 @@ def read_status(body: bytes | None) -> Status:
 
 def updated(status: Status, change: Change, at: int) -> Status:
     """The status after an update."""
-    fresh = {
-        name: value for name in ("location", "severity", "device_meta") if (value := getattr(change, name))
-    }
-    return structs.replace(status, updated_at=at, **fresh)
+    return structs.replace(status, updated_at=at, **_said(change))
 
 
 def current(event: Event, status: Status) -> Event:
     """The alert as it stands."""
-    fresh = {
-        name: value for name in ("location", "severity", "device_meta") if (value := getattr(status, name))
-    }
+    fresh = _said(status)
     return structs.replace(event, **fresh) if fresh else event
 
 
-def traits_of(message: Message) -> Traits:
+def _said(by: Change | Status) -> dict[str, Any]:
+    """What is newer than in the alert itself."""
+    said = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
+    return {name: value for name, value in said.items() if value not in (UNSAID, None)}
+
+
+def traits_of(message: Message, event: Event | None = None) -> Traits:
     """Events of one device in one session are one episode."""
-    event = _decode_event(message.body)
+    event = event or _decode_event(message.body)
     urgent = event.severity is Severity.CRITICAL
     if not event.session_id:
         return Traits(urgent=urgent)

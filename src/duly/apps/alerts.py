@@ -26,7 +26,7 @@ from duly.apps.alert_events import (
     NAMED,
     NOTHING_SAID,
     UPDATE,
-    Severity,
+    Event,
     Standing,
     Status,
     line,
@@ -38,7 +38,7 @@ from duly.apps.alert_events import (
     traits_of,
     updated,
 )
-from duly.apps.desk import CHANNEL, LIST, STATUSES, Desk, Silence
+from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence
 from duly.apps.profiles import Address, Profiles
 from duly.auth import Principal, Role
 from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
@@ -59,7 +59,7 @@ from duly.core.parcels import (
 )
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS, SECOND
-from duly.core.writes import Append, Open, Ref
+from duly.core.writes import Open, Ref
 from duly.dialects import frames
 from duly.dialects.frames import Frame
 from duly.engine import Engine
@@ -72,8 +72,13 @@ CARRY_SECONDS: Final = 50.0
 """The longest attempt, whatever a channel says; shorter than the courier's lease."""
 STOP_SECONDS: Final = 3.0
 """How long those on their way are waited for when the hub stops."""
+READ_KEPT: Final = 1_000
 EARLIEST: Final = 10**11
 """Milliseconds since 1970 that are not seconds by mistake."""
+
+
+_LISTED: Final = Plan()
+"""A profile that tells nobody."""
 
 
 class Alerts:
@@ -81,6 +86,7 @@ class Alerts:
 
     roles = frozenset({Role.SENTINEL})
     types = frozenset({EVENT, UPDATE, CANCEL})
+    prompt = frozenset({EVENT})
 
     def __init__(
         self, ledger: Ledger, journal: Journal, policy: CourierPolicy | None = None, *, private: bool = False
@@ -104,6 +110,8 @@ class Alerts:
         self._sessions: dict[str, set[Session]] = {}
         self._statuses: dict[bytes, Status] = {}
         """of the alerts that something has been said about"""
+        self._read: dict[bytes, tuple[Message, Event]] = {}
+        """alerts that were just read, and will be planned next"""
         self._silences: list[Silence] = []
         self._amending = asyncio.Lock()
         self._channels: dict[str, tuple[Address, Channel]] = {}
@@ -183,7 +191,11 @@ class Alerts:
         if made < EARLIEST:
             raise Malformed("an alert needs its timestamp, in milliseconds since 1970: set the clock")
         expires = 0 if frame.exp is None else frame.exp * MS
-        return Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+        message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+        if len(self._read) >= READ_KEPT:
+            self._read.clear()  # repeats are never planned
+        self._read[message.key] = (message, event)
+        return message
 
     async def _change(self, session: Session, who: Principal, frame: Frame) -> None:
         """An update or a cancellation: one at a time, so that none overlooks another."""
@@ -214,18 +226,20 @@ class Alerts:
             await stored
 
     def _plan(self, message: Message, now: int) -> Plan:
-        event = read_event(message.body)
-        listed = (Append(LIST, b"", now, message.key),)
+        known = self._read.pop(message.key, None)
+        event = known[1] if known is not None and known[0] is message else read_event(message.body)
         for silence in self._silences:
             if silence.covers(message, event, now):
                 by = f" by {silence.by}" if silence.by else ""
-                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")), more=listed)
+                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")))
         profile = self.profiles.get(event.profile_id)
         if profile is None:
             reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
-            return Plan(end=(State.FAILED, Answer(2, b"", reason)), more=listed)
-        urgent = event.severity is Severity.CRITICAL
-        return Plan(profile.plan(now, urgent=urgent), more=listed)
+            return Plan(end=(State.FAILED, Answer(2, b"", reason)))
+        if not profile.steps:
+            return _LISTED
+        traits = traits_of(message, event)
+        return Plan(profile.plan(now, urgent=traits.urgent), traits=traits)
 
     def _is_cancelled(self, key: bytes) -> bool:
         status = self._statuses.get(key)
@@ -276,6 +290,7 @@ class Alerts:
         with contextlib.suppress(DulyError):
             alert = await self.desk.get(key)
             if alert is None:
+                self._statuses.pop(key, None)
                 return
             if alert.status is not NOTHING_SAID:
                 self._statuses[key] = alert.status

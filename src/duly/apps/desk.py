@@ -7,7 +7,7 @@ again (`changed`). Nothing here shows an address: only labels.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -27,16 +27,14 @@ from duly.apps.alert_events import (
 )
 from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, key_of, names_in
+from duly.core.messages import Answer, Message, key_of
 from duly.core.parcels import BY_HAND, CORRECTION
 from duly.core.units import DAY, MS, SECOND
 from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
 from duly.errors import Malformed
-from duly.ledger import Ledger, Record
+from duly.ledger import NEWEST, Ledger, Record
 
 CHANNEL: Final = "alert"
-LIST: Final = "alerts"
-"""The stream of all alerts, in the order they came."""
 STATUSES: Final = "alerts"
 SILENCES: Final = "silences"
 PAGE: Final = 500
@@ -98,63 +96,67 @@ class Desk:
 
     async def get(self, key: bytes) -> Alert | None:
         record = await self._ledger.find(key)
-        if record is None:
-            return None
-        status = read_status(await self._ledger.item(STATUSES, name_on_shelf(key)))
-        return Alert(record, status, await self._ledger.deliveries(key))
+        return None if record is None or record.message.kind != EVENT else await self._whole(record)
 
     async def find(self, id_: str, sentinel: str = "") -> Alert:
         """By its id, or by how that begins."""
         if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
             return exact
-        found: set[bytes] = set()
-        async for key in self._newest(SEARCHED):
-            scope, known = names_in(key)
-            if known.startswith(id_) and sentinel in ("", scope):
-                found.add(key)
-        exact_ones = {key for key in found if names_in(key)[1] == id_} or found
-        if len(exact_ones) > 1:
-            who = ", ".join(sorted({f"{names_in(key)[0]}/{names_in(key)[1]}" for key in exact_ones})[:5])
+        found = [
+            record
+            async for record in self.newest(SEARCHED)
+            if record.message.id.startswith(id_) and sentinel in ("", record.message.scope)
+        ]
+        found = [record for record in found if record.message.id == id_] or found
+        if len(found) > 1:
+            who = ", ".join(f"{one.message.scope}/{one.message.id}" for one in found[:5])
             raise Malformed(f"several alerts are called {id_!r}: {who}; write more of the id, or --sentinel")
-        alert = await self.get(exact_ones.pop()) if exact_ones else None
-        if alert is None:
+        if not found:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
-        return alert
+        return await self._whole(found[0])
 
-    async def _newest(self, limit: int, before: int = 0) -> AsyncIterator[bytes]:
-        """The keys of the newest alerts, newest first."""
-        extent = await self._ledger.extent(LIST)
-        top = min(extent.last, before - 1) if before else extent.last
-        stop = max(extent.first, top - limit + 1)
-        while top >= stop:
-            bottom = max(stop, top - PAGE + 1)
-            entries = await self._ledger.entries(LIST, bottom - 1, top - bottom + 1)
-            for entry in reversed(entries):
-                yield entry.key
-            top = bottom - 1
+    async def newest(self, limit: int) -> AsyncIterator[Record]:
+        """The newest alerts, newest first."""
+        before = NEWEST
+        while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
+            for record in page:
+                yield record
+            before = (page[-1].accepted_at, page[-1].message.key)
+            limit -= len(page)
+
+    async def _whole(self, record: Record) -> Alert:
+        key = record.message.key
+        status = read_status(await self._ledger.item(STATUSES, name_on_shelf(key)))
+        return Alert(record, status, await self._ledger.deliveries(key))
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[Alert]:
-        alerts: list[Alert] = []
-        async for key in self._newest(SEARCHED if standing or sentinel else limit):
-            if sentinel and names_in(key)[0] != sentinel:
+        found: list[Alert] = []
+        async for record in self.newest(SEARCHED if standing or sentinel else limit):
+            if sentinel and record.message.scope != sentinel:
                 continue
-            alert = await self.get(key)
-            if alert is not None and standing in ("", alert.status.standing.value):
-                alerts.append(alert)
-                if len(alerts) == limit:
+            alert = await self._whole(record)
+            if standing in ("", alert.status.standing.value):
+                found.append(alert)
+                if len(found) == limit:
                     break
-        return alerts
+        return found
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:
         """The newest deliveries; `open` and `dead` are kinds of states."""
         found: list[tuple[Alert, Delivery]] = []
-        async for key in self._newest(SEARCHED if state else limit):
-            alert = await self.get(key)
-            if alert is not None:
-                found += ((alert, one) for one in alert.deliveries if _is(state, one.state))
+        async for record in self.newest(SEARCHED if state else limit):
+            alert = await self._whole(record)
+            found += ((alert, one) for one in alert.deliveries if _is(state, one.state))
             if len(found) >= limit:
                 break
         return found[:limit]
+
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        """Nothing need be known any more of what was said about these."""
+        if keys:
+            await self._ledger.write(*(Drop(STATUSES, name_on_shelf(key)) for key in keys))
+        for key in keys:
+            await self._changed(key)
 
     # ── saying something about an alert ──────────────────────────────────────────────────────────
 

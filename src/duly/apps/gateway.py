@@ -97,6 +97,10 @@ class Gateway:
     def types(self) -> frozenset[str]:
         return self.policy.commands | self.policy.pushes | {"ack"}
 
+    @property
+    def prompt(self) -> frozenset[str]:
+        return self.policy.commands
+
     async def start(self) -> None:
         await self.engine.start()
 

@@ -12,6 +12,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import io
 import ipaddress
 import secrets
 import socket
@@ -172,7 +173,7 @@ class Webhook:
             headers["webhook-signature"] = signature(self._secret, notice.id, timestamp, body)
         try:
             async with self._open().post(
-                self._url, data=body, headers=headers, allow_redirects=False
+                self._url, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as answer:
                 await answer.content.read(ANSWER_LIMIT)
                 status, rest = answer.status, _rest(answer.headers.get("Retry-After"))

@@ -10,7 +10,20 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import accounts, alerts, demo, device, doctor, look, profiles, send, sentinel, sim, up
+from duly.cli import (
+    accounts,
+    alerts,
+    demo,
+    device,
+    doctor,
+    look,
+    profiles,
+    prune,
+    send,
+    sentinel,
+    sim,
+    up,
+)
 from duly.cli.common import guarded
 
 app = typer.Typer(
@@ -60,6 +73,7 @@ app.add_typer(alerts.deliveries, name="deliveries")
 app.add_typer(sentinel.sentinel, name="sentinel")
 app.add_typer(profiles.profile, name="profile")
 app.add_typer(profiles.channel, name="channel")
+app.command("prune")(prune.prune)
 app.command("doctor")(doctor.doctor)
 app.command("sim")(sim.sim)
 

@@ -94,10 +94,8 @@ async def _do_in_ledger(
     async with await opening as book:
         profiles = Profiles(book)
         await profiles.refresh()
-        result: dict[str, Any] = msgspec.to_builtins(
-            await administer(Desk(book, profiles), profiles, verb, wanted)
-        )
-        return result
+        result = await administer(Desk(book, profiles), profiles, verb, wanted)
+        return msgspec.json.decode(msgspec.json.encode(result), type=dict[str, Any])
 
 
 def _me(by: str | None) -> str:

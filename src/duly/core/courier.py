@@ -38,7 +38,7 @@ from duly.core.parcels import (
     Plan,
     Traits,
 )
-from duly.core.route import Item, Route, RoutePolicy
+from duly.core.route import Item, RoutePolicy, Routes, Where
 from duly.core.steps import (
     Arrived,
     Effect,
@@ -72,9 +72,6 @@ LISTENERS: Final = 16
 AT_ONCE: Final = 500
 """Writes of a large parcel that are committed together: others want to store something, too."""
 
-
-_Where: TypeAlias = tuple[str, bool]
-"""A route's name: the recipient, and whether it is the way for what is urgent."""
 
 _Ends: TypeAlias = list[tuple[Item, State, Answer]]
 
@@ -118,14 +115,12 @@ class Courier:
         self.counts = Counts()
         self._plan = plan
         self._traits = traits
-        self._route_policy = route
         self._doubt = doubt
         self._cancelled = cancelled
         self._sole = sole
         self._live: dict[bytes, _Live] = {}
         self._items: dict[Ref, Item] = {}
-        self._routes: dict[_Where, Route] = {}
-        self._wakes: list[tuple[int, _Where]] = []
+        self._routes = Routes(route)
         self._expiries: list[tuple[int, int, Item]] = []
         self._serial = 0
 
@@ -177,7 +172,9 @@ class Courier:
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now)]
         plan = self._plan(message, now)
-        live = _Live(message, [origin], committed=False)
+        if not plan.deliveries:
+            return [self._note(message, plan, origin, now)]
+        live = self._live[message.key] = _Live(message, [origin], committed=False)
         return [self._admit(live, plan, now)]
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
@@ -191,64 +188,69 @@ class Courier:
     def _until(self, message: Message, now: int) -> int:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
 
+    def _note(self, message: Message, plan: Plan, origin: Origin, now: int) -> Step:
+        """A message for nobody: it is stored, and has ended."""
+        end, answer = plan.end
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self.counts.duplicates += 1
+                return [Reply(origin, message, verdict)]
+            self.counts.accepted += 1
+            return [Reply(origin, message, verdict), Report(message.key, end, answer, (origin,))]
+
+        plain = answer == Answer()
+        then = () if plain else (Advance(message.key, end, now, answer),)
+        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
     def _admit(self, live: _Live, plan: Plan, now: int) -> Step:
-        message = live.message
-        traits = self._traits(message)
+        message, traits = live.message, plan.traits
         launched: list[Item] = []
         waiting: list[Item] = []
         writes: list[Deliver] = []
         for one in plan.deliveries:
             ref = Ref(message.key, self.channel, one.recipient, one.round)
             item = self._item(ref, message, one.due, one.expires, traits)
-            if self._route(one.recipient, traits.urgent).admits(item, now):
+            if self._routes[one.recipient, traits.urgent].admits(item, now):
                 item.attempt = 1
                 launched.append(item)
                 writes.append(Deliver(ref, now + self.policy.lease, one.expires, 1, self.worker))
             else:
                 waiting.append(item)
                 writes.append(Deliver(ref, one.due, one.expires))
-        then: Group = (*writes, *plan.more)
-        if writes:
-            self._live[message.key] = live
-            state = here = State.SENT if launched else State.ACCEPTED
-        else:
-            state, answer = plan.end
-            here = state
-            if answer != Answer():
-                state = State.ACCEPTED
-                then = (Advance(message.key, here, now, answer), *then)
+        state = State.SENT if launched else State.ACCEPTED
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results[0]
             assert isinstance(verdict, Verdict)
             if not verdict.fresh:
-                self._not_fresh(live, launched)
+                self._not_fresh(live, launched, traits)
                 return [Reply(origin, message, verdict) for origin in live.origins]
             live.committed = True
             self.counts.accepted += 1
             todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
-            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in live.origins[1:])
+            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
             for item in waiting:
                 self._enter(live, item)
-                self._route(item.ref.recipient, traits.urgent).add(item)
+                self._routes[item.ref.recipient, traits.urgent].add(item)
             for item in launched:
                 self._enter(live, item)
                 todo.append(self._carry([item], traits.urgent))
-            if not writes:
-                todo.append(Report(message.key, *plan.end, tuple(live.origins), message.recipient))
             for recipient in {item.ref.recipient for item in waiting}:
-                self._schedule((recipient, traits.urgent))
+                self._routes.schedule((recipient, traits.urgent))
             return todo
 
-        admit = Admit(message, self._until(message, now), now, state, then)
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 
-    def _not_fresh(self, live: _Live, launched: Iterable[Item]) -> None:
+    def _not_fresh(self, live: _Live, launched: Iterable[Item], traits: Traits) -> None:
         self.counts.duplicates += 1
-        urgent = self._traits(live.message).urgent
         for item in launched:
-            self._route(item.ref.recipient, urgent).abandoned()
+            self._routes[item.ref.recipient, traits.urgent].abandoned()
         if self._live.get(live.message.key) is live:
             del self._live[live.message.key]
 
@@ -279,23 +281,6 @@ class Courier:
             self._serial += 1
             heapq.heappush(self._expiries, (item.expires, self._serial, item))
 
-    def _route(self, recipient: str, urgent: bool) -> Route:
-        where = (recipient, urgent)
-        route = self._routes.get(where)
-        policy = self._route_policy(recipient)
-        if route is None:
-            route = self._routes[where] = Route(policy)
-        route.policy = policy
-        return route
-
-    def _schedule(self, where: _Where) -> None:
-        route = self._routes[where]
-        wake = route.next_wake()
-        if wake != route.wake:
-            route.wake = wake
-            if wake is not None:
-                heapq.heappush(self._wakes, (wake, where))
-
     def _state(self, live: _Live) -> State:
         if live.reached:
             return State.DELIVERED
@@ -310,7 +295,7 @@ class Courier:
         )
         return Tell(Carry(parcel[0].ref.recipient, loads, urgent))
 
-    def _launch(self, parcel: list[Item], where: _Where, now: int) -> list[Todo]:
+    def _launch(self, parcel: list[Item], where: Where, now: int) -> list[Todo]:
         """Claim all of a parcel, some at a time, and send what is ours."""
         if not parcel:
             self._routes[where].abandoned()
@@ -324,19 +309,20 @@ class Courier:
             )
 
             def done(results: Results, now: int) -> list[Todo]:
+                todo: list[Todo] = []
                 for item, taken in zip(some, results, strict=True):
                     if taken:
                         item.attempt += 1
                         ours.append(item)
                     else:
-                        self._drop(item)  # ended, or another worker's
+                        todo += self._lose(item, now)
                 if start + AT_ONCE < len(parcel):
-                    return [claim(start + AT_ONCE, now)]
+                    return [*todo, claim(start + AT_ONCE, now)]
                 if ours:
-                    return [self._carry(ours, where[1])]
+                    return [*todo, self._carry(ours, where[1])]
                 self._routes[where].abandoned()
-                self._schedule(where)
-                return []
+                self._routes.schedule(where)
+                return todo
 
             return Step(writes, done)
 
@@ -352,12 +338,26 @@ class Courier:
             if not live.items:
                 del self._live[item.ref.key]
 
+    def _lose(self, item: Item, now: int) -> list[Todo]:
+        """Somebody ended it in the ledger, or another worker has it. If it was the last of its message here,
+        and nobody else could have others, the message is over."""
+        live = self._live.get(item.ref.key)
+        self._drop(item)
+        if live is None or live.items or not self._sole:
+            return []
+        end, answer = (State.DONE if live.reached else State.CANCELLED), Answer()
+
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Report(live.message.key, end, answer, tuple(live.origins), live.message.recipient)]
+
+        return [Step((Advance(live.message.key, end, now, answer),), done)]
+
     # ── how it went ──────────────────────────────────────────────────────────────────────────────
 
     def _carried(self, carried: Carried, now: int) -> list[Todo]:
         parcel, fate, reason = carried.parcel, carried.fate, carried.reason
         where = (parcel.recipient, parcel.urgent)
-        route = self._route(*where)
+        route = self._routes[where]
         items = [
             item
             for load in parcel.loads
@@ -369,7 +369,7 @@ class Courier:
         if fate in (Fate.ARRIVED, Fate.REFUSED):
             # A refusal is an answer, too: the way is open.
             if route.arrived():
-                self._hurry(parcel.recipient, now)
+                self._routes.hurry(parcel.recipient, now)
         else:
             route.failed(now + max(carried.rest, self._delay(items)))
         ends: _Ends = []
@@ -387,16 +387,8 @@ class Courier:
                 case Fate.IN_DOUBT:
                     todo += self._in_doubt(item, where, reason, carried.rest, now, ends)
         todo += self._end_all(ends, now)
-        self._schedule(where)
+        self._routes.schedule(where)
         return todo
-
-    def _hurry(self, recipient: str, now: int) -> None:
-        """One way of a channel is open again: all of them are."""
-        channel = recipient.partition("#")[0]
-        for where, route in self._routes.items():
-            if where[0].partition("#")[0] == channel:
-                route.hurry(now)
-                self._schedule(where)
 
     def _delay(self, items: Sequence[Item]) -> int:
         """How long a way is left alone after these could not go it."""
@@ -404,7 +396,7 @@ class Courier:
         return min((delay for delay in delays if delay is not None), default=self.policy.retry.first)
 
     def _again(
-        self, item: Item, where: _Where, reason: str, rest: int | None, now: int, ends: _Ends
+        self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: _Ends
     ) -> list[Todo]:
         """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
         # Who travelled together tries again together.
@@ -423,16 +415,16 @@ class Courier:
 
         def done(results: Results, now: int) -> list[Todo]:
             if not results[0]:
-                self._drop(item)
-            elif not item.gone:
-                self._route(*where).add(item)
-                self._schedule(where)
+                return self._lose(item, now)
+            if not item.gone:
+                self._routes[where].add(item)
+                self._routes.schedule(where)
             return []
 
         return [Step((write,), done)]
 
     def _in_doubt(
-        self, item: Item, where: _Where, reason: str, rest: int | None, now: int, ends: _Ends
+        self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: _Ends
     ) -> list[Todo]:
         self.counts.in_doubt += 1
         declared = self._doubt(item.ref.recipient)
@@ -455,14 +447,12 @@ class Courier:
             then: Group = ()
             key = item.ref.key
             live = self._live.get(key)
-            self._drop_item(item)
+            self._drop(item)
             if live is not None:
-                live.items.discard(item.ref)
                 first = state is State.DONE and not live.reached
                 live.reached |= state is State.DONE
                 live.in_doubt |= state is State.UNKNOWN
                 if not live.items:
-                    del self._live[key]
                     how = self._summary(live, state, answer)
                     then = (Advance(key, how[0], now, how[1]),)
                     over.append((live, *how))
@@ -483,10 +473,6 @@ class Courier:
 
         return [Step(tuple(writes), done)]
 
-    def _drop_item(self, item: Item) -> None:
-        item.gone = True
-        self._items.pop(item.ref, None)
-
     def _summary(self, live: _Live, state: State, answer: Answer) -> tuple[State, Answer]:
         if live.reached:
             return State.DONE, Answer()
@@ -499,24 +485,22 @@ class Courier:
     def _look(self, look: Look, now: int) -> list[Todo]:
         still = {one.delivery.ref for one in look.open}
         live = self._live.get(look.key)
+        todo: list[Todo] = []
         if live is not None:
             for ref in sorted(live.items - still, key=_place):
                 item = self._items[ref]
                 if not item.flying:
-                    self._drop(item)
-        return [
-            todo
-            for one in look.open
-            if one.delivery.ref not in self._items
-            for todo in self._take_up(one, now)
-        ]
+                    todo += self._lose(item, now)
+        new = [one for one in look.open if one.delivery.ref not in self._items]
+        return todo + [each for one in new for each in self._take_up(one, now)]
 
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
     ) -> list[Todo]:
         before, known, self._live, self._items = self._live, self._items, {}, {}
         flying = {ref: item for ref, item in known.items() if item.flying}
-        self._routes, self._wakes, self._expiries = {}, [], []
+        self._routes = self._routes.afresh()
+        self._expiries = []
         todo: list[Todo] = [
             Report(end.key, end.state, end.answer, tuple(before[end.key].origins)) for end in ended
         ]
@@ -548,16 +532,16 @@ class Courier:
         item.attempt, item.error = delivery.attempt, delivery.error
         self._enter(live, item)
         where = (delivery.ref.recipient, traits.urgent)
-        route = self._route(*where)
+        route = self._routes[where]
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
                 return self._cut_off(item, where, now)
             item.leased = True
         route.add(item)
-        self._schedule(where)
+        self._routes.schedule(where)
         return []
 
-    def _cut_off(self, item: Item, where: _Where, now: int) -> list[Todo]:
+    def _cut_off(self, item: Item, where: Where, now: int) -> list[Todo]:
         """Whoever was delivering it died over it."""
         item.leased = False
         ends: _Ends = []
@@ -575,39 +559,22 @@ class Courier:
                 reason = f"{EXPIRED.reason}; the last attempt: {item.error}" if item.error else EXPIRED.reason
                 late.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", reason)))
         todo += self._end_all(late, now)
-        while self._wakes and self._wakes[0][0] <= now:
-            when, where = heapq.heappop(self._wakes)
-            route = self._routes.get(where)
-            if route is None or route.wake != when:
-                continue
-            route.wake = None
-            for parcel in route.collect(now):
-                dead = [item for item in parcel if item.leased]
-                for item in dead:
-                    item.flying = False
-                    todo += self._cut_off(item, where, now)
-                todo += self._launch([item for item in parcel if item not in dead], where, now)
-            self._schedule(where)
+        for where, parcel in self._routes.collect(now):
+            dead = [item for item in parcel if item.leased]
+            for item in dead:
+                item.flying = False
+                todo += self._cut_off(item, where, now)
+            todo += self._launch([item for item in parcel if item not in dead], where, now)
         return todo
 
     def next_wake(self) -> int | None:
-        while self._wakes:
-            when, where = self._wakes[0]
-            route = self._routes.get(where)
-            if route is not None and route.wake == when:
-                break
-            heapq.heappop(self._wakes)
         while self._expiries and self._expiries[0][2].gone:
             heapq.heappop(self._expiries)
-        wakes = [heap[0][0] for heap in (self._wakes, self._expiries) if heap]
-        return min(wakes, default=None)
+        wakes = (self._routes.next_wake(), self._expiries[0][0] if self._expiries else None)
+        return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        self._wakes = []
-        for where, route in self._routes.items():
-            route.shift(by)
-            route.wake = None
-            self._schedule(where)
+        self._routes.shift(by)
 
 
 CUT_OFF: Final = "we stopped before we knew whether it had arrived"

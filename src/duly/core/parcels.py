@@ -72,19 +72,19 @@ class Planned(Struct, frozen=True, gc=False):
     round: int = 0
 
 
-class Plan(Struct, frozen=True):
-    """To whom a message goes; or, if to nobody, how it ends at once. `more` is committed with it."""
-
-    deliveries: tuple[Planned, ...] = ()
-    end: tuple[State, Answer] = (State.DONE, Answer())
-    more: Group = ()
-
-
 class Traits(Struct, frozen=True, gc=False):
     """What decides with whom a message travels. What is urgent has a way of its own."""
 
     episode: str = ""
     urgent: bool = False
+
+
+class Plan(Struct, frozen=True):
+    """To whom a message goes, and with whom it travels; or, if to nobody, how it ends at once."""
+
+    deliveries: tuple[Planned, ...] = ()
+    end: tuple[State, Answer] = (State.DONE, Answer())
+    traits: Traits = Traits()
 
 
 class Load(Struct, frozen=True, gc=False):

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -29,6 +30,10 @@ PARCEL: Final = 5_000
 
 EPISODES: Final = 10_000
 """Most episodes remembered; then those that are over are forgotten."""
+
+
+Where: TypeAlias = tuple[str, bool]
+"""A route's name: the recipient, and whether it is the way for what is urgent."""
 
 
 class RoutePolicy(Struct, frozen=True):
@@ -235,3 +240,64 @@ class Route:
         items = {item: n for _, n, item in self._waiting if not item.gone}
         self._waiting = [(item.due, n, item) for item, n in items.items()]
         heapq.heapify(self._waiting)
+
+
+class Routes:
+    """All of them, and which is to be looked at next. A route is made when it is first asked for."""
+
+    def __init__(self, policy: Callable[[str], RoutePolicy]) -> None:
+        self._policy = policy
+        self._routes: dict[Where, Route] = {}
+        self._wakes: list[tuple[int, Where]] = []
+
+    def afresh(self) -> Routes:
+        """As after a restart."""
+        return Routes(self._policy)
+
+    def __getitem__(self, where: Where) -> Route:
+        route = self._routes.get(where)
+        policy = self._policy(where[0])
+        if route is None:
+            route = self._routes[where] = Route(policy)
+        route.policy = policy
+        return route
+
+    def schedule(self, where: Where) -> None:
+        """Something has changed on this one."""
+        route = self[where]
+        wake = route.next_wake()
+        if wake != route.wake:
+            route.wake = wake
+            if wake is not None:
+                heapq.heappush(self._wakes, (wake, where))
+
+    def hurry(self, recipient: str, now: int) -> None:
+        """One way of a channel is open again: all of them are."""
+        channel = recipient.partition("#")[0]
+        for where, route in self._routes.items():
+            if where[0].partition("#")[0] == channel:
+                route.hurry(now)
+                self.schedule(where)
+
+    def collect(self, now: int) -> list[tuple[Where, list[Item]]]:
+        """The parcels that go out now, on all of them."""
+        parcels: list[tuple[Where, list[Item]]] = []
+        while (wake := self.next_wake()) is not None and wake <= now:
+            where = heapq.heappop(self._wakes)[1]
+            route = self._routes[where]
+            route.wake = None
+            parcels += ((where, parcel) for parcel in route.collect(now))
+            self.schedule(where)
+        return parcels
+
+    def next_wake(self) -> int | None:
+        while self._wakes and self._routes[self._wakes[0][1]].wake != self._wakes[0][0]:
+            heapq.heappop(self._wakes)
+        return self._wakes[0][0] if self._wakes else None
+
+    def shift(self, by: int) -> None:
+        self._wakes = []
+        for where, route in self._routes.items():
+            route.shift(by)
+            route.wake = None
+            self.schedule(where)

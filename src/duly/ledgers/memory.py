@@ -20,6 +20,7 @@ from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verd
 from duly.errors import ProgramError
 from duly.ledger import (
     HOT_IDS,
+    NEWEST,
     REFUSALS_KEPT,
     Entry,
     Extent,
@@ -217,6 +218,15 @@ class MemoryLedger(Ledger):
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]
 
+    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        found = [
+            ((record.accepted_at, key), record)
+            for key, record in self.disk.messages.items()
+            if record.message.kind == "alert_event" and (record.accepted_at, key) < before
+        ]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        return [record for _, record in found[:limit]]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         found = [
             (record, delivery)
@@ -261,10 +271,16 @@ class MemoryLedger(Ledger):
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    async def prune(self, *, limit: int = 1_000) -> int:
+    async def prunable(self, limit: int = 1_000) -> list[Record]:
         now = self.clock.now()
-        self.disk.floor = max(self.disk.floor, now)
-        old = [k for k, r in self.disk.messages.items() if r.until <= now and r.state.terminal][:limit]
+        old = [r for r in self.disk.messages.values() if r.until <= now and r.state.terminal]
+        old.sort(key=lambda record: (record.until, record.message.key))
+        return old[:limit]
+
+    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
+        self.disk.floor = max(self.disk.floor, self.clock.now())
+        old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
+        old = [key for key in old if keys is None or key in keys][:limit]
         for key in old:
             self._forget(key)
         return len(old)

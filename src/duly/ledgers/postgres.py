@@ -18,7 +18,7 @@ from typing import Any, Final
 from duly.clock import Clock
 from duly.core import writes as w
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
-from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.postgres_flush import Again, flush
@@ -239,6 +239,9 @@ class PostgresLedger(Ledger):
     ) -> list[Record]:
         return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
 
+    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
@@ -298,12 +301,19 @@ class PostgresLedger(Ledger):
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    async def prune(self, *, limit: int = 1_000) -> int:
+    async def prunable(self, limit: int = 1_000) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("would_prune", self.clock.now(), limit)]
+
+    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         now = self.clock.now()
         queries = sql.queries("postgres")
         async with self.transaction() as tx:
             await tx.execute(queries["raise_floor"], now)
-            old = [key for (key,) in await tx.fetch(queries["prunable"], now, limit)]
+            if keys is None:
+                found = await tx.fetch(queries["prunable"], now, limit)
+            else:
+                found = await tx.fetch(queries["prunable_of"], now, list(keys[:limit]))
+            old = [key for (key,) in found]
             await tx.execute(queries["forget_deliveries"], old)
             await tx.execute(queries["forget"], old)
         return len(old)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +35,7 @@ from duly.errors import (
     ProgramError,
     Stopped,
 )
-from duly.ledger import HOT_IDS, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
+from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.sqlite_verbs import Verbs
@@ -170,6 +171,9 @@ class SqliteLedger(Ledger):
     ) -> list[Record]:
         return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
 
+    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
+
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
@@ -206,14 +210,20 @@ class SqliteLedger(Ledger):
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    async def prune(self, *, limit: int = 1_000) -> int:
+    async def prunable(self, limit: int = 1_000) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("prunable", self.clock.now(), limit)]
+
+    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         now = self.clock.now()
         queries = sql.queries("sqlite")
         async with self.transaction() as tx:
             await tx.execute(queries["raise_floor"], now)
-            await tx.execute(queries["forget_deliveries"], now, limit)
-            forgotten = await tx.fetch(queries["forget"], now, limit)
-        return len(forgotten)
+            if keys is None:
+                await tx.execute(queries["forget_deliveries"], now, limit)
+                return len(await tx.fetch(queries["forget"], now, limit))
+            these = json.dumps([key.hex() for key in keys[:limit]])
+            await tx.execute(queries["forget_these_deliveries"], these, now)
+            return len(await tx.fetch(queries["forget_these"], these, now))
 
     async def trim(self, stream: str, through: int) -> None:
         async with self.transaction() as tx:

@@ -65,6 +65,11 @@ WHERE key >= $1 AND key < $2 AND ($3::bytea IS NULL OR substring(key FROM 7 FOR 
     AND (NOT $4::boolean OR state < 10)
 ORDER BY key DESC LIMIT $5;
 
+-- name: alerts
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages WHERE kind = 'alert_event' AND (accepted_at, key) < ($1, $2::bytea)
+ORDER BY accepted_at DESC, key DESC LIMIT $3;
+
 -- name: settled
 -- Of the awaited messages, those that have ended or are gone.
 SELECT awaited.key FROM unnest($1::bytea[]) AS awaited (key)
@@ -223,6 +228,15 @@ UPDATE duly_floor SET until = $1 WHERE until < $1;
 -- What somebody is looking at this moment can wait for the next time.
 SELECT key FROM duly_messages
 WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until LIMIT $2
+FOR UPDATE SKIP LOCKED;
+
+-- name: would_prune
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages
+WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until, key LIMIT $2;
+
+-- name: prunable_of
+SELECT key FROM duly_messages WHERE key = ANY($2::bytea[]) AND until <= $1 AND state >= 10
 FOR UPDATE SKIP LOCKED;
 
 -- name: size

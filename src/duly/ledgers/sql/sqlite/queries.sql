@@ -22,6 +22,11 @@ FROM messages
 WHERE key >= ?1 AND key < ?2 AND (?3 IS NULL OR substr(key, 7, length(?3)) = ?3) AND (NOT ?4 OR state < 10)
 ORDER BY key DESC LIMIT ?5;
 
+-- name: alerts
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM messages WHERE kind = 'alert_event' AND (accepted_at, key) < (?, ?)
+ORDER BY accepted_at DESC, key DESC LIMIT ?;
+
 -- name: withdraw
 DELETE FROM messages WHERE key = ? AND state < 10;
 
@@ -149,6 +154,22 @@ DELETE FROM messages WHERE key IN (
     SELECT key FROM messages
     WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?
 )
+RETURNING 1;
+
+-- name: prunable
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM messages
+WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?;
+
+-- name: forget_these_deliveries
+-- Keys as a JSON array of hex; of the same messages as the next statement forgets.
+DELETE FROM deliveries WHERE key IN (
+    SELECT m.key FROM json_each(?1) AS asked JOIN messages AS m ON m.key = unhex(asked.value)
+    WHERE m.until <= ?2 AND m.state >= 10
+);
+
+-- name: forget_these
+DELETE FROM messages WHERE key IN (SELECT unhex(value) FROM json_each(?1)) AND until <= ?2 AND state >= 10
 RETURNING 1;
 
 -- name: size

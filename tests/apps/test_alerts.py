@@ -1,0 +1,578 @@
+"""The tower, end to end: real HTTP, a real webhook receiver, a real mail server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from duly.apps import alerts as tower
+from duly.apps.desk import administer
+from duly.apps.profiles import Draft
+from duly.auth import Role
+from duly.channels import label_of
+from duly.core.parcels import CourierPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from tests.places import Place
+from tests.receivers import Mailbox, Receiver, mail_server, receiver
+
+SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
+
+
+class Tower(Place):
+    """A hub whose couriers try again soon, with two sentinels."""
+
+    async def start(self) -> None:
+        await super().start()
+        courier = self.hub.alerts._courier
+        courier.policy = CourierPolicy("alert", SOON, keep=courier.policy.keep)
+
+    async def profile(self, name: str, *urls: str, **more: Any) -> dict[str, str]:
+        _, secrets = await self.hub.alerts.profiles.set(name, Draft(send=urls, **more))
+        return secrets
+
+    async def post(self, frame: Any, who: str = "gate", query: str = "") -> tuple[int, Any]:
+        body = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
+        headers = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.url}/v1/messages{query}", data=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    async def do(self, verb: str, **wanted: str) -> Any:
+        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted)
+        return msgspec.json.decode(msgspec.json.encode(said))
+
+    async def show(self, event: str) -> Any:
+        return await self.do("alert.show", event=event)
+
+    async def until(self, true: Callable[[], Any], patience: float = 10.0) -> None:
+        async with asyncio.timeout(patience):
+            while not true():
+                await asyncio.sleep(0.005)
+
+    async def until_state(self, event: str, state: str) -> Any:
+        async with asyncio.timeout(10):
+            while (shown := await self.show(event))["state"] != state:
+                await asyncio.sleep(0.01)
+        return shown
+
+
+def event(id_: str = "event-1", **data: Any) -> dict[str, Any]:
+    fields = {
+        "profile_id": "home",
+        "trigger_reason": "disconnect",
+        "device_address": "AA:BB",
+        "timestamp": time.time_ns() // 1_000_000,
+        "severity": "warning",
+    }
+    return {"type": "alert_event", "seq_id": id_, "data": fields | data}
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Tower]:
+    it = Tower(tmp_path / "hub", allow_private_webhooks=True)
+    await it.start()
+    await it.add(Role.SENTINEL, "gate", "barn")
+    await it.add(Role.APP, "phone")
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def hook() -> AsyncIterator[Receiver]:
+    async with receiver() as it:
+        yield it
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Mailbox]:
+    async with mail_server() as it:
+        yield it
+
+
+def mail_to(box: Mailbox, more: str = "") -> str:
+    return f"mailto://127.0.0.1:{box.port}?from=tower@example.org&to=ops@example.org{more}"
+
+
+# ── admission ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_event_is_stored_acknowledged_and_told_once(place: Tower, hook: Receiver) -> None:
+    (secret,) = (await place.profile("home", hook.url)).values()
+    sent = event(location={"lat": 52.5}, cancelled_count=2)
+    status, said = await place.post(sent)
+    assert (status, said) == (202, {"type": "server_ack", "seq_id": "event-1", "code": 0})
+    shown = await place.until_state("event-1", "done")
+    ((headers, body),) = hook.requests
+    told = json.loads(body)
+    assert told["type"] == "alert.event"
+    assert told["data"]["event"] == "event-1"
+    assert told["data"]["sentinel"] == "gate"
+    assert told["data"]["location"] == {"lat": 52.5}
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    assert headers["webhook-signature"] == "v1," + base64.b64encode(hmac.digest(key, signed, sha256)).decode()
+    assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("done", 1)]
+
+
+async def test_the_same_event_again_gets_its_state_and_nobody_is_told_again(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    sent = event()
+    await place.post(sent)
+    await place.until_state("event-1", "done")
+    for _ in range(5):
+        status, said = await place.post(sent)
+        assert (status, said["code"], said["state"], said["ack"]["state"]) == (200, 5, "done", "done")
+    assert len(hook.requests) == 1
+    assert (await place.do("alert.list"))["alerts"][0]["event"] == "event-1"
+    assert len((await place.do("alert.list"))["alerts"]) == 1
+
+
+async def test_a_hundred_uploads_of_one_event_at_once_are_one_event(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    sent = event()
+    answers = await asyncio.gather(*(place.post(sent) for _ in range(100)))
+    assert sorted(said["code"] for _, said in answers) == [0] + [5] * 99
+    await place.until_state("event-1", "done")
+    assert len(hook.requests) == 1
+
+
+async def test_the_same_id_from_another_sentinel_is_another_event(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    assert (await place.post(event(), "gate"))[1]["code"] == 0
+    assert (await place.post(event(), "barn"))[1]["code"] == 0
+    await hook.got(2)
+    assert len({headers["webhook-id"] for headers, _ in hook.requests}) == 2
+
+
+async def test_other_content_under_the_same_id_is_a_loud_conflict(place: Tower) -> None:
+    await place.profile("home")
+    sent = event()
+    await place.post(sent)
+    sent["data"]["trigger_reason"] = "smoke"
+    status, said = await place.post(sent)
+    assert (status, said["error"]) == (422, "id_conflict")
+
+
+NOW = time.time_ns() // 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("frame", "who", "status", "word"),
+    [
+        (event(), "", 401, "not_authenticated"),
+        (event(), "phone", 403, "not_allowed"),
+        (event(sentinel_id="barn"), "gate", 403, "not_allowed"),
+        (event(timestamp=NOW + 2 * 86_400_000), "gate", 400, "future"),
+        (event(timestamp=NOW - 40 * 86_400_000), "gate", 400, "stale"),
+        (event(timestamp=12), "gate", 400, "malformed"),
+        (event(timestamp="today"), "gate", 400, "malformed"),
+        (event(profile_id=""), "gate", 400, "malformed"),
+        (event(severity="loud"), "gate", 400, "malformed"),
+        (event(location="x" * 100_000), "gate", 413, "too_large"),
+        (event(location="x" * 300_000), "gate", 413, "too_large"),
+        ({"type": "alert_event", "data": {}}, "gate", 400, "malformed"),
+        (b'{"type":"alert_event","seq_id":"e","data":{', "gate", 400, "malformed"),
+        (b"\xff\xfe\x00", "gate", 400, "malformed"),
+    ],
+)
+async def test_bad_uploads_are_refused_clearly_and_change_nothing(
+    place: Tower, frame: Any, who: str, status: int, word: str
+) -> None:
+    await place.profile("home")
+    got, said = await place.post(frame, who)
+    assert (got, said.get("error")) == (status, word), said
+    assert said["detail"]
+    assert (await place.do("alert.list"))["alerts"] == []
+    if who:
+        assert [refusal.word for refusal in await place.hub.ledger.refusals()] == [word]
+
+
+async def test_ten_megabytes_are_refused_before_they_are_read(place: Tower) -> None:
+    status, _ = await _big(place)
+    assert status == 413
+    assert (await place.post(event()))[1]["code"] == 0
+
+
+async def _big(place: Tower) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {place.tokens['gate']}"}
+    frame = io.BytesIO(json.dumps(event(location="x" * 10_000_000)).encode())
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{place.url}/v1/messages", data=frame, headers=headers) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+async def test_a_measured_offset_corrects_a_wrong_clock_and_both_are_kept(place: Tower) -> None:
+    await place.profile("home")
+    sent = event(timestamp=NOW - 365 * 86_400_000, offset_ms=365 * 86_400_000)
+    assert (await place.post(sent))[1]["code"] == 0
+    shown = await place.show("event-1")
+    assert abs(shown["time"] - NOW) < 60_000
+    assert shown["offset_ms"] == 365 * 86_400_000
+    assert abs(shown["accepted_at"] - NOW) < 120_000
+
+
+async def test_without_a_profile_it_is_listed_and_says_that_nobody_was_told(
+    place: Tower, hook: Receiver
+) -> None:
+    status, said = await place.post(event(), query="?wait=5")
+    assert (status, said["ack"]["state"]) == (200, "failed")
+    assert "no profile 'home'" in said["ack"]["detail"]
+    await place.profile("home", hook.url)
+    await place.do("deliveries.retry", event="event-1")
+    await hook.got(1)
+
+
+async def test_a_batch_is_answered_in_its_order_and_stored_together(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, most=0)
+    batch = [event(f"event-{n}") for n in range(50)] + [event("event-7"), {"type": "alert_event"}]
+    status, said = await place.post(batch)
+    assert status == 200
+    assert [one["code"] for one in said[:50]] == [0] * 50
+    assert said[51]["code"] == 2
+    await place.until(lambda: len(hook.events) == 50)
+    assert len(hook.requests) == 50
+
+
+async def test_over_a_websocket_a_sentinel_is_welcomed_with_the_towers_time(place: Tower) -> None:
+    await place.profile("home")
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(
+            f"{place.url}/v1/ws", headers={"Authorization": f"Bearer {place.tokens['gate']}"}
+        ) as ws,
+    ):
+        welcome = await ws.receive_json()
+        assert (welcome["type"], welcome["you"]) == ("welcome", "gate")
+        assert abs(welcome["time"] - time.time() * 1000) < 5_000
+        await ws.send_json(event())
+        assert await ws.receive_json() == {"type": "server_ack", "seq_id": "event-1", "code": 0}
+
+
+# ── bad receivers ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "words", [["500"], ["close"], ["close after"], ["503", "close after", "500", "close"]]
+)
+async def test_a_bad_webhook_receiver_gets_each_event_once(
+    place: Tower, hook: Receiver, words: list[str]
+) -> None:
+    await place.profile("home", hook.url)
+    hook.words = list(words)
+    await place.post(event())
+    await place.until_state("event-1", "done")
+    assert len(hook.requests) == len(words) + 1
+    assert len({headers["webhook-id"] for headers, _ in hook.requests}) == 1, "the same key in every attempt"
+    assert hook.events == ["event-1"]
+
+
+async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(
+    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.channels.webhook.SECONDS", 0.2)
+    await place.profile("home", hook.url)
+    hook.words = ["hang"]
+    await place.post(event())
+    shown = await place.until_state("event-1", "done")
+    assert shown["deliveries"][0]["attempts"] == 2
+    assert hook.events == ["event-1"]
+
+
+async def test_retry_after_is_respected(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    hook.words = ["429 1"]
+    began = time.monotonic()
+    await place.post(event())
+    await hook.got(2)
+    assert time.monotonic() - began >= 0.95
+
+
+@pytest.mark.parametrize("status", ["400", "401", "404", "410", "302"])
+async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_elsewhere(
+    place: Tower, hook: Receiver, status: str
+) -> None:
+    await place.profile("home", hook.url)
+    hook.words = [status]
+    await place.post(event())
+    await place.until_state("event-1", "failed")
+    (dead,) = (await place.do("deliveries.list", state="dead"))["deliveries"]
+    assert status in dead["error"]
+    await place.do("deliveries.edit", event="event-1", recipient=dead["recipient"], url=hook.url + "/other")
+    await hook.got(2)
+    await place.until(lambda: hook.events == ["event-1"])
+
+
+async def test_a_receiver_that_is_down_gets_it_when_it_is_back(place: Tower) -> None:
+    async with receiver() as gone:
+        url = gone.url
+    await place.profile("home", url)
+    await place.post(event())
+    await place.until(lambda: place.hub.alerts._courier.counts.attempts >= 2)
+    (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
+    assert waiting["error"] == "it cannot be reached"
+
+
+# ── mail ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("words", "mails", "state"),
+    [
+        ([], 1, "done"),
+        (["450"], 1, "done"),
+        (["450", "451"], 1, "done"),
+        (["550"], 0, "failed"),
+        (["550 rcpt"], 0, "failed"),
+        (["close"], 1, "done"),
+        (["close after"], 2, "done"),
+        (["close after", "close after"], 2, "unknown"),
+    ],
+)
+async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
+    place: Tower, box: Mailbox, words: list[str], mails: int, state: str
+) -> None:
+    await place.profile("home", mail_to(box))
+    box.words = list(words)
+    await place.post(event())
+    await place.until_state("event-1", state)
+    assert len(box.mails) == mails
+    assert len({mail["Message-ID"] for mail in box.mails}) <= 1
+    for mail in box.mails[1:]:
+        assert mail["Subject"].startswith("Repeat? ")
+        assert "may be a repeat" in mail.get_payload()
+
+
+async def test_a_mail_address_can_declare_that_doubt_means_stop(place: Tower, box: Mailbox) -> None:
+    await place.profile("home", mail_to(box, "&doubt=stop"))
+    box.words = ["close after"]
+    await place.post(event())
+    shown = await place.until_state("event-1", "unknown")
+    assert len(box.mails) == 1
+    assert shown["deliveries"][0]["error"].startswith("in doubt")
+
+
+async def test_mail_that_looks_like_smtp_arrives_whole(place: Tower, box: Mailbox) -> None:
+    await place.profile("home", mail_to(box))
+    await place.post(event(trigger_reason="line\r\n.\r\nBcc: all@example.org", device_address="Tür"))
+    await place.until_state("event-1", "done")
+    (mail,) = box.mails
+    assert mail["Bcc"] is None
+    text = mail.get_payload(decode=True)
+    assert isinstance(text, bytes)
+    assert "Tür" in text.decode()
+    assert "Event: event-1" in text.decode()
+
+
+# ── people ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_nobody_else_is_woken_once_somebody_takes_care(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, escalate=((0.2, hook.url + "/boss"), (0.4, hook.url + "/ceo")))
+    await place.post(event())
+    await hook.got(2)
+    told = await place.do("alert.ack", event="event-1", by="ann", note="on my way")
+    assert (told["status"], told["by"], told["note"]) == ("acknowledged", "ann", "on my way")
+    shown = await place.until_state("event-1", "done")
+    states = {one["round"]: one["state"] for one in shown["deliveries"]}
+    assert states == {0: "done", 1: "done", 2: "cancelled"}
+    assert len(hook.requests) == 2
+
+
+async def test_resolved_means_that_what_has_not_gone_out_does_not(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    hook.words = ["429 60"]
+    await place.post(event())
+    await hook.got(1)
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    told = await place.do("alert.resolve", event="event-1", by="ann")
+    assert (told["status"], told["state"]) == ("resolved", "cancelled")
+    assert told["deliveries"][0]["error"] == "resolved by ann"
+
+
+async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", escalate=((0.2, hook.url),))
+    await place.post(event(location={"lat": 1}))
+    update = {"type": "alert_update", "seq_id": "u1", "data": {"event": "event-1", "location": {"lat": 2}}}
+    assert (await place.post(update))[1]["code"] == 0
+    assert (await place.post(update))[1]["code"] == 5
+    await hook.got(1)
+    assert json.loads(hook.requests[0][1])["data"]["location"] == {"lat": 2}
+    assert (await place.show("event-1"))["location"] == {"lat": 2}
+
+
+async def test_a_late_cancel_brings_one_correction_to_those_who_were_told(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, escalate=((600, hook.url + "/boss"),))
+    await place.post(event())
+    await place.until(lambda: hook.events == ["event-1"])
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    cancel = {"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1", "cancelled_at": NOW}}
+    assert (await place.post(cancel))[1]["code"] == 0
+    await hook.got(2)
+    for _ in range(3):
+        assert (await place.post(cancel))[1]["code"] == 5
+    assert json.loads(hook.requests[1][1])["type"] == "alert.cancelled"
+    shown = await place.until_state("event-1", "done")
+    assert {(one["round"], one["state"]) for one in shown["deliveries"]} >= {(0, "done"), (1, "cancelled")}
+    assert shown["status"] == "cancelled"
+    assert len(hook.requests) == 2
+
+
+async def test_a_cancel_while_it_is_on_its_way_is_followed_by_a_correction(
+    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.channels.webhook.SECONDS", 0.3)
+    await place.profile("home", hook.url)
+    hook.words = ["hang"]
+    await place.post(event())
+    await hook.got(1)
+    await place.post({"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1"}})
+    await hook.got(3)
+    assert [json.loads(body)["type"] for _, body in hook.requests[1:]] == ["alert.event", "alert.cancelled"]
+
+
+async def test_nobody_cancels_another_sentinels_alert(place: Tower) -> None:
+    await place.profile("home")
+    await place.post(event())
+    cancel = {"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1"}}
+    status, said = await place.post(cancel, "barn")
+    assert (status, said["code"]) == (503, 4)
+    assert (await place.show("event-1"))["status"] == "open"
+
+
+async def test_what_is_silenced_is_listed_and_nobody_is_told(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    made = await place.do("alert.silence", device="AA:*", lasts="60", by="ann")
+    _, said = await place.post(event("event-1"), query="?wait=2")
+    assert said["ack"]["detail"] == "silenced by ann; nobody was told"
+    await place.post(event("event-2", device_address="CC"))
+    await hook.got(1)
+    await place.do("alert.unsilence", silence=made["silence"])
+    await place.post(event("event-3"))
+    await hook.got(2)
+    assert hook.events == ["event-2", "event-3"]
+    assert len((await place.do("alert.list"))["alerts"]) == 3
+
+
+async def test_a_storm_is_a_few_messages_and_nothing_is_missing_in_them(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, most=5)
+    batches = [[event(f"event-{i}-{n}") for n in range(500)] for i in range(4)]
+    for batch in batches:
+        assert {one["code"] for one in (await place.post(batch))[1]} == {0}
+    await hook.got(5)
+    place.hub.alerts._courier._routes.shift(-60 * SECOND)
+    place.hub.alerts.engine._news.set()
+    await place.until(lambda: len(hook.events) == 2_000)
+    assert len(hook.requests) <= 10
+    assert len((await place.do("alert.list", limit="5000"))["alerts"]) == 2_000
+
+
+async def test_later_events_of_one_episode_come_together(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, together=0.3)
+    for n in range(5):
+        await place.post(event(f"event-{n}", session_id="walk"))
+    await place.until(lambda: len(hook.events) == 5)
+    assert len(hook.requests) == 2
+    assert json.loads(hook.requests[1][1])["data"]["count"] == 4
+
+
+async def test_a_critical_one_does_not_wait_for_its_episode_or_the_quiet_hours(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, quiet="00:00-23:59")
+    await place.post(event("event-1", session_id="walk"))
+    await place.post(event("event-2", session_id="walk", severity="critical"))
+    await place.until_state("event-2", "done")
+    assert hook.events == ["event-2"]
+    (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
+    assert waiting["event"] == "event-1"
+
+
+# ── restarts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_waits_goes_out_after_a_restart_and_what_is_done_does_not(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, most=0)
+    await place.post(event("event-1"))
+    await place.until_state("event-1", "done")
+    hook.words = ["500"]
+    place.hub.alerts._courier.policy = CourierPolicy("alert")
+    await place.post(event("event-2"))
+    await hook.got(2)
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.stop()
+    await place.start()
+    assert (await place.show("event-2"))["state"] == "sent"
+    await place.do("deliveries.retry", event="event-2")
+    await hook.got(3)
+    await place.until_state("event-2", "done")
+    assert hook.events == ["event-1", "event-2"]
+    assert (await place.post(event("event-1")))[1]["error"] == "id_conflict", "it is remembered"
+
+
+async def test_figures_are_kept(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    hook.words = ["500"]
+    sent = event()
+    await place.post(sent)
+    await place.until_state("event-1", "done")
+    await place.post(sent)
+    figures = place.hub.state()["alerts"]
+    assert figures["total_events"] == 1
+    assert figures["duplicate_events"] == 1
+    assert figures["retry_attempts"] == figures["retry_successes"] == 1
+    assert figures["average_retries"] == 1
+
+
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_addresses_are_never_shown(place: Tower, hook: Receiver) -> None:
+    url = hook.url.replace("http://", "http://user:hunter2@") + "/t0ken?key=s3cret"
+    await place.profile("home", url)
+    await place.post(event())
+    await hook.got(1)
+    everything = [
+        await place.do("profile.show", name="home"),
+        await place.do("profile.list"),
+        await place.do("deliveries.list"),
+        await place.show("event-1"),
+        place.hub.state(),
+        label_of(url),
+    ]
+    text = json.dumps(everything)
+    for secret in ("hunter2", "t0ken", "s3cret", "whsec"):
+        assert secret not in text
+
+
+async def test_a_private_address_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    place = Tower(tmp_path / "hub")
+    await place.start()
+    try:
+        for url in ("http://127.0.0.1/x", "http://localhost/x", "http://[::1]/x", "http://10.1.2.3/x"):
+            with pytest.raises(tower.Malformed, match="private network"):
+                await place.profile("home", url)
+    finally:
+        await place.stop()

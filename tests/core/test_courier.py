@@ -1,0 +1,352 @@
+"""One message to many recipients, as a specification."""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.core.courier import Courier
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.parcels import (
+    CORRECTION,
+    Amend,
+    Carried,
+    Carry,
+    CourierPolicy,
+    Doubt,
+    Fate,
+    Look,
+    Plan,
+    Planned,
+    Traits,
+)
+from duly.core.retry import RetryPolicy
+from duly.core.route import RoutePolicy
+from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
+from duly.core.units import DAY, HOUR, MINUTE, SECOND
+from duly.core.writes import Deliver, Open, Put, Ref
+from duly.errors import Malformed
+from duly.ledgers.memory import Disk
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+STEADY = RetryPolicy.exponential(5 * SECOND, HOUR, jitter=0)
+
+
+class Tower:
+    """A courier with a profile that a test can change."""
+
+    def __init__(
+        self,
+        *recipients: str,
+        disk: Disk | None = None,
+        clock: ManualClock | None = None,
+        doubt: Doubt = Doubt.RESEND,
+        retry: RetryPolicy = STEADY,
+        most: int = 20,
+        worker: str = "me",
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.recipients = recipients
+        self.later: tuple[tuple[str, int], ...] = ()
+        self.end = (State.DONE, Answer())
+        self.cancelled: set[bytes] = set()
+        self.traits = Traits()
+        self.courier = Courier(
+            CourierPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
+            worker,
+            plan=self._plan,
+            traits=lambda message: self.traits,
+            route=lambda recipient: RoutePolicy(most=most),
+            doubt=lambda recipient: doubt,
+            cancelled=lambda key: key in self.cancelled,
+        )
+        self.driver = Driver(self.courier, self.clock, disk)
+        self.disk = self.driver.ledger.disk
+
+    def _plan(self, message: Message, now: int) -> Plan:
+        first = tuple(Planned(name, now, now + DAY) for name in self.recipients)
+        steps = enumerate(self.later, start=1)
+        more = tuple(Planned(name, now + after, now + DAY, n) for n, (name, after) in steps)
+        return Plan((*first, *more), self.end)
+
+    def event(self, n: int = 0, body: bytes = b"{}") -> Message:
+        return Message("gate", f"event-{n}", "alert_event", "home", body, self.clock.now())
+
+    def report(self, message: Message | None = None) -> list[Effect]:
+        return self.driver.give(Arrived(message or self.event()))
+
+    def went(self, parcel: Carry, fate: Fate = Fate.ARRIVED, reason: str = "", rest: int = 0) -> list[Effect]:
+        return self.driver.give(Told(Carried(parcel, fate, reason, rest)))
+
+    def states(self) -> dict[tuple[str, int], str]:
+        return {(ref.recipient, ref.round): d.state.word for ref, d in self.disk.deliveries.items()}
+
+    def state(self, n: int = 0) -> str:
+        return self.driver.state(self.event(n).key)
+
+
+def parcels(effects: list[Effect]) -> list[Carry]:
+    return [e.what for e in effects if isinstance(e, Tell) and isinstance(e.what, Carry)]
+
+
+def verdicts(effects: list[Effect]) -> list[str]:
+    return [reply.verdict.word.value for reply in only(Reply, effects)]
+
+
+def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
+    tower = Tower("mail", "hook")
+    effects = tower.report()
+    assert verdicts(effects) == ["fresh"]
+    assert isinstance(effects[0], Reply)
+    assert [(p.recipient, p.loads[0].attempt) for p in parcels(effects)] == [("mail", 1), ("hook", 1)]
+    assert tower.states() == {("mail", 0): "sent", ("hook", 0): "sent"}
+    assert {d.worker for d in tower.disk.deliveries.values()} == {"me"}, "claimed"
+
+
+def test_the_same_event_again_is_one_event_and_gets_its_state() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    again = tower.report()
+    assert (verdicts(again), parcels(again)) == (["duplicate"], [])
+    tower.went(parcel)
+    assert verdicts(tower.report()) == ["duplicate"]
+    assert tower.courier.counts.accepted == 1
+
+
+def test_other_content_under_the_same_id_is_a_conflict() -> None:
+    tower = Tower("mail")
+    tower.report()
+    assert verdicts(tower.report(tower.event(body=b'{"other":1}'))) == ["conflict"]
+
+
+def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> None:
+    tower = Tower("mail")
+    message = tower.event()
+    now = tower.clock.now()
+    first = tower.courier.handle(Arrived(message, "a"), now)
+    assert tower.courier.handle(Arrived(message, "b"), now) == []
+    tower.driver.carry_out(first)
+    said = {reply.origin: reply.verdict.word for reply in only(Reply, tower.driver.effects)}
+    assert said == {"a": Word.FRESH, "b": Word.DUPLICATE}
+    assert len(parcels(tower.driver.effects)) == 1
+
+
+def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
+    tower = Tower("mail", "hook")
+    one, other = parcels(tower.report())
+    assert only(Report, tower.went(one)) == []
+    assert tower.state() == "delivered"
+    (report,) = only(Report, tower.went(other))
+    assert (report.state, tower.state()) == (State.DONE, "done")
+    assert len(tower.courier) == 0
+
+
+def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    waits: list[int] = []
+    while True:
+        began = tower.clock.now()
+        tower.went(parcel, Fate.NOT_SENT, "HTTP status 500")
+        again = parcels(tower.driver.wait(3_601))
+        if not again:
+            break
+        waits.append(max(d.due for d in tower.disk.deliveries.values()) - MINUTE - began)
+        (parcel,) = again
+    assert [wait // SECOND for wait in waits[:5]] == [5, 10, 20, 40, 80]
+    assert waits[-1] == HOUR
+    tower.driver.wait(3_700)
+    assert tower.state() == "expired"
+    (delivery,) = tower.disk.deliveries.values()
+    assert "HTTP status 500" in delivery.error
+
+
+def test_after_the_last_allowed_attempt_it_is_a_dead_letter() -> None:
+    tower = Tower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=3, jitter=0))
+    (parcel,) = parcels(tower.report())
+    for _ in range(2):
+        tower.went(parcel, Fate.NOT_SENT, "no")
+        (parcel,) = parcels(tower.driver.wait(60))
+    assert parcel.loads[0].attempt == 3
+    tower.went(parcel, Fate.NOT_SENT, "no")
+    assert (tower.state(), tower.states()) == ("failed", {("hook", 0): "failed"})
+    assert tower.driver.wait(100_000) == []
+
+
+def test_what_the_other_side_will_never_take_is_not_tried_again() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    (report,) = only(Report, tower.went(parcel, Fate.REFUSED, "HTTP status 410"))
+    assert (report.state, report.answer.reason) == (State.FAILED, "HTTP status 410")
+
+
+def test_a_recipient_that_wants_to_be_left_alone_is() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, Fate.NOT_SENT, "HTTP status 429", 120 * SECOND)
+    assert parcels(tower.driver.wait(119)) == []
+    assert len(parcels(tower.driver.wait(1))) == 1
+
+
+def test_a_channel_that_works_again_is_used_at_once_for_all_its_recipients() -> None:
+    tower = Tower("mail:host#1", "mail:host#2", "mail:other#3")
+    for parcel in parcels(tower.report()):
+        tower.went(parcel, Fate.NOT_SENT, "down")
+    works, *others = parcels(tower.driver.wait(5))
+    for parcel in others:
+        tower.went(parcel, Fate.NOT_SENT, "down")
+    assert parcels(tower.driver.wait(1)) == [], "they rest for ten seconds"
+    tower.went(works)
+    assert [parcel.recipient for parcel in parcels(tower.driver.wait(0))] == ["mail:host#2"]
+
+
+@pytest.mark.parametrize("doubt", [Doubt.RESEND, Doubt.REPEAT, Doubt.STOP])
+def test_an_attempt_that_a_crash_cut_off_is_handled_as_the_channel_declares(doubt: Doubt) -> None:
+    before = Tower("hook", doubt=doubt)
+    (parcel,) = parcels(before.report())
+    after = Tower("hook", doubt=doubt, disk=before.disk, clock=before.clock, worker="next")
+    again = parcels(after.driver.wait(0))
+    if doubt is Doubt.STOP:
+        assert again == []
+        assert after.state() == "unknown"
+        return
+    (load,) = again[0].loads
+    assert (load.ref, load.attempt) == (parcel.loads[0].ref, 2)
+    assert load.repeat is (doubt is Doubt.REPEAT)
+    late = after.went(parcel)
+    assert only(Report, late) == [], "the attempt of the dead one cannot finish a newer one"
+    after.went(again[0])
+    assert after.state() == "done"
+
+
+def test_where_a_repeat_cannot_be_told_there_is_at_most_one_across_crashes() -> None:
+    tower = Tower("mail", doubt=Doubt.REPEAT)
+    tower.report()
+    tower = Tower("mail", doubt=Doubt.REPEAT, disk=tower.disk, clock=tower.clock, worker="second")
+    assert [load.repeat for p in parcels(tower.driver.wait(0)) for load in p.loads] == [True]
+    tower = Tower("mail", doubt=Doubt.REPEAT, disk=tower.disk, clock=tower.clock, worker="third")
+    assert parcels(tower.driver.wait(100)) == []
+    assert tower.state() == "unknown"
+
+
+def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
+    tower = Tower("mail", doubt=Doubt.REPEAT)
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, Fate.IN_DOUBT, "the connection broke")
+    (delivery,) = tower.disk.deliveries.values()
+    assert delivery.error == "in doubt: the connection broke"
+    (again,) = parcels(tower.driver.wait(60))
+    assert again.loads[0].repeat
+    tower.went(again, Fate.IN_DOUBT, "the connection broke")
+    assert tower.state() == "unknown"
+
+
+def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:
+    before = Tower("hook")
+    (parcel,) = parcels(before.report())
+    before.went(parcel, Fate.NOT_SENT, "no")
+    after = Tower("hook", disk=before.disk, clock=before.clock, worker="next")
+    assert parcels(after.driver.wait(4)) == []
+    (again,) = parcels(after.driver.wait(1))
+    assert again.loads[0].attempt == 2
+
+
+def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
+    tower = Tower("mail")
+    tower.later = (("boss", 10 * MINUTE),)
+    (first,) = parcels(tower.report())
+    tower.went(first)
+    assert tower.states() == {("mail", 0): "done", ("boss", 1): "accepted"}
+    assert tower.state() == "delivered"
+    (second,) = parcels(tower.driver.wait(600))
+    assert (second.recipient, second.loads[0].ref.round) == ("boss", 1)
+
+
+def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
+    tower = Tower("mail")
+    tower.later = (("boss", 10 * MINUTE),)
+    tower.report()
+    ref = Ref(tower.event().key, "alert", "boss", 1)
+    del tower.disk.deliveries[ref]
+    tower.driver.give(Told(Look(tower.event().key, ())))
+    assert parcels(tower.driver.wait(3_600)) == []
+
+
+def test_a_delivery_that_somebody_added_goes_out() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel)
+    ref = Ref(tower.event().key, "alert", "other", 200)
+    tower.driver.ledger._apply(Deliver(ref, tower.clock.now()))
+    open_ = Open(tower.event(), State.DONE, tower.disk.deliveries[ref])
+    tower.driver.give(Told(Look(ref.key, (open_,))))
+    (parcel,) = parcels(tower.driver.wait(0))
+    tower.went(parcel)
+    assert (tower.states()["other", 200], tower.state()) == ("done", "done")
+
+
+def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correction() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.cancelled.add(tower.event().key)
+    effects = tower.went(parcel)
+    assert tower.states() == {("mail", 0): "done", ("mail", CORRECTION): "accepted"}
+    assert any(isinstance(e, Tell) and isinstance(e.what, Ref) for e in effects), "somebody has to look"
+
+
+def test_a_message_about_another_is_stored_once_with_what_it_changes() -> None:
+    tower = Tower("mail")
+    change = Message("gate", "change-1", "alert_update", "event-0", b"{}", tower.clock.now())
+    amend = Amend(change, "here", (Put("alerts", "x", b"new"),))
+    first = tower.driver.give(Told(amend))
+    assert (verdicts(first), tower.disk.shelves["alerts"]) == (["fresh"], {"x": b"new"})
+    tower.disk.shelves["alerts"]["x"] = b"newer"
+    assert verdicts(tower.driver.give(Told(amend))) == ["duplicate"]
+    assert tower.disk.shelves["alerts"] == {"x": b"newer"}
+
+
+def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
+    tower = Tower()
+    tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))
+    (report,) = only(Report, tower.report())
+    assert (report.state, report.answer.reason) == (State.FAILED, "there is no such profile")
+    assert tower.disk.messages[tower.event().key].answer == report.answer
+    (repeat,) = only(Reply, tower.report())
+    assert repeat.verdict == Verdict(Word.DUPLICATE, State.FAILED, report.answer)
+
+
+def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends() -> None:
+    tower = Tower("mail", most=10)
+    carried: list[int] = []
+
+    def deliver(effects: list[Effect]) -> None:
+        for parcel in parcels(effects):
+            carried.append(len(parcel.loads))
+            deliver(tower.went(parcel))
+
+    for n in range(10_000):
+        tower.clock.advance(0.006)
+        deliver(tower.report(tower.event(n)))
+    for _ in range(5):
+        deliver(tower.driver.wait(60))
+    assert sum(carried) == 10_000
+    assert len(carried) <= 25
+    assert {d.state for d in tower.disk.deliveries.values()} == {State.DONE}
+    assert {r.state for r in tower.disk.messages.values()} == {State.DONE}
+
+
+def test_an_event_from_the_far_future_or_past_is_refused_and_recorded() -> None:
+    tower = Tower("mail")
+    now = tower.clock.now()
+    for n, time in enumerate((now + 2 * DAY, now - 31 * DAY)):
+        message = Message("gate", f"odd-{n}", "alert_event", "home", b"{}", time)
+        assert verdicts(tower.report(message)) == [["refused", "stale"][n]]
+    assert [refusal.word for refusal in tower.disk.refusals] == ["future", "stale"]
+    assert tower.disk.messages == {}
+
+
+def test_a_policy_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(Malformed):
+        CourierPolicy(lease=0)
