@@ -20,7 +20,10 @@ from typing import Any
 import msgspec
 
 from duly.apps.gateway import Gateway
+from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
+from duly.channel import Notice
+from duly.channels.webhook import Webhook
 from duly.core.steps import Effect, Reply, Report, Transmit
 from duly.hub import Hub
 from duly.ledgers import open_ledger
@@ -33,6 +36,7 @@ POINTS = [
     "after commit",
     *(f"{when} {what}" for what in EFFECTS for when in ("before", "after")),
 ]
+ALERT_POINTS = ["before commit", "after commit", "before telling", "after telling"]
 
 
 def quiet_port() -> int:
@@ -54,16 +58,21 @@ class HubProcess:
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
 
-    async def prepare(self, apps: list[str], devices: list[str]) -> dict[str, str]:
-        """Accounts for everybody, every app allowed every device; their tokens."""
+    async def prepare(
+        self, apps: list[str], devices: list[str], sentinels: list[str] | None = None, *tell: str
+    ) -> dict[str, str]:
+        """Accounts for everybody, every app allowed every device; a profile `home` that tells these addresses
+        one by one. Their tokens."""
         self.folder.mkdir(parents=True)
         async with await open_ledger(self._settings.ledger_url) as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
             tokens |= {name: await accounts.add(Role.DEVICE, name) for name in devices}
+            tokens |= {name: await accounts.add(Role.SENTINEL, name) for name in sentinels or []}
             for app in apps:
                 for device in devices:
                     await accounts.grant(app, device)
+            await Profiles(ledger).set("home", Draft(send=tell, most=0))
         return tokens
 
     async def start(self, point: str = "") -> None:
@@ -140,6 +149,14 @@ def wire(fuse: Fuse) -> None:
         perform(self, effect)
         fuse(f"after {name}")
 
+    send = Webhook.send
+
+    async def deadly_send(self: Webhook, notice: Notice) -> None:
+        fuse("before telling")
+        await send(self, notice)
+        fuse("after telling")
+
+    Webhook.send = deadly_send  # type: ignore[method-assign]
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
     Gateway._perform = deadly_perform  # type: ignore[method-assign]
 
