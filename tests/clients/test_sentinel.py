@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from duly.ledgers import open_ledger
 from duly.testing import ManualClock
 from tests.places import Place
 
+ROOT = Path(__file__).parents[2]
 Way = Literal["websocket", "http"]
 BOTH_WAYS = pytest.mark.parametrize("transport", ["websocket", "http"])
 PATIENT = SentinelPolicy(countdown=60, debounce=0)
@@ -188,6 +190,20 @@ async def test_the_countdown_is_told_as_it_goes(tower: Place) -> None:
                 if news.what == "sent":
                     break
     assert words == [(word, "band", "fall") for word in ("countdown", "queued", "sent")]
+
+
+@pytest.mark.parametrize("text", ["docs/sentinel.md", "docs/zh/sentinel.md"])
+async def test_the_guides_example_runs_as_printed(
+    tower: Place, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```python\n(.*?)```", (ROOT / text).read_text(encoding="utf-8"), re.DOTALL)
+    assert code
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    assert await names["main"](tower.url, tower.tokens["watch"]) == "done"
+    (event,) = await listed(tower)
+    assert event["location"] == {"lat": 31.3, "lon": 121.4}
 
 
 # ── the network, the tower, restarts ─────────────────────────────────────────────────────────────
