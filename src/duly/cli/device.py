@@ -22,7 +22,6 @@ from urllib.parse import quote, unquote
 
 import typer
 
-from duly.cli.borrow import borrowing_link, check_account
 from duly.cli.common import (
     Data,
     Exit,
@@ -33,10 +32,12 @@ from duly.cli.common import (
     Unreachable,
     Url,
     clock,
+    find_hub,
     need_hub,
     print_json,
     settings_of,
 )
+from duly.errors import NotAuthenticated
 
 if TYPE_CHECKING:
     from duly.clients.device import Command, Device
@@ -79,11 +80,21 @@ def device(
     """
     hub = need_hub(data, url, token)
     if token is None:
-        check_account(hub, name, "device")
+        _check_account(hub, name)
     if store is None and hub.local:
         store = Path(settings_of(data).data) / f"device-{name}.db"
     thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
     asyncio.run(_run(hub, name, data if token is None else None, token, thing, store, json))
+
+
+def _check_account(hub: Hub, name: str) -> None:
+    roles = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
+    if name not in roles:
+        raise Trouble(Exit.NOT_ALLOWED, f"there is no device {name}; make it with: duly add device {name}")
+    if roles[name] != "device":
+        raise Trouble(
+            Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is"
+        )
 
 
 class Effects:
@@ -212,15 +223,29 @@ def make_device(
     store: Path | None,
     online: Callable[[str], None],
 ) -> Device:
-    """A device at this hub. Without a token of its own it borrows one."""
+    """A device at this hub. Without a token of its own it borrows one, which ends with the hub that lent it:
+    so it borrows again from each new one."""
     from duly.clients.device import Device
     from duly.clients.link import Link
 
-    kind = Link if token is not None else borrowing_link(data, name)
+    class BorrowingLink(Link):
+        lender = ""
+
+        async def _introduce(self, socket: Any) -> Any:
+            now = find_hub(data) if token is None else None
+            if now is not None and now.token != self.lender:
+                try:
+                    self._token = await asyncio.to_thread(now.borrow, name)
+                except Unreachable as problem:
+                    raise TimeoutError(str(problem)) from None
+                except Trouble as problem:
+                    raise NotAuthenticated(str(problem)) from None
+                self.lender = now.token
+            return await super()._introduce(socket)
 
     class CommandLineDevice(Device):
         def _open_link(self) -> Link:
-            return kind(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
+            return BorrowingLink(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
 
         def _up(self, welcome: Frame) -> None:
             super()._up(welcome)

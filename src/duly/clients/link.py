@@ -33,17 +33,17 @@ class Link:
         *,
         up: Callable[[Frame], None],
         heard: Callable[[Frame], None],
+        down: Callable[[], None] = lambda: None,
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
         tls: SSLContext | None = None,
-        down: Callable[[], None] = lambda: None,
         denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
         self._token = token
         self._up = up
         self._heard = heard
-        self._cursors = cursors
         self._down = down
+        self._cursors = cursors
         self._denied = denied
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -126,9 +126,10 @@ class Link:
                         self._heard(frames.decode(message.data))
         finally:
             self._socket = None
-            self._down()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+            if not self._stopping.is_set():
+                self._down()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
