@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -43,8 +43,14 @@ def _running(server: Server) -> Iterator[Server]:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub")
+def settings() -> dict[str, Any]:
+    """Of the hub; a test has its own by `parametrize`."""
+    return {}
+
+
+@pytest.fixture
+async def place(tmp_path: Path, settings: dict[str, Any]) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub", **settings)
     await it.start()
     await it.add(Role.APP, "phone", "tablet")
     await it.add(Role.DEVICE, "lock", "lamp")

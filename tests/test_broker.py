@@ -17,11 +17,11 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 
-from duly.broker import Broker, BrokerError, BrokerUser, subject_of
+from duly.broker import Broker, BrokerUser, subject_of
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import Malformed
-from duly.transport import Ack, ConnectionRefused
+from duly.errors import BrokerError, ConnectionRefused, Malformed
+from duly.transport import Ack
 from duly.transports.mqtt import MqttLink
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
@@ -405,7 +405,7 @@ async def test_says_which_port_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         broker = Broker(tmp_path, port)
-        with pytest.raises(BrokerError, match=f"port {port} .*for example {port + 1}"):
+        with pytest.raises(BrokerError, match=f"port {port} .*--mqtt-port {port + 1}"):
             await broker.start()
     await broker.start()
     await broker.stop()

@@ -28,10 +28,12 @@ from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.retry import RetryPolicy
 from duly.errors import (
     Conflict,
+    DeviceError,
     DulyError,
     Failed,
     LedgerError,
     LedgerUnavailable,
+    Refused,
     SenderError,
     Stale,
     Unknown,
@@ -42,16 +44,14 @@ from duly.ledgers import open_ledger
 from duly.once import once
 
 if TYPE_CHECKING:
-    from duly.clients.app import App, Refused
-    from duly.clients.device import Device, DeviceError
+    from duly.clients.app import App
+    from duly.clients.device import Device
     from duly.clients.sentinel import Sentinel
     from duly.core.signals import SentinelPolicy
 
 _LATER = {
     "App": "duly.clients.app",
-    "Refused": "duly.clients.app",
     "Device": "duly.clients.device",
-    "DeviceError": "duly.clients.device",
     "Sentinel": "duly.clients.sentinel",
     "SentinelPolicy": "duly.core.signals",
 }

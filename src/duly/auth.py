@@ -18,7 +18,7 @@ import secrets
 from collections import OrderedDict
 from enum import Enum
 from hashlib import blake2b, sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -329,6 +329,33 @@ def _taken(name: str, by: str) -> Conflict:
     return Conflict(
         f"the name {name!r} is taken ({by}); choose another, or give that one a new token with replace"
     )
+
+
+# ── as the command line asks for them ──────────────────────────────────────────────────────────────
+
+
+async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> dict[str, Any]:
+    """The verbs on accounts: the same through a running hub and without one."""
+    match verb:
+        case "add":
+            role, name = Role(wanted["role"]), wanted["name"]
+            token = await accounts.add(role, name, replace="replace" in wanted)
+            return {"token": token, "name": name, "role": role.value}
+        case "remove":
+            return {"changed": await accounts.remove(wanted["name"])}
+        case "grant":
+            return {"changed": await accounts.grant(wanted["app"], wanted["device"])}
+        case "revoke":
+            return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
+        case "list":
+            everybody = accounts.list()
+            granted = {one.name: sorted(accounts.granted(one.name)) for one in everybody}
+            return {
+                "accounts": everybody,
+                "grants": {app: devices for app, devices in granted.items() if devices},
+            }
+        case _:
+            raise Malformed(f"there is no verb {verb!r}")
 
 
 # ── guessing ─────────────────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,7 @@ from msgspec import Struct
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import DulyError, Fault, Malformed
+from duly.errors import BrokerError, Malformed
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -91,13 +91,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 """Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
 between fork and exec may deadlock in a process that has threads."""
-
-
-class BrokerError(DulyError):
-    """The embedded broker cannot run: the operator's to settle."""
-
-    fault = Fault.OPERATOR
-    word = "broker"
 
 
 class BrokerUser(Struct, frozen=True):
@@ -324,8 +317,8 @@ class Broker:
     def _explain(self, line: str) -> BrokerError:
         if "address already in use" in line:
             return BrokerError(
-                f"port {self.port} on {self.listen} is taken by another program; "
-                f"choose another port, for example {self.port + 1}, or 0 for any free one"
+                f"port {self.port} on {self.listen}, for MQTT, is taken; stop the other program, or use "
+                f"another port, --mqtt-port {self.port % 65_535 + 1} or --mqtt-port 0 for any free one"
             )
         return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
 

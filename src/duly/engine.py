@@ -73,13 +73,15 @@ class _Group:
         self.taken: list[_Taken] = []
         self.attached: list[Event] = []
         """messages that need no step of their own: they share what becomes of another"""
-        self._commit: asyncio.Task[list[Results]] | None = None
+        self._commit: asyncio.Future[list[Results]] | None = None
 
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
         """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
-        self._commit = asyncio.get_running_loop().create_task(
-            ledger.commit([step.writes for step in self.steps])
-        )
+        try:
+            self._commit = asyncio.ensure_future(ledger.commit([step.writes for step in self.steps]))
+        except Stopped as closed:
+            self._commit = asyncio.get_running_loop().create_future()
+            self._commit.set_exception(closed)
         self._commit.add_done_callback(lambda _: through())
 
     @property
@@ -205,7 +207,7 @@ class Engine:
                     todo = self._handle(taken[0], now)
                     if todo:
                         self._perform_effects(todo, gathering)
-                    elif isinstance(taken[0], Arrived):
+                    elif type(taken[0]) is Arrived:
                         gathering.attached.append(taken[0])
                 todo = []
                 wake = machine.next_wake()
@@ -248,7 +250,7 @@ class Engine:
         return now
 
     def _handle(self, event: Event, now: int) -> list[Todo]:
-        if isinstance(event, Arrived):
+        if type(event) is Arrived:
             known = self._ledger.recall(event.message, now)
             if known is not None and known.state is not None and known.state.terminal:
                 return self._machine.repeated(event.message, known, event.origin, now)
@@ -266,11 +268,12 @@ class Engine:
 
     def _perform_effects(self, todo: Iterable[Todo], group: _Group) -> None:
         """Perform what needs no commit; the rest joins the group that is gathering."""
+        steps, perform = group.steps, self._perform
         for item in todo:
             if isinstance(item, Step):
-                group.steps.append(item)
+                steps.append(item)
             else:
-                self._perform(item)
+                perform(item)
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 

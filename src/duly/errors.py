@@ -13,16 +13,22 @@ is stored or half done. Catch the branch you can act on.
     │   ├── Expired           its own deadline has passed
     │   ├── NotAuthenticated  we do not know who is speaking
     │   │   └── TooManyLogins too many tokens were wrong: wait
-    │   └── NotAllowed        we know, and he may not
+    │   ├── NotAllowed        we know, and he may not
+    │   └── Refused           the hub did not take it; its code and word say why
     ├── OutcomeError          it was accepted, and this is how it ended
     │   ├── Failed            the handler failed, and that is its stored outcome
     │   ├── Unknown           nobody can tell whether the effect happened; not run again
-    │   └── Unstorable        it ran, but its result cannot be written down
+    │   ├── Unstorable        it ran, but its result cannot be written down
+    │   ├── DeviceError       a device's handler says so: nothing was done
+    │   └── MediaError        a download did not come to its end; the next call goes on
     ├── LedgerError           the storage: the operator's to settle
     │   ├── LedgerInUse       another process writes this file
     │   ├── LedgerDamaged     the file is not sound; nothing was touched
     │   ├── LedgerTooNew      written by a newer duly
     │   └── LedgerUnavailable full disk, lost connection: nothing was stored, try again
+    ├── ConnectionLost        there is no connection, or it went too early: send again
+    ├── ConnectionRefused     the other side does not let us in: the operator's to settle
+    ├── BrokerError           the embedded broker cannot run: the operator's to settle
     ├── Overloaded            queues are full: try again later
     ├── Stopped               we are shutting down: try again elsewhere or later
     └── ProgramError          a bug in the code that called us
@@ -115,6 +121,16 @@ class NotAllowed(SenderError):
     word = "not_allowed"
 
 
+class Refused(SenderError):
+    """The hub did not take the command: nothing was done. `code` and `error` say why."""
+
+    def __init__(self, code: int, error: str, detail: str) -> None:
+        super().__init__(f"{detail or error} (code {code})")
+        self.code = code
+        self.error = error
+        self.detail = detail
+
+
 class OutcomeError(DulyError):
     """It was accepted, and this is how it ended."""
 
@@ -144,6 +160,24 @@ class Unstorable(OutcomeError):
 
     fault = Fault.PROGRAM
     word = "unstorable"
+
+
+class DeviceError(OutcomeError):
+    """Raise it in a handler to fail with a code: nothing was done."""
+
+    word = "device_error"
+
+    def __init__(self, code: int, detail: str = "") -> None:
+        super().__init__(detail or f"code {int(code)}")
+        self.code = code
+        self.detail = detail
+
+
+class MediaError(OutcomeError):
+    """The download did not come to its end; what arrived is kept, and the next call goes on from there."""
+
+    retry = True
+    word = "media"
 
 
 class LedgerError(DulyError):
@@ -176,6 +210,28 @@ class LedgerUnavailable(LedgerError):
 
     retry = True
     word = "ledger_unavailable"
+
+
+class ConnectionLost(DulyError):
+    """There is no connection, or it went before the other side confirmed: send again later."""
+
+    fault = Fault.NOBODY
+    retry = True
+    word = "connection_lost"
+
+
+class ConnectionRefused(DulyError):
+    """The other side does not let us in, or not listen: the operator's to settle."""
+
+    fault = Fault.OPERATOR
+    word = "connection_refused"
+
+
+class BrokerError(DulyError):
+    """The embedded broker cannot run: the operator's to settle."""
+
+    fault = Fault.OPERATOR
+    word = "broker"
 
 
 class Overloaded(DulyError):

@@ -1,8 +1,7 @@
 """The server: ledger, accounts, gateway and listeners, put together, started and stopped in order.
 
 The law: it is ready when everything serves, and says so; it stops by taking in nothing more, finishing what
-was taken in, and leaving the rest in the ledger. While it runs, the data folder holds `hub.json` (readable
-by its owner alone): where it listens, and a token with which the command line on this machine may ask it.
+was taken in, and leaving the rest in the ledger. While it runs, a notice in its data folder says where.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ import contextlib
 import errno
 import os
 import secrets
+import socket
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
 
+from duly import notice
 from duly.apps import desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy
+from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.archive import Archive
-from duly.auth import Accounts, LoginGuard, Principal, Role
+from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
@@ -42,6 +42,7 @@ from duly.errors import (
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+from duly.notice import Notice
 from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
@@ -56,14 +57,6 @@ IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
-
-
-class Notice(Struct, frozen=True):
-    """What `hub.json` says."""
-
-    url: str
-    token: str
-    pid: int
 
 
 class Hub:
@@ -98,6 +91,7 @@ class Hub:
         self._data.mkdir(parents=True, exist_ok=True)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
+        self._try_port()  # before anything is started that takes time, or a port of its own
         self.accounts = Accounts(self.ledger)
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
@@ -117,8 +111,8 @@ class Hub:
         self._every(PRUNE_SECONDS, self._prune)
         self._every(REFRESH_SECONDS, self._refresh)
         closing.callback(self._stop_timers)
-        self._write_notice()
-        closing.callback(self._remove_notice)
+        notice.post(self._data, Notice(self.url, self._token, os.getpid()))
+        closing.callback(notice.remove, self._data)
 
     async def stop(self) -> None:
         await self._closing.aclose()
@@ -149,7 +143,9 @@ class Hub:
                 web.post("/v1/admin/{verb}", self._admin),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS)
+        runner = web.AppRunner(
+            app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS
+        )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
         tls = None
@@ -163,15 +159,26 @@ class Hub:
         try:
             await site.start()
         except OSError as problem:
-            taken = problem.errno == errno.EADDRINUSE
-            raise Malformed(
-                f"port {settings.port} on {settings.listen} is taken; stop the other program, or use another "
-                f"port, --port {settings.port % 65_535 + 1} or --port 0 for any free one"
-                if taken
-                else f"cannot listen on {settings.listen} port {settings.port}: {problem.strerror}"
-            ) from problem
+            raise self._cannot_listen(problem) from problem
         port = runner.addresses[0][1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+
+    def _try_port(self) -> None:
+        listen = self.settings.listen
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        try:
+            socket.create_server((listen, self.settings.port), family=family).close()
+        except OSError as problem:
+            raise self._cannot_listen(problem) from problem
+
+    def _cannot_listen(self, problem: OSError) -> Malformed:
+        listen, port = self.settings.listen, self.settings.port
+        if problem.errno != errno.EADDRINUSE:
+            return Malformed(f"cannot listen on {listen} port {port}: {problem.strerror}")
+        return Malformed(
+            f"port {port} on {listen} is taken; stop the other program, or use another port, "
+            f"--port {port % 65_535 + 1} or --port 0 for any free one"
+        )
 
     # ── MQTT: a broker of our own, or somebody else's ────────────────────────────────────────────
 
@@ -294,8 +301,8 @@ class Hub:
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         await self._reception.connected(session, who, cursors)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        return await self._reception.receive(session, who, raw)
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
+        return self._reception.receive(session, who, raw)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         await self._reception.receive_all(sessions, who, raws)
@@ -343,6 +350,13 @@ class Hub:
                 token = f"duly_{secrets.token_urlsafe(32)}"
                 self._borrowed[token] = Principal(name, found[0].role)
                 return {"token": token}
+            case "list":
+                devices = [one.name for one in self.accounts.list() if one.role is Role.DEVICE]
+                result = await administer(self.accounts, verb, wanted)
+                return result | {
+                    "online": self.gateway.presence(),
+                    "heard": await last_heard(self.ledger, devices),
+                }
             case "prune" if "dry" in wanted:
                 return await retention.would_prune(self.ledger, self.archive)
             case "prune":
@@ -359,53 +373,6 @@ class Hub:
     def _dismiss(self, name: str) -> None:
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
         self._reception.dismiss(name)
-
-    # ── hub.json ─────────────────────────────────────────────────────────────────────────────────
-
-    def _write_notice(self) -> None:
-        place = self._data / "hub.json"
-        fresh = place.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(Notice(self.url, self._token, os.getpid())))
-        fresh.replace(place)
-
-    def _remove_notice(self) -> None:
-        (self._data / "hub.json").unlink(missing_ok=True)
-
-
-def read_notice(data: Path) -> Notice | None:
-    """Where the hub of this data folder runs, if it does."""
-    try:
-        notice = msgspec.json.decode((data / "hub.json").read_bytes(), type=Notice)
-        os.kill(notice.pid, 0)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return notice
-
-
-async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> object:
-    """The verbs on accounts: the same through a running hub and without one."""
-    match verb:
-        case "add":
-            role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted)
-            return {"token": token, "name": name, "role": role.value}
-        case "remove":
-            return {"changed": await accounts.remove(wanted["name"])}
-        case "grant":
-            return {"changed": await accounts.grant(wanted["app"], wanted["device"])}
-        case "revoke":
-            return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
-        case "list":
-            everybody = accounts.list()
-            granted = {one.name: sorted(accounts.granted(one.name)) for one in everybody}
-            return {
-                "accounts": everybody,
-                "grants": {app: devices for app, devices in granted.items() if devices},
-            }
-        case _:
-            raise Malformed(f"there is no verb {verb!r}")
 
 
 def control_policy(settings: Settings) -> ControlPolicy:

@@ -6,10 +6,10 @@ reason, and whoever watches sees everything as it happens.
 
 from __future__ import annotations
 
-import msgspec
-
 from duly.core.units import MS
 from duly.core.writes import Refuse
+from duly.dialects import frames
+from duly.dialects.frames import Frame
 from duly.ledger import Ledger
 from duly.transport import Session
 
@@ -32,7 +32,9 @@ class Journal:
     def see(self, what: str, **more: object) -> None:
         """Show it to those who watch."""
         if self.watchers:
-            seen = {"type": "seen", "what": what, "time": self._ledger.clock.now() // MS, **more}
-            line = msgspec.json.encode(seen)
+            seen = Frame(
+                "seen", data=frames.dump({"what": what, **more}), time=self._ledger.clock.now() // MS
+            )
+            line = frames.encode(seen)
             for watcher in self.watchers:
                 watcher.push(line)

@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
@@ -37,10 +37,10 @@ from duly.core.writes import (
     Open,
     Postpone,
     Recall,
+    Result,
     Results,
     Withdraw,
     Write,
-    pair,
 )
 from duly.errors import Malformed
 
@@ -122,10 +122,12 @@ class Transaction(Protocol):
     async def write(self, *writes: Write) -> Results: ...
 
 
-class _Hot(Struct, frozen=True, gc=False):
+class _Hot(Struct, gc=False):
+    """What a repeat is told."""
+
     fingerprint: bytes
-    repeat: Verdict
-    until: int
+    state: State
+    answer: Answer | None
 
 
 class Ledger(ABC):
@@ -177,14 +179,16 @@ class Ledger(ABC):
         """The verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the ledger,
         where it is recorded."""
         hot = self._hot.get(message.key, now)
-        return hot.repeat if hot is not None and hot.fingerprint == message.fingerprint else None
+        if hot is None or hot.fingerprint != message.fingerprint:
+            return None
+        return _REPEATS[hot.state] if hot.answer is None else Verdict(Word.DUPLICATE, hot.state, hot.answer)
 
     async def write(self, *writes: Write) -> Results:
         """Commit one group: all of it or nothing."""
         return (await self.commit((writes,)))[0]
 
     @abstractmethod
-    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+    def commit(self, groups: Sequence[Group]) -> Awaitable[list[Results]]:
         """Commit groups with one flush. They are applied in order, each whole or not at all; results
         in the same order.
 
@@ -329,39 +333,37 @@ class Ledger(ABC):
 
     # ── what memory learns from a commit ─────────────────────────────────────────────────────────
 
-    def _learn(self, groups: Sequence[Group], committed: Sequence[Results]) -> None:
-        for group, results in zip(groups, committed, strict=True):
-            for write, result in pair(group, results):
-                if type(write) is Admit:  # most of them
-                    self._admitted(write, cast("Verdict", result))
-                    continue
-                match write, result:
-                    case Advance(key=key), Moved(moved=True, state=state, answer=answer):
-                        self._moved(key, cast("State", state), answer)
-                    case Withdraw(key=key), True:
-                        self._hot.drop(key)
-                        self._wake(key)
-                    case Postpone(ref=ref), True:
-                        self._wake(ref.key)
+    def _learn(self, applied: Sequence[tuple[Write, Result]]) -> None:
+        """What was committed: writes with their results, in order; at least those that are looked at here."""
+        for write, result in applied:
+            kind = type(write)
+            if kind is Admit:
+                self._admitted(cast("Admit", write), cast("Verdict", result))
+            elif kind is Advance:
+                if cast("Moved", result).moved:
+                    self._moved(cast("Advance", write))
+            elif kind is Withdraw and result:
+                key = cast("Withdraw", write).key
+                self._hot.drop(key)
+                self._wake(key)
+            elif kind is Postpone and result:
+                self._wake(cast("Postpone", write).ref.key)
 
     def _admitted(self, write: Admit, verdict: Verdict) -> None:
-        if verdict.fresh:
-            repeat, current = _REPEATS[write.state], self.sole
-        else:
-            repeat = verdict
-            known = verdict.word is Word.DUPLICATE and not write.sliding
-            current = known and (self.sole or _settled(verdict.state))
-        if current:
-            message, until = write.message, write.until
-            self._hot.put(message.key, _Hot(message.fingerprint, repeat, until), until)
+        message = write.message
+        if verdict.word is Word.FRESH:
+            if self.sole:
+                self._hot.put(message.key, _Hot(message.fingerprint, write.state, None), write.until)
+        elif verdict.state is not None and not write.sliding and (self.sole or _settled(verdict.state)):
+            known = _Hot(message.fingerprint, verdict.state, verdict.answer)
+            self._hot.put(message.key, known, write.until)
 
-    def _moved(self, key: bytes, state: State, answer: Answer | None) -> None:
-        hot = self._hot.get(key, 0)
+    def _moved(self, write: Advance) -> None:
+        hot = self._hot.get(write.key, 0)
         if hot is not None:
-            repeat = Verdict(Word.DUPLICATE, state, answer)
-            self._hot.put(key, _Hot(hot.fingerprint, repeat, hot.until), hot.until)
-        if state.terminal:
-            self._wake(key)
+            hot.state, hot.answer = write.to, write.answer
+        if write.key in self._waiters and write.to.terminal:
+            self._wake(write.key)
 
     def _wake(self, key: bytes) -> None:
         """Everyone waiting for this key looks again."""
@@ -390,5 +392,5 @@ def _admission(message: Message, horizon: Horizon, now: int) -> Write:
     return Admit(message, horizons.remember_until(message, horizon), now)
 
 
-def _settled(state: State | None) -> bool:
-    return state is not None and state.terminal and state is not State.UNKNOWN
+def _settled(state: State) -> bool:
+    return state.terminal and state is not State.UNKNOWN

@@ -28,7 +28,6 @@ from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, Malformed, SenderError
 from duly.journal import Journal
-from duly.transport import ConnectionLost
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -65,7 +64,7 @@ class MqttDevice:
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
-        with suppress(DulyError, ConnectionLost):
+        with suppress(DulyError):
             future = self._link.publish_nowait(topic, fd.encode(task))
             future.add_done_callback(_seen)
 

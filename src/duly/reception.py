@@ -8,8 +8,8 @@ never raised: nobody's mistake is anybody else's trouble.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 from duly.auth import Principal, Role
 from duly.core.messages import Verdict, Word
@@ -81,20 +81,23 @@ class Reception:
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
-        tasks: list[asyncio.Task[None]] = []
+        commits: list[Coroutine[Any, Any, None]] = []
         for session, raw in zip(sessions, raws, strict=True):
+            seq_id: str | None = None
             try:
                 frame = frames.decode(raw)
+                seq_id = frame.seq_id
+                if frame.type in self._prompt:
+                    await self._by_type[frame.type].receive(session, who, frame)
+                else:
+                    commits.append(self._answered(session, who, frame))
             except SenderError as problem:
-                await self._refuse(session, who, None, problem)
-                continue
-            if len(raws) == 1 or frame.type in self._prompt:
-                await self._answered(session, who, frame)
-            else:
-                # It may take a commit of its own: they share one.
-                tasks.append(asyncio.get_running_loop().create_task(self._answered(session, who, frame)))
-        if tasks:
-            await asyncio.gather(*tasks)
+                commits.append(self._refuse(session, who, seq_id, problem))
+        # What may take a commit of its own shares one.
+        if len(commits) == 1:
+            await commits[0]
+        elif commits:
+            await asyncio.gather(*commits)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
         if not await self._take(session, who, frame):

@@ -12,28 +12,11 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
 
-from duly.errors import DulyError, Fault
-
 Ack: TypeAlias = Callable[[], None]
 """Says that a message is committed. May be late, repeated, out of order, after the connection is gone."""
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
 """(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""
-
-
-class ConnectionLost(DulyError):
-    """There is no connection, or it went before the other side confirmed: send again later."""
-
-    fault = Fault.NOBODY
-    retry = True
-    word = "connection_lost"
-
-
-class ConnectionRefused(DulyError):
-    """The other side does not let us in, or not listen: the operator's to settle."""
-
-    fault = Fault.OPERATOR
-    word = "connection_refused"
 
 
 class Session(Hashable, Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_what_cannot_be_done_says_why(office: Place) -> None:
     assert (bad.returncode, "cannot be a name" in bad.stderr) == (2, True)
     nobody = office.duly("grant", "phone", "nobody")
     assert (nobody.returncode, "there is no device named 'nobody'" in nobody.stderr) == (2, True)
+
+
+def test_the_list_says_who_is_here_and_who_was_last_heard_of_when(place: Place) -> None:
+    hub = place.up()
+    for args in ("add device lock", "add device shed", "add app phone"):
+        place.duly(*args.split())
+    before = time.time() * 1000
+    lock = place.device("lock")
+    known = place.ask("list")
+    assert known["online"] == ["lock"]
+    assert before - 1 <= known["heard"].pop("lock") <= time.time() * 1000
+    assert known["heard"] == {}, "the shed never came"
+    lock.stop(signal.SIGKILL)
+    hub.stop()
+    lines = {line.split()[0]: line.split() for line in place.duly("list").stdout.splitlines()}
+    assert lines["lock"][1:3] == ["device", "?"], "without a hub nobody can tell"
+    assert ":" in lines["lock"][3]
+    assert lines["shed"][1:4] == ["device", "?", "never"]
+    assert lines["phone"][1:4] == ["app", "may", "command"]
 
 
 def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(place: Place) -> None:

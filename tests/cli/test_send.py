@@ -87,8 +87,15 @@ def test_outcome_trace_and_why_have_the_answers(home: Place) -> None:
     outcome = home.ask("outcome", id_)
     assert (outcome["scope"], outcome["to"], outcome["state"]) == ("phone", "lock", "done")
     trace = home.duly("trace", id_, "--scope", "phone").stdout
-    for hop in ("made by phone", "accepted: stored", "to lock (device): sent once", "done, code 0"):
-        assert hop in trace
+    hops = [line[27:].split(",")[0] for line in trace.splitlines()[1:]]
+    assert hops == [
+        "made by phone",
+        "accepted: stored by the hub",
+        "told phone: accepted",
+        "sent to lock",
+        "done",
+        "told phone: done",
+    ]
     refused = home.duly("send", "shed", "lock_control", OPEN)
     other = refused.stdout.splitlines()[0].rsplit(" ", 1)[1]
     assert "shed is offline" in home.duly("why", other).stdout
@@ -109,6 +116,26 @@ def test_watch_shows_what_passes(home: Place) -> None:
         assert json.loads(watch.line('"ended"'))["state"] == "done"
     finally:
         assert watch.stop(signal.SIGINT) == 130
+
+
+def test_watch_goes_on_when_the_hub_comes_back(place: Place) -> None:
+    hub = place.up()
+    for args in ("add app phone", "add device shed", "grant phone shed"):
+        place.duly(*args.split())
+    watch = place.start("watch")
+    assert watch.process.stderr is not None
+    assert "watching" in watch.process.stderr.readline()
+    hub.stop(signal.SIGKILL)
+    assert "waiting for it" in watch.process.stderr.readline()
+    place.up()
+    assert "watching" in watch.process.stderr.readline()
+    shed = place.device("shed")
+    assert 'device_status #1  {"online":true}' in watch.line("shed")
+    shed.stop()
+    assert '{"online":false}' in watch.line("shed")
+    place.duly("send", "shed", "query")
+    assert "phone → shed" in watch.line("offline")
+    assert watch.stop(signal.SIGINT) == 130
 
 
 def test_what_is_queued_waits_for_its_device(place: Place) -> None:
@@ -139,6 +166,7 @@ def test_a_device_and_a_hub_that_are_killed_repeat_nothing(place: Place) -> None
     assert '"state":"done"' in place.duly(*again, "--json").stdout
     hub.stop(signal.SIGKILL)
     assert place.duly("outcome", id_).returncode == 0, "the ledger answers while no hub runs"
+    assert "sent to lock (device) once in all" in place.duly("trace", id_).stdout
     assert place.duly("send", "lock", "query").returncode == 3
     place.up()
     lock.line("online again")

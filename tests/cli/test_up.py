@@ -46,7 +46,7 @@ def test_two_hubs_cannot_have_one_ledger(place: Place) -> None:
     place.up()
     done = place.duly("up", "--no-mqtt", "--port", "0")
     assert done.returncode == 1
-    assert "being written by another process" in done.stderr
+    assert f"a hub runs in duly-data already, at http://127.0.0.1:{place.port}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,11 @@ from duly.clients.sentinel import Sentinel
 from duly.core.signals import SentinelPolicy
 from duly.core.steps import Effect, Report, Tell, Transmit
 from duly.ledgers.sqlite import SqliteLedger
-from tests.wire.hub_process import Fuse
+from tests.wire.fused import Fuse, around
 
 POLICY = SentinelPolicy(debounce=3_600, countdown=0.02, retry_first=0.5, retry_most=2)
 EFFECTS: dict[str, type[Effect]] = {"telling": Tell, "sending": Transmit, "the end": Report}
-POINTS = [
-    "before commit",
-    "after commit",
-    *(f"{when} {what}" for what in EFFECTS for when in ("before", "after")),
-]
+POINTS = around("commit", *EFFECTS)
 
 
 class Job(Struct):

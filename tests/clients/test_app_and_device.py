@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from duly.clients.app import App, Gap, Push, Refused
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.app import App, Gap, Push
+from duly.clients.device import Command, Device
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
-from duly.errors import NotAuthenticated, TooLarge
+from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarge
 from tests.places import Place
 
 
@@ -58,6 +58,45 @@ async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(p
         ack = await app.send("lock", "lock_control", {"open": True}, id=command.id)
         assert ack.done
     assert effects == [command.id]
+
+
+@pytest.mark.parametrize("settings", [{"patience": 0.3}])
+async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection(place: Place) -> None:
+    device = Device(place.url, place.tokens["lock"])
+    go_on = asyncio.Event()
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> str:
+        await go_on.wait()
+        return "at last"
+
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        command = await app.post("lock", "lock_control", {"open": True})
+        assert (await command.ended()).state == "unknown"
+        place.hub.gateway.dismiss("phone")  # hang up, so that the late word reaches nobody
+        go_on.set()
+        async with asyncio.timeout(5):
+            assert (await command.settled()).data == "at last"
+        assert not app._doubts
+
+
+@pytest.mark.parametrize("settings", [{"patience": 0.05}])
+async def test_only_so_many_doubts_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.clients.app.DOUBTS", 5)
+    device = Device(place.url, place.tokens["lock"])
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> None:
+        await asyncio.Event().wait()
+
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        for _ in range(8):
+            assert (await app.send("lock", "lock_control", order=False)).state == "unknown"
+        assert len(app._doubts) == 5
+        assert not app._commands
+        waiting = asyncio.create_task(next(reversed(app._doubts.values())).settled())
+    with pytest.raises(Stopped):
+        await waiting
 
 
 async def test_a_queued_command_waits_for_its_device(place: Place) -> None:

@@ -16,7 +16,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from duly.auth import Role
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.device import Command, Device
+from duly.errors import DeviceError
 from tests import servers
 from tests.places import Place
 

@@ -11,7 +11,7 @@ import pytest
 from duly.clients import media
 from duly.clients.app import App
 from duly.clients.device import Device
-from duly.clients.media import MediaError
+from duly.errors import MediaError
 from tests.places import Place
 
 

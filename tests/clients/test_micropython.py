@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from duly.auth import Role
+from duly.auth import Principal, Role
 from duly.clients.app import Ack, App
+from duly.dialects import frames
+from duly.dialects.frames import Frame
 from duly.hub import Hub
 from duly.settings import Settings
+from duly.transport import Session
 from tests import servers
 from tests.places import Place
 
@@ -370,11 +373,10 @@ def _acks(place: Place) -> list[dict[str, object]]:
     heard: list[dict[str, object]] = []
     receive = place.hub.gateway.receive
 
-    async def listen(session: object, who: object, raw: bytes) -> None:
-        frame = json.loads(raw)
-        if frame["type"] == "ack":
-            heard.append(frame)
-        await receive(session, who, raw)  # type: ignore[arg-type]
+    async def listen(session: Session, who: Principal, frame: Frame) -> bool:
+        if frame.type == "ack":
+            heard.append(json.loads(frames.encode(frame)))
+        return await receive(session, who, frame)
 
-    place.hub.gateway.receive = listen  # type: ignore[method-assign, assignment]
+    place.hub.gateway.receive = listen  # type: ignore[method-assign]
     return heard

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from duly.auth import Role
-from duly.clients.app import App, Push, Refused
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.app import App, Push
+from duly.clients.device import Command, Device
+from duly.errors import DeviceError, Refused
 from duly.hub import Hub
 from duly.settings import Settings
+from tests.wire.processes import DeviceProcess
 
 
 class Place:
@@ -79,6 +81,15 @@ async def test_a_device_that_says_goodbye_is_offline(place: Place) -> None:
         await place.online("lock", False)
         with pytest.raises(Refused, match="offline"):
             await app.send("lock", "lock_control", {"open": True})
+
+
+async def test_a_device_that_dies_is_offline_by_its_will(place: Place, tmp_path: Path) -> None:
+    device = DeviceProcess(tmp_path / "lock", "lock", place.device_url)
+    for _ in range(2):  # a will belongs to its own connection, not to the one before
+        await device.start()
+        await place.online("lock")
+        await device.kill()
+        await place.online("lock", False)
 
 
 async def test_a_queued_command_waits_for_its_device(place: Place) -> None:

@@ -21,7 +21,7 @@ from duly.core.signals import read_event
 from duly.ledgers import open_ledger
 from tests.clients.sentinel_process import POINTS, Fleet, Job
 from tests.receivers import receiver
-from tests.wire.hub_process import HubProcess
+from tests.wire.processes import HubProcess
 
 
 async def listed(hub: HubProcess) -> dict[str, Counter[str]]:
@@ -40,7 +40,7 @@ def devices(count: int) -> Counter[str]:
 
 @pytest.fixture
 async def hub(tmp_path: Path) -> HubProcess:
-    return HubProcess(tmp_path / "hub", allow_private_webhooks=True)
+    return HubProcess(tmp_path / "hub", allow_private_webhooks="true")
 
 
 @pytest.mark.parametrize("count", [1, 4])

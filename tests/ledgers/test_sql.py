@@ -17,12 +17,12 @@ from tests import servers
 
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
-    "sqlite": ["sqlite.py", "sqlite_verbs.py"],
+    "sqlite": ["sqlite.py", "sqlite_verbs.py", "sqlite_bulk.py"],
     "postgres": ["postgres.py", "postgres_flush.py"],
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(
-    r'(?:_read|_run|_run_many|_insert|_fetch|_changed)\(\s*"(\w+)"|(?:queries|_sql|queries\("\w+"\))\["(\w+)"\]'
+    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all)\(\s*"(\w+)"|(?:queries|_sql|queries\("\w+"\))\["(\w+)"\]'
     r'|\("(hold|known)",'
 )
 

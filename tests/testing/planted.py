@@ -15,7 +15,7 @@ from duly.core import writes as w
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
-from duly.core.order import Lanes
+from duly.core.order import Lanes, Release
 from duly.core.outbox import Outbox
 from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.units import SECOND
@@ -215,7 +215,9 @@ def memory_is_the_truth(patch: Patch) -> None:
 
 def handlers_side_by_side(patch: Patch) -> None:
     """A lane's next handler starts before the last one has finished."""
-    patch.setattr(Lanes, "_start", lambda self, release: [release])
+    patch.setattr(
+        Lanes, "_start", lambda self, message, mark="", n=0, ms=0: [Release(message, mark, n, ms, -1)]
+    )
 
 
 def refusals_not_recorded(patch: Patch) -> None:

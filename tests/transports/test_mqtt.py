@@ -19,8 +19,8 @@ import pytest
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import DulyError, Malformed, Overloaded
-from duly.transport import Ack, ConnectionLost, ConnectionRefused, Link
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded
+from duly.transport import Ack, Link
 from duly.transports import mqtt
 from duly.transports.mqtt import Address, MqttLink, Will
 from tests import servers
@@ -621,9 +621,3 @@ async def test_no_delay_is_set(mosquitto: Place) -> None:
     alice = await mosquitto.link("alice")
     sock = alice._session._client._connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_errors_are_in_the_tree() -> None:
-    assert issubclass(ConnectionLost, DulyError)
-    assert ConnectionLost.retry
-    assert not ConnectionRefused.retry

@@ -16,7 +16,8 @@ import pytest
 
 from duly.ledgers import open_ledger
 from tests.receivers import Receiver, receiver
-from tests.wire.hub_process import ALERT_POINTS, HubProcess
+from tests.wire.fused import TOWER_POINTS
+from tests.wire.processes import HubProcess
 
 
 class Sentinel:
@@ -74,7 +75,7 @@ def lines(tmp_path: Path) -> Path:
 async def start(
     tmp_path: Path, hook: Receiver, lines: Path, names: list[str]
 ) -> tuple[HubProcess, list[Sentinel]]:
-    hub = HubProcess(tmp_path / "hub", allow_private_webhooks=True)
+    hub = HubProcess(tmp_path / "hub", allow_private_webhooks="true")
     tokens = await hub.prepare([], [], names, hook.url, f"file:{lines}?doubt=repeat")
     return hub, [Sentinel(hub, name, tokens[name]) for name in names]
 
@@ -95,7 +96,7 @@ def check(hook: Receiver, lines: Path, held: dict[str, Any], wanted: set[str]) -
     assert len(refs) == 2 * len(wanted)
 
 
-@pytest.mark.parametrize("point", ALERT_POINTS)
+@pytest.mark.parametrize("point", TOWER_POINTS)
 async def test_a_tower_killed_at_a_point_loses_nothing_and_repeats_nothing(
     tmp_path: Path, lines: Path, point: str
 ) -> None:

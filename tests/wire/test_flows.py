@@ -37,7 +37,7 @@ async def test_flow_1_a_command_is_stored_passed_on_done_and_reported(place: Pla
         assert await phone.hear() == {"type": "server_ack", "seq_id": seq_id, "code": 0}
         passed_on = await lock.hear()
         assert (passed_on["type"], passed_on["seq_id"], passed_on["from"]) == (type, seq_id, "phone")
-        assert passed_on["data"] == DATA
+        assert (passed_on["to"], passed_on["data"]) == ("lock", DATA)
         await lock.ack(passed_on, 0, data={"done": DATA})
         ack = {"type": "ack", "seq_id": seq_id, "from": "lock", "code": 0, "state": "done"}
         assert await phone.hear() == ack | {"data": {"done": DATA}}

@@ -40,13 +40,11 @@ class ControlPolicy(Struct, frozen=True):
         for name in ("max_age", "remember", "lasts", "patience"):
             if getattr(self, name) <= 0:
                 raise Malformed(f"{name} must be longer than 0")
-        self.horizon.covers(self.max_age, self.resend.span() or 0)
+        self.horizon().covers(self.max_age, self.resend.span() or 0)
         LanePolicy(self.window, self.drift)
 
-    @property
     def horizon(self) -> Horizon:
         return Horizon(keep=self.remember, skew=self.skew, fresh=min(self.max_age, self.remember))
 
-    @property
     def lanes(self) -> LanePolicy:
         return LanePolicy(self.window, self.drift, gated=True)

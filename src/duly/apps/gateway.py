@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import Struct
@@ -48,6 +48,8 @@ PUSHES_KEPT: Final = 10_000
 TRIM_EVERY: Final = 1_000
 TRAILS_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
+SHOWN_BYTES: Final = 500
+"""What a push says is shown to those who watch, unless it is long."""
 
 
 class Hop(Struct, frozen=True, gc=False):
@@ -77,10 +79,11 @@ class Gateway:
         self._ledger = ledger
         self._accounts = accounts
         control = self.policy.control
+        self._control_horizon = control.horizon()
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience),
             ledger.worker,
-            lanes=control.lanes,
+            lanes=control.lanes(),
             horizon=self._horizon,
             refuse=self._refuse_offline,
         )
@@ -203,12 +206,14 @@ class Gateway:
             raise Malformed("an ack needs seq_id and to: the command and the app it answers")
         state, answer = frames.answer_of(frame)
         key = key_of(frame.to, frame.seq_id)
-        kind, recipient = self._inbox.kind_of(key), self._inbox.recipient_of(key)
-        if self._inbox.outbox.state(key) is None:
+        under_way = self._inbox.under_way(key)
+        if under_way is not None:
+            kind, recipient = under_way.kind, under_way.recipient
+        else:
             # On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was.
             record = await self._ledger.find(key)
             ended = record.message if record is not None and record.state.terminal else None
-            kind, recipient = (ended.kind, ended.recipient) if ended is not None else (None, None)
+            kind, recipient = (ended.kind, ended.recipient) if ended is not None else ("", "")
         if recipient != who.name:
             await self._journal.refuse(
                 who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
@@ -224,16 +229,16 @@ class Gateway:
 
     async def recipient_of(self, key: bytes) -> str | None:
         """Whom a command was for, as long as anything is known of it."""
-        recipient = self._inbox.recipient_of(key)
-        if recipient is None:
+        message = self._inbox.message(key)
+        if message is None:
             record = await self._ledger.find(key)
-            recipient = None if record is None else record.message.recipient
-        return recipient
+            message = None if record is None else record.message
+        return None if message is None else message.recipient
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
     def _horizon(self, kind: str) -> Horizon:
-        return CHUNK_HORIZON if kind == CHUNK else self.policy.control.horizon
+        return CHUNK_HORIZON if kind == CHUNK else self._control_horizon
 
     def _refuse_offline(self, event: Arrived, now: int) -> Verdict | None:
         control = self.policy.control
@@ -251,39 +256,57 @@ class Gateway:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
-        watched = bool(self._journal.watchers)
-        match effect:
-            case Transmit(message, attempt, after):
-                device = self._devices.get(message.recipient)
-                if device is not None:
-                    self._note_hop(message.key, "sent", attempt)
-                    device.push(frames.command(message, after))
-                    if watched:
-                        self._journal.see(
-                            "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
-                        )
-            case Reply(origin, message, verdict):
-                self._note_hop(message.key, verdict.named)
-                if watched:
-                    self._journal.see(
-                        "said", scope=message.scope, id=message.id, word=verdict.named, to=message.recipient
-                    )
-                _push_to([origin], frames.encode(frames.server_ack(message.id, verdict)))
-                if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
-                    ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
-                    _push_to([origin], frames.encode(ended))
-            case Report(key, state, answer, origins, recipient):
-                scope, id_ = names_in(key)
-                self._note_hop(key, state.word)
-                if watched:
-                    self._journal.see(
-                        "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient
-                    )
-                _push_to(origins, frame := frames.encode(frames.ack(id_, recipient, state, answer)))
-                # An app that has reconnected meanwhile is not where it asked; it still wants to know.
-                for session in self._apps.get(scope, ()):
-                    if session not in origins:
-                        session.push(frame)
+        kind = type(effect)
+        if kind is Reply:
+            self._say(cast("Reply", effect))
+        elif kind is Transmit:
+            self._pass_on(cast("Transmit", effect))
+        else:
+            self._report(cast("Report", effect))
+
+    def _say(self, reply: Reply) -> None:
+        message, verdict = reply.message, reply.verdict
+        self._note_hop(message.key, verdict.named)
+        if self._journal.watchers:
+            self._journal.see(
+                "said",
+                scope=message.scope,
+                id=message.id,
+                word=verdict.named,
+                to=message.recipient,
+                kind=message.kind,
+            )
+        _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
+        if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
+            ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
+            _push_to([reply.origin], frames.encode(ended))
+
+    def _pass_on(self, transmit: Transmit) -> None:
+        message, attempt = transmit.message, transmit.attempt
+        device = self._devices.get(message.recipient)
+        if device is None:
+            return
+        self._note_hop(message.key, "sent", attempt)
+        device.push(frames.command(message, transmit.after))
+        if self._journal.watchers:
+            self._journal.see(
+                "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+            )
+
+    def _report(self, report: Report) -> None:
+        state, answer, origins = report.state, report.answer, report.origins
+        scope, id_ = names_in(report.key)
+        self._note_hop(report.key, state.word)
+        if self._journal.watchers:
+            self._journal.see(
+                "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=report.recipient
+            )
+        frame = frames.encode(frames.ack(id_, report.recipient, state, answer))
+        _push_to(origins, frame)
+        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+        for session in self._apps.get(scope, ()):
+            if session not in origins:
+                session.push(frame)
 
     def _note_hop(self, key: bytes, what: str, attempt: int = 0) -> None:
         trail = self._trails.get(key)
@@ -306,7 +329,9 @@ class Gateway:
         (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
-        self._journal.see("pushed", device=device, kind=kind, cursor=n)
+        if self._journal.watchers:
+            shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
+            self._journal.see("pushed", device=device, kind=kind, cursor=n, data=shown)
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._tell(session, device, n, frame)
@@ -342,6 +367,16 @@ class Gateway:
                         session.push(_numbered(entry.body, entry.n))
         finally:
             self._behind.discard((session, device))
+
+
+async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
+    """When each device last told something, or came, or went (ms); without those never heard of."""
+    heard: dict[str, int] = {}
+    for device in devices:
+        extent = await ledger.extent(_stream(device))
+        for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
+            heard[device] = entry.at // MS
+    return heard
 
 
 def _stream(device: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from functools import cache
 from typing import Any, Final
 
 from duly.channel import InDoubt, Notice, NotSent
@@ -52,10 +53,14 @@ class Service:
         pass
 
 
+@cache
 def _apprise() -> Any:
-    """Apprise, loaded only by those who need it, and silent: it logs addresses, and addresses are secrets."""
+    """Apprise, loaded only by those who need it, which takes a while; and silent: it logs addresses, and
+    addresses are secrets."""
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import apprise
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+
+        apprise.Apprise.instantiate("json://localhost")  # loads the services, too
     return apprise

@@ -22,6 +22,7 @@ from duly.cli.common import (
     Trouble,
     Unreachable,
     Url,
+    clock,
     find_hub,
     note,
     open_to_read,
@@ -112,12 +113,11 @@ def revoke(
 def list_(
     data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
 ) -> None:
-    """Show the accounts, who may command whom, and who is online."""
+    """Show who there is, who may command whom, and who is online."""
     known = _do("list", {}, data, ledger, url, token)
-    accounts, grants = known["accounts"], known["grants"]
-    online = known.get("online")
+    accounts, grants, online, heard = (known[what] for what in ("accounts", "grants", "online", "heard"))
     if json:
-        print_json({"accounts": accounts, "grants": grants, "online": online})
+        print_json({"accounts": accounts, "grants": grants, "online": online, "heard": heard})
         return
     if not accounts:
         typer.echo("nobody yet; begin with: duly add app phone")
@@ -125,9 +125,11 @@ def list_(
     rows = []
     for one in accounts:
         name, role = one["name"], one["role"]
-        here = "?" if online is None else "yes" if name in online else "no" if role == "device" else ""
-        rows.append([name, role, "disabled" if one["disabled"] else here, _relations(name, role, grants)])
-    table(["name", "kind", "online", "grants"], rows)
+        here = "" if role != "device" else "?" if online is None else "yes" if name in online else "no"
+        last = "" if role != "device" else clock(heard[name]) if name in heard else "never"
+        here = "disabled" if one["disabled"] else here
+        rows.append([name, role, here, last, _relations(name, role, grants)])
+    table(["name", "kind", "online", "last heard of", "grants"], rows)
     if online is None:
         note(f"(no hub runs in {settings_of(data).data}: read from the ledger)")
 
@@ -161,8 +163,6 @@ def _do(
     if hub is not None:
         try:
             answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", wanted)
-            if verb == "list":
-                answer["online"] = hub.ask("/v1/state")["devices"]
             return answer
         except Unreachable:
             if not hub.local:
@@ -178,8 +178,7 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
-    from duly.auth import Accounts
-    from duly.hub import administer
+    from duly.auth import Accounts, administer
     from duly.ledgers import open_ledger
 
     if verb == "list":
@@ -190,4 +189,9 @@ async def _do_in_ledger(
         accounts = Accounts(book)
         await accounts.refresh()
         result: dict[str, Any] = msgspec.to_builtins(await administer(accounts, verb, wanted))
+        if verb == "list":
+            from duly.apps.gateway import last_heard
+
+            devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
+            result |= {"online": None, "heard": await last_heard(book, devices)}
         return result

@@ -222,10 +222,10 @@ def local_hub(data: str | None) -> Hub | None:
     """The hub of this data folder, if it runs."""
     from pathlib import Path
 
-    from duly.hub import read_notice
+    from duly import notice
 
-    notice = read_notice(Path(settings_of(data).data))
-    return None if notice is None else Hub(notice.url, notice.token, local=True)
+    posted = notice.read(Path(settings_of(data).data))
+    return None if posted is None else Hub(posted.url, posted.token, local=True)
 
 
 def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub | None:

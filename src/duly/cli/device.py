@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 import typer
 
+from duly.cli.borrow import borrower, check_account
 from duly.cli.common import (
     Data,
     Exit,
@@ -32,17 +33,14 @@ from duly.cli.common import (
     Unreachable,
     Url,
     clock,
-    find_hub,
     need_hub,
     print_json,
     settings_of,
 )
-from duly.errors import NotAuthenticated
+from duly.errors import DeviceError
 
 if TYPE_CHECKING:
     from duly.clients.device import Command, Device
-    from duly.clients.link import Link
-    from duly.dialects.frames import Frame
 
 FIRST_SECONDS = 10.0
 
@@ -76,25 +74,19 @@ def device(
 
     A lock understands lock_control {"open": true}, a lamp dev_control {"on": true} or {"toggle": true}; both
     understand query, and do everything else they are told by writing it down. It needs an account: 'duly add
-    device NAME'. Without --token it uses the hub on this machine. Ctrl-C stops it.
+    device NAME'. Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it is behind a
+    broker. Ctrl-C stops it.
     """
+    thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
+    if url is not None and url.startswith(("mqtt:", "mqtts:")):
+        asyncio.run(_run(_through_broker(url, name, token, store), _plain(url), thing, store, json))
+        return
     hub = need_hub(data, url, token)
     if token is None:
-        _check_account(hub, name)
+        check_account(hub, name, "device")
     if store is None and hub.local:
         store = Path(settings_of(data).data) / f"device-{name}.db"
-    thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
-    asyncio.run(_run(hub, name, data if token is None else None, token, thing, store, json))
-
-
-def _check_account(hub: Hub, name: str) -> None:
-    roles = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
-    if name not in roles:
-        raise Trouble(Exit.NOT_ALLOWED, f"there is no device {name}; make it with: duly add device {name}")
-    if roles[name] != "device":
-        raise Trouble(
-            Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is"
-        )
+    asyncio.run(_run(_at_hub(hub, name, data, token, store), hub.url, thing, store, json))
 
 
 class Effects:
@@ -167,7 +159,6 @@ class Thing:
         raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
 
     def install(self, device: Device) -> None:
-        from duly.clients.device import DeviceError
         from duly.dialects.frames import COMMANDS, DeviceCode
 
         async def act(command: Command) -> dict[str, Any]:
@@ -215,50 +206,47 @@ def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
     typer.echo(f"{clock(now)}  {what} {more['type']}{data} for {more['from']}  → {state}   [{more['id']}]")
 
 
-def make_device(
-    hub: Hub,
-    name: str,
-    data: str | None,
-    token: str | None,
-    store: Path | None,
-    online: Callable[[str], None],
-) -> Device:
-    """A device at this hub. Without a token of its own it borrows one, which ends with the hub that lent it:
-    so it borrows again from each new one."""
+Make = Callable[[Callable[[str], None]], "Device"]
+"""Makes a device that says under which name it is online, every time it is."""
+
+
+def _at_hub(hub: Hub, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
+    """A device at this hub. Without a token of its own it borrows one."""
     from duly.clients.device import Device
     from duly.clients.link import Link
 
-    class BorrowingLink(Link):
-        lender = ""
-
-        async def _introduce(self, socket: Any) -> Any:
-            now = find_hub(data) if token is None else None
-            if now is not None and now.token != self.lender:
-                try:
-                    self._token = await asyncio.to_thread(now.borrow, name)
-                except Unreachable as problem:
-                    raise TimeoutError(str(problem)) from None
-                except Trouble as problem:
-                    raise NotAuthenticated(str(problem)) from None
-                self.lender = now.token
-            return await super()._introduce(socket)
+    where = borrower(hub, name, data) if token is None else None
 
     class CommandLineDevice(Device):
         def _open_link(self) -> Link:
-            return BorrowingLink(self._url, self._token, up=self._up, heard=self._heard, tls=hub.tls)
+            return Link(self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls)
 
-        def _up(self, welcome: Frame) -> None:
-            super()._up(welcome)
-            online(self.name)
-
-    return CommandLineDevice(
-        hub.url, token or hub.token, data=None if store is None else str(store.absolute())
-    )
+    return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
 
 
-async def _run(
-    hub: Hub, name: str, data: str | None, token: str | None, thing: Thing, store: Path | None, json: bool
-) -> None:
+def _through_broker(url: str, name: str, token: str | None, store: Path | None) -> Make:
+    """A device behind an MQTT broker; its name and token are what it logs in with, if the address does not
+    say otherwise."""
+    from duly.clients.device import Device
+
+    scheme, _, rest = url.partition("://")
+    if "@" not in rest:
+        login = ":".join(quote(part, safe="") for part in (name, token) if part)
+        rest = f"{login}@{rest}"
+    return lambda online: Device(f"{scheme}://{rest}", data=_memory(store), name=name, online=online)
+
+
+def _plain(url: str) -> str:
+    """An address without what nobody else need see."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _memory(store: Path | None) -> str | None:
+    return None if store is None else str(store.absolute())
+
+
+async def _run(make: Make, where: str, thing: Thing, store: Path | None, json: bool) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -270,9 +258,9 @@ async def _run(
         nonlocal connections
         connections += 1
         impatience.cancel()
-        _announce(json, thing, known_as, hub.url, connections)
+        _announce(json, thing, known_as, where, connections)
 
-    device = make_device(hub, name, data, token, store, online)
+    device = make(online)
     thing.install(device)
     if store is None and not json:
         typer.echo("it has no --store: after a restart it will not know what it has done")
@@ -284,7 +272,7 @@ async def _run(
             life.result()
             raise Trouble(Exit.FAILED, "the device has ended by itself")
         if not connections and loop.time() >= impatience.when():
-            raise Unreachable(hub.url, "no connection")
+            raise Unreachable(where, "no connection")
     finally:
         for task in (life, telling):
             task.cancel()

@@ -7,8 +7,7 @@ unique within its sender only; where several senders used one, all of them are s
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -269,11 +268,14 @@ def _single(records: list[dict[str, Any]]) -> object:
 
 def _headline(record: dict[str, Any]) -> str:
     ack = record.get("ack")
-    how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
     return (
         f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
-        f"{tint(record['state'])}{how}{_data(ack)}"
+        f"{tint(record['state'])}{_how(ack)}{_data(ack)}"
     )
+
+
+def _how(ack: dict[str, Any] | None) -> str:
+    return "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
 
 
 def _data(ack: dict[str, Any] | None) -> str:
@@ -284,31 +286,38 @@ def _data(ack: dict[str, Any] | None) -> str:
 
 
 def _hops(record: dict[str, Any], made: float | None) -> list[str]:
-    accepted, moved = record["accepted_at"], record["moved_at"]
-    lines = []
-    if made is not None:
-        lines.append(f"{clock(made)}             made by {record['scope']}, by its own clock")
-    since = "" if made is None else f"+{took(accepted - made)}"
-    lines.append(f"{clock(accepted)}  {since:>9}  accepted: stored by the hub")
-    for one in record.get("deliveries", []):
-        tries = one["attempts"]
-        times = "not sent yet" if not tries else "sent once" if tries == 1 else f"sent {tries} times"
-        known = (record.get("ack") or {}).get("detail")  # said below, with the end
-        reason = f", {one['error']}" if one["error"] not in ("", known) else ""
-        lines.append(f"{'':12}  {'':9}  to {one['recipient']} ({one['channel']}): {times}{reason}")
-    for hop in record.get("hops", []):
-        since = f"+{took(hop['time'] - accepted)}"
-        lines.append(f"{clock(hop['time'])}  {since:>9}  {_hop(hop, record)}")
+    """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
+    was sent; when each hop was, only the hub that did it, for as long as it runs."""
+    accepted, hops = record["accepted_at"], record.get("hops", [])
+    told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
+    if record["state"] != "accepted":
+        ack = record.get("ack")
+        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_data(ack)}"))
+    # Within a millisecond: stored, sent, ended, and then the sender was told.
+    told += [(hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record)) for hop in hops]
+    lines = [f"{clock(made)}             made by {record['scope']}, by its own clock"] if made else []
+    for at, _, what in sorted(told, key=lambda one: one[:2]):
+        since = at - accepted
+        after = f"+{took(since)}" if since or at != accepted else ""
+        lines.append(f"{clock(at)}  {after:>9}  {what}")
+    blank = f"{'':12}  {'':9}  "
+    lines += [blank + line for one in record.get("deliveries", []) for line in _delivery(one, record, hops)]
     if record["state"] == "accepted":
         until = f" until {clock(record['exp'])}" if "exp" in record else ""
-        lines.append(f"{'':12}  {'':9}  waiting for its turn or its device{until}")
-    else:
-        ack = record.get("ack")
-        how = "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
-        lines.append(
-            f"{clock(moved)}  {'+' + took(moved - accepted):>9}  {tint(record['state'])}{how}{_data(ack)}"
-        )
+        lines.append(f"{blank}waiting for its turn or its device{until}")
     return lines
+
+
+def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[str, Any]]) -> Iterator[str]:
+    """What the ledger says of a delivery, as far as the hops have not."""
+    to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
+    if tries > len({hop["attempt"] for hop in hops if hop["what"] == "sent"}):
+        times = "once" if tries == 1 else f"{tries} times"
+        yield f"sent to {to} {times} in all; when exactly, only the hub knew that did it"
+    if "next_at" in delivery:
+        yield f"next attempt to {to} at {clock(delivery['next_at'])}"
+    if delivery["error"] not in ("", (record.get("ack") or {}).get("detail")):
+        yield f"the last attempt to {to}: {delivery['error']}"
 
 
 def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
@@ -334,42 +343,44 @@ def _show_refusals(refusals: list[dict[str, Any]]) -> None:
 
 
 async def _watch(hub: Hub, find: Callable[[], Hub | None], json: bool) -> None:
-    import aiohttp
-    import msgspec
+    from duly.clients.link import Link
+    from duly.dialects import frames
+    from duly.dialects.frames import Frame
 
-    began = False
-    async with aiohttp.ClientSession() as http:
+    heard: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def where() -> tuple[str, str]:
+        now = find() or hub  # after a restart its own note has another token
+        return now.url, now.token
+
+    def up(_: Frame) -> None:
+        link.send(frames.encode(Frame("watch")))
+        note(f"watching {hub.url}; Ctrl-C ends it")
+
+    def down() -> None:
+        note("the hub has hung up; waiting for it")
+
+    hub.knock()
+    link = Link(hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, where=where, tls=hub.tls)
+    await link.start()
+    try:
+        await link.ready()
         while True:
-            try:
-                async with http.ws_connect(
-                    f"{hub.url}/v1/ws",
-                    headers={"Authorization": f"Bearer {hub.token}"},
-                    heartbeat=20,
-                    ssl=hub.tls or True,
-                ) as socket:
-                    await socket.send_str('{"type":"watch"}')
-                    async for message in socket:
-                        seen = msgspec.json.decode(message.data)
-                        if seen["type"] == "welcome":
-                            began = True
-                            note(f"watching {hub.url}; Ctrl-C ends it")
-                        elif seen["type"] == "server_ack":
-                            raise Trouble(Exit.NOT_ALLOWED, seen.get("detail") or "the hub does not allow it")
-                        elif seen["type"] == "seen":
-                            print_json(seen) if json else typer.echo(_seen(seen))
-                note("the hub has hung up; waiting for it")
-            except (aiohttp.ClientError, OSError) as problem:
-                if not began:
-                    raise Unreachable(hub.url, problem) from None
-            await asyncio.sleep(0.5)
-            hub = find() or hub
+            frame = await heard.get()
+            if frame.type == "server_ack":
+                raise Trouble(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
+            if frame.type == "seen":
+                seen = {"time": frame.time, **frames.load(frame.data)}
+                print_json(seen) if json else typer.echo(_seen(seen))
+    finally:
+        await link.stop()
 
 
 def _seen(seen: dict[str, Any]) -> str:
     who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
     match seen["what"]:
         case "said" if seen["word"] == "fresh":
-            what = tint("accepted")
+            what = f"{seen['kind']} {tint('accepted')}"
         case "said":
             what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
         case "sent":
@@ -377,10 +388,10 @@ def _seen(seen: dict[str, Any]) -> str:
         case "ended":
             what = f"{tint(seen['state'])}, code {seen['code']}"
         case "pushed":
-            what = f"{seen['kind']} #{seen['cursor']}"
+            what = f"{seen['kind']} #{seen['cursor']}{_data(seen)}"
         case "refused":
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
     id_ = f"   [{seen['id']}]" if seen.get("id") else ""
-    return f"{clock(seen.get('time', time.time() * 1000))}  {who:<20}  {what}{id_}"
+    return f"{clock(seen['time'])}  {who:<20}  {what}{id_}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.borrow import accounts, borrowing_link, check_account
+from duly.cli.borrow import borrower, check_account, roles
 from duly.cli.common import (
     Data,
     Exit,
@@ -91,15 +91,15 @@ class _Who:
         from duly.settings import section
 
         who = self
-        kind = borrowing_link(self.given["data"], self.name) if self.name else Link
+        where = borrower(self.hub, self.name, self.given["data"]) if self.name else None
 
         class CommandLineSentinel(Sentinel):
             def _open_link(self) -> Any:
                 if who.given["http"]:
                     return super()._open_link()
-                return kind(
+                return Link(
                     self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-                    denied=self._denied, tls=who.hub.tls,
+                    denied=self._denied, where=where, tls=who.hub.tls,
                 )  # fmt: skip
 
         given = self.given
@@ -119,7 +119,7 @@ def _named(hub: Hub, as_: str | None) -> str:
     if as_ is not None:
         check_account(hub, as_, "sentinel")
         return as_
-    names = [name for name, role in accounts(hub).items() if role == "sentinel"]
+    names = [name for name, role in roles(hub).items() if role == "sentinel"]
     if len(names) != 1:
         known = (
             f"say which with --as: {', '.join(names)}" if names else "make one with: duly add sentinel NAME"

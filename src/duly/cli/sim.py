@@ -15,11 +15,11 @@ def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run just this one.")] = None,
-    world: Annotated[str, typer.Option(help="kernel, gateway, sentinels, or all of them.")] = "all",
+    world: Annotated[str, typer.Option(help="kernel, gateway, tower, sentinels, or all of them.")] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run whole worlds in virtual time, and check that the promises hold.
+    """Run simulated worlds, and check that the promises hold.
 
     Senders, a hub and receivers; crashes, cuts, wrong clocks, failing disks. The same seed gives the same
     run. Prints `0 violations`, or a failing seed with its shortest trace, and then exits with 1.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, print_json
-from duly.errors import DulyError
+from duly.errors import DulyError, LedgerInUse
 
 if TYPE_CHECKING:
     from duly.hub import Hub
@@ -83,6 +83,7 @@ def up(
 
 
 async def _serve(settings: Settings, json: bool) -> None:
+    from duly import notice
     from duly.hub import Hub
 
     loop = asyncio.get_running_loop()
@@ -98,6 +99,15 @@ async def _serve(settings: Settings, json: bool) -> None:
     hub = Hub(settings)
     try:
         await hub.start()
+    except LedgerInUse:
+        posted = notice.read(Path(settings.data))
+        if posted is None:
+            raise
+        raise Trouble(
+            Exit.FAILED,
+            f"a hub runs in {settings.data} already, at {posted.url} (pid {posted.pid}); use that one, "
+            "stop it, or choose another folder with --data",
+        ) from None
     except DulyError as problem:
         if isinstance(problem.__cause__, OSError):  # nothing is wrong with what was typed
             raise Trouble(Exit.FAILED, str(problem)) from None

@@ -3,11 +3,15 @@
 The laws. A command is stored before it is sent (in memory, or in a file with `data=`), sent again with the
 same id every three seconds, three times, and at once after a reconnect; it ends, one way or another. Ids
 never go backwards, and with `data=` survive a restart, as do commands under way.
+
+What the hub has taken and we call `unknown` is asked for again at every connection: the hub answers a repeat
+with what it knows. What it never confirmed is not, since that might run a command long after its time.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
@@ -28,25 +32,14 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, Fault, Stopped
+from duly.errors import DulyError, Refused, Stale, Stopped
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
 PATIENCE: Final = 60 * SECOND
 CURSORS: Final = "cursors"
-
-
-class Refused(DulyError):
-    """The hub did not take the command: nothing was done. `code` and `word` say why."""
-
-    fault = Fault.SENDER
-    word = "refused"
-
-    def __init__(self, code: int, word: str, detail: str) -> None:
-        super().__init__(f"{detail or word} (code {code})")
-        self.code = code
-        self.error = word
-        self.detail = detail
+DOUBTS: Final = 100
+"""Commands whose end nobody knows that are asked for again; the oldest are let go."""
 
 
 class Ack(Struct, frozen=True):
@@ -87,6 +80,7 @@ class Command:
         self.message = message
         self._accepted: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[Ack] = loop.create_future()
+        self._settled: asyncio.Future[Ack] = loop.create_future()
         self.refusal: Refused | None = None
 
     @property
@@ -107,6 +101,23 @@ class Command:
             raise self.refusal
         return ack
 
+    async def settled(self) -> Ack:
+        """Until it is certain how it ended: longer than `ended`, if that says `unknown`, maybe for ever."""
+        ack = await self.ended()
+        return ack if ack.state != State.UNKNOWN.word else await asyncio.shield(self._settled)
+
+    def _end(self, ack: Ack) -> None:
+        if not self._ended.done():
+            self._ended.set_result(ack)
+        elif ack.state != State.UNKNOWN.word and not self._settled.done():
+            self._settled.set_result(ack)
+
+    def _abandon(self, problem: DulyError) -> None:
+        for future in (self._ended, self._settled):
+            if not future.done():
+                future.set_exception(problem)
+                future.exception()  # whoever waits hears it; nobody need
+
 
 class App:
     """An app's side of the wire.
@@ -118,6 +129,8 @@ class App:
     def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
         self._url, self._token, self._data = url, token, data
         self._commands: dict[bytes, Command] = {}
+        self._doubts: OrderedDict[bytes, Command] = OrderedDict()
+        """ended as unknown here, so far"""
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
         self._cursors: dict[str, int] = {}
         self._saving: asyncio.Task[None] | None = None
@@ -156,10 +169,8 @@ class App:
         await self._engine.stop()
         await self._link.stop()
         await self._ledger.close()
-        for command in self._commands.values():
-            if not command._ended.done():
-                command._ended.set_exception(Stopped("the app was closed before the command ended"))
-                command._ended.exception()
+        for command in (*self._commands.values(), *self._doubts.values()):
+            command._abandon(Stopped("the app was closed before the command ended"))
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
@@ -208,7 +219,7 @@ class App:
             expires=meant.expires,
             order=Order("", Mode.ANY),
         )
-        command = self._commands.get(message.key)
+        command = self._commands.get(message.key) or self._doubts.get(message.key)
         if command is None:
             command = self._commands[message.key] = Command(message)
             await self._engine.put(Arrived(message))
@@ -242,16 +253,17 @@ class App:
                     command = self._commands.pop(message.key, None)
                     if command is not None and not command._ended.done():
                         command.refusal = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
-                        command._ended.set_result(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
+                        command._end(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
 
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
-        command = self._commands.get(key)
+        command = self._commands.pop(key, None) or self._doubts.pop(key, None)
         if command is None:
             return
-        if state is not State.UNKNOWN:
-            del self._commands[key]
-        if not command._ended.done():
-            command._ended.set_result(Ack(state.word, answer.code, frames.load(answer.data), answer.reason))
+        command._end(Ack(state.word, answer.code, frames.load(answer.data), answer.reason))
+        if state is State.UNKNOWN:
+            self._doubts[key] = command
+            if len(self._doubts) > DOUBTS:
+                self._doubts.popitem(last=False)
 
     def _offer(self, *events: Any) -> None:
         for event in events:
@@ -265,6 +277,9 @@ class App:
             self._cursors.setdefault(device, head)
         self.name = welcome.you or self.name
         self._offer(Reachable(""))
+        for command in self._doubts.values():
+            if command._accepted.done():
+                self._link.send(command.message.body)
 
     def _heard(self, frame: Frame) -> None:
         match frame.type:
@@ -273,7 +288,9 @@ class App:
             case "ack" if frame.seq_id is not None and frame.code is not None:
                 state = State[(frame.state or "done").upper()]
                 answer = Answer(frame.code, bytes(frame.data), frame.detail or "")
-                self._offer(Answered(key_of(self.name, frame.seq_id), state, answer))
+                key = key_of(self.name, frame.seq_id)
+                self._accepted(key)
+                self._offer(Answered(key, state, answer))
             case "gap" if frame.from_ is not None:
                 self._tell(Gap(frame.from_, frame.after or 0, frame.first or 0))
             case _ if frame.from_ is not None and frame.cursor is not None:
@@ -281,18 +298,27 @@ class App:
 
     def _server_ack(self, key: bytes, frame: Frame) -> None:
         command = self._commands.get(key)
+        if command is None and key in self._doubts:
+            return  # asked again: only an `ack` tells more
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
-                if command is not None and not command._accepted.done():
-                    command._accepted.set_result(None)
+                self._accepted(key)
                 self._offer(Received(key))
             case ServerCode.INTERNAL | None:
                 pass  # try again: the resend does
+            case code if frame.error == Stale.word and (command is None or command._accepted.done()):
+                # The hub has forgotten what it took, or an earlier process of ours sent.
+                self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
                 if command is not None:
                     command.refusal = refusal
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
+
+    def _accepted(self, key: bytes) -> None:
+        command = self._commands.get(key)
+        if command is not None and not command._accepted.done():
+            command._accepted.set_result(None)
 
     def _pushed(self, device: str, frame: Frame) -> None:
         cursor = frame.cursor or 0

@@ -30,7 +30,7 @@ from duly.core.units import DAY, FOREVER, MINUTE
 from duly.dialects import frames
 from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
-from duly.errors import DulyError, Fault, Malformed, ProgramError, SenderError
+from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 
@@ -40,17 +40,6 @@ if TYPE_CHECKING:
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
-
-
-class DeviceError(DulyError):
-    """Raise it in a handler to fail with a code: nothing was done."""
-
-    fault = Fault.NOBODY
-    word = "device_error"
-
-    def __init__(self, code: int, detail: str = "") -> None:
-        super().__init__(detail or DeviceCode(code).name.lower())
-        self.code = code
 
 
 class Command(Struct, frozen=True):
@@ -79,11 +68,20 @@ class Device:
     await device.run()
 
     With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for
-    brokers where it logs in under another name than its own.
+    brokers where it logs in under another name than its own. `online` hears its name at every connection.
     """
 
-    def __init__(self, url: str, token: str = "", *, data: str | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        data: str | None = None,
+        name: str = "",
+        online: Callable[[str], None] | None = None,
+    ) -> None:
         self._url, self._token, self._data, self._node = url, token, data, name
+        self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: Shelf | None = None
@@ -134,7 +132,9 @@ class Device:
         if self._url.startswith("mqtt"):
             from duly.clients.fd_link import FdLink
 
-            return FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
+            link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
+            self.name = link.name  # tasks of a session that was kept come before its welcome
+            return link
         return Link(self._url, self._token, up=self._up, heard=self._heard)
 
     async def __aexit__(
@@ -173,6 +173,8 @@ class Device:
 
     def _up(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
+        if self._online is not None:
+            self._online(self.name)
 
     def _heard(self, frame: Frame, stored: Callable[[], None] | None = None) -> None:
         if frame.from_ is None or frame.seq_id is None:
@@ -224,7 +226,7 @@ class Device:
             data = frames.dump(await handler(command))
             state, answer = State.DONE, Answer(DeviceCode.DONE, bytes(data))
         except DeviceError as problem:
-            state, answer = State.FAILED, Answer(problem.code, b"", str(problem))
+            state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
         except Exception as problem:
             state, answer = State.FAILED, Answer(DeviceCode.HARDWARE_FAULT, b"", repr(problem)[:500])
         keep = message.kind != CHUNK

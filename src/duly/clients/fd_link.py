@@ -20,8 +20,7 @@ from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
-from duly.errors import DulyError, NotAuthenticated, SenderError
-from duly.transport import ConnectionRefused
+from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
 from duly.transports.mqtt import Address, MqttLink, Will
 
 
@@ -38,17 +37,17 @@ class FdLink:
         prefix: str = fd.PREFIX,
     ) -> None:
         address = Address.parse(url)
-        self._name = fd.check_username(name or address.username)
+        self.name = fd.check_username(name or address.username)
         self._up = up
         self._heard = heard
         self._prefix = prefix
-        self._session = secrets.token_hex(8)
+        self._session = ""
         self._senders: dict[str, str] = {}
         self._link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[fd.topic_of(prefix, self._name, Kind.PENDING)],
-            will=lambda: Will(self._topic(self._name, Kind.STATUS), self._status(online=False)),
+            subscriptions=[fd.topic_of(prefix, self.name, Kind.PENDING)],
+            will=self._will,
             on_connect=self._connected,
         )
 
@@ -64,7 +63,7 @@ class FdLink:
             await self._link.connected(within=30)
         except ConnectionRefused as problem:
             raise NotAuthenticated(str(problem)) from None
-        return Frame("welcome", you=self._name)
+        return Frame("welcome", you=self.name)
 
     async def stop(self) -> None:
         """Say goodbye properly: the will is for those who cannot."""
@@ -72,22 +71,26 @@ class FdLink:
             with suppress(DulyError, TimeoutError):
                 async with asyncio.timeout(1):
                     await self._link.publish(
-                        self._topic(self._name, Kind.STATUS), self._status(online=False), retain=True
+                        self._topic(self.name, Kind.STATUS), self._status(online=False), retain=True
                     )
         await self._link.stop()
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _connected(self, session_present: bool) -> None:
+    def _will(self) -> Will:
+        """For the connection that is about to be made: its will and its news are of one session."""
         self._session = secrets.token_hex(8)
-        self._publish(self._topic(self._name, Kind.STATUS), self._status(online=True), retain=True)
-        self._up(Frame("welcome", you=self._name))
+        return Will(self._topic(self.name, Kind.STATUS), self._status(online=False))
+
+    def _connected(self, session_present: bool) -> None:
+        self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
+        self._up(Frame("welcome", you=self.name))
 
     def _arrived(self, topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
         try:
             task = fd.decode_pending(payload)
             app, colon, seq_id = task.msg_id.partition(":")
-            if not colon or (task.receiver and task.receiver != self._name):
+            if not colon or (task.receiver and task.receiver != self.name):
                 ack()  # not a command of a hub, or not for us: nothing to run and nothing to say
                 return
         except SenderError:
@@ -116,7 +119,7 @@ class FdLink:
         said = frames.decode(frame)
         if said.type != "ack":
             push = msgspec.json.encode({"type": said.type, "data": frames.load(said.data)})
-            self._publish(self._topic(self._name, Kind.STATUS), self._status(online=True, data=push))
+            self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
         msg_id = f"{said.to}:{said.seq_id}"
         hub = self._senders.pop(msg_id, "hub")

@@ -2,14 +2,15 @@
 
 The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
 outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
-`down` of its end. A hub that does not want us at first is not asked again, unless somebody takes it up:
-`denied` is told, and it is tried again.
+`down` of every end of one that was not our own doing. `where` says before each try where the hub is and
+which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
+asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Final
@@ -35,11 +36,12 @@ class Link:
         heard: Callable[[Frame], None],
         down: Callable[[], None] = lambda: None,
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
         denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
-        self._url = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
-        self._token = token
+        self._url, self._token = url, token
+        self._where = where
         self._up = up
         self._heard = heard
         self._down = down
@@ -81,8 +83,10 @@ class Link:
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
+                    if self._where is not None:
+                        self._url, self._token = await self._where()
                     async with http.ws_connect(
-                        self._url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                        _endpoint(self._url), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
@@ -134,3 +138,7 @@ class Link:
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+
+def _endpoint(url: str) -> str:
+    return url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"

@@ -19,20 +19,12 @@ import msgspec
 from msgspec import Struct
 
 from duly.dialects.frames import DeviceCode
-from duly.errors import DulyError, Fault
+from duly.errors import MediaError
 
 CHUNK_BYTES: Final = 96 * 1024
 """As base64 in JSON it stays well below the limit of a frame."""
 ASK_AGAIN: Final = 5
 AT_ONCE: Final = 4
-
-
-class MediaError(DulyError):
-    """The download did not come to its end; what arrived is kept, and the next call goes on from there."""
-
-    fault = Fault.NOBODY
-    retry = True
-    word = "media"
 
 
 class Media(Struct, frozen=True):

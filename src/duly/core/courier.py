@@ -290,8 +290,10 @@ class Courier:
         self.counts.parcels += 1
         self.counts.attempts += len(parcel)
         self.counts.retries += sum(item.attempt > 1 for item in parcel)
+        marked = self._doubt(parcel[0].ref.recipient) is Doubt.REPEAT
         loads = tuple(
-            Load(item.ref, item.attempt, item.message, item.error.startswith(DOUBT)) for item in parcel
+            Load(item.ref, item.attempt, item.message, marked and item.error.startswith(DOUBT))
+            for item in parcel
         )
         return Tell(Carry(parcel[0].ref.recipient, loads, urgent))
 
@@ -399,15 +401,15 @@ class Courier:
         self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: _Ends
     ) -> list[Todo]:
         """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
+        if item.error.startswith(DOUBT) and not reason.startswith(DOUBT):
+            reason = DOUBT + reason  # an earlier one may have arrived all the same
         # Who travelled together tries again together.
         delay = self.policy.retry.delay(item.attempt, b"" if item.bundle else _salt(item.ref))
         if delay is None:
-            ends.append(
-                (item, State.FAILED, Answer(1, b"", f"given up after {item.attempt} attempts: {reason}"))
-            )
+            ends.append(_given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
             return []
         if item.expires and item.expires <= now:
-            ends.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", f"{EXPIRED.reason}; {reason}")))
+            ends.append(_given_up(item, State.EXPIRED, f"{EXPIRED.reason}; the last attempt: {reason}"))
             return []
         item.due = now if rest is None else now + max(delay, rest)
         item.error = reason
@@ -428,9 +430,7 @@ class Courier:
     ) -> list[Todo]:
         self.counts.in_doubt += 1
         declared = self._doubt(item.ref.recipient)
-        if declared is Doubt.RESEND:
-            return self._again(item, where, reason, rest, now, ends)
-        if declared is Doubt.REPEAT and not item.error.startswith(DOUBT):
+        if declared is Doubt.RESEND or (declared is Doubt.REPEAT and not item.error.startswith(DOUBT)):
             return self._again(item, where, DOUBT + reason, rest, now, ends)
         why = "once repeated, and again " if item.error.startswith(DOUBT) else ""
         ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
@@ -556,8 +556,8 @@ class Courier:
         while self._expiries and self._expiries[0][0] <= now:
             item = heapq.heappop(self._expiries)[2]
             if not item.gone and not item.flying:
-                reason = f"{EXPIRED.reason}; the last attempt: {item.error}" if item.error else EXPIRED.reason
-                late.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", reason)))
+                why = f"; the last attempt: {item.error}" if item.error else ""
+                late.append(_given_up(item, State.EXPIRED, EXPIRED.reason + why))
         todo += self._end_all(late, now)
         for where, parcel in self._routes.collect(now):
             dead = [item for item in parcel if item.leased]
@@ -578,6 +578,11 @@ class Courier:
 
 
 CUT_OFF: Final = "we stopped before we knew whether it had arrived"
+
+
+def _given_up(item: Item, state: State, reason: str) -> tuple[Item, State, Answer]:
+    """The end of what is not tried any more. If one attempt was in doubt, nobody can tell."""
+    return item, State.UNKNOWN if item.error.startswith(DOUBT) else state, Answer(EXPIRED.code, b"", reason)
 
 
 def _salt(ref: Ref) -> bytes:

@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -190,13 +191,15 @@ def uuid7_time(text: str) -> int | None:
     return None if found is None else int(found[1] + found[2], 16) * MS
 
 
+@lru_cache(maxsize=4096)
 def time_of(id: str) -> int | None:
     """The microsecond time an id itself carries (a SeqId or a UUIDv7), or None if it carries none.
 
     >>> time_of("1700000000000_7"), time_of("order-66")
     (1700000000000000, None)
     """
-    # Once per message: the length tells the two forms apart, and no form costs an exception.
+    # The length tells the two forms apart, and no form costs an exception. Remembered, since a message's id
+    # comes again with its answer.
     if len(id) == _UUID_LENGTH:
         return uuid7_time(id)
     found = _read_seq_id(id)
@@ -206,6 +209,20 @@ def time_of(id: str) -> int | None:
     if ms >= _MS_LIMIT or (len(id) > 20 and int(found[2]) >= _N_LIMIT):  # shorter ones can't reach it
         return None
     return ms * MS
+
+
+def counter_of(id: str) -> int | None:
+    """The sender's counter in an id; None if the id has none, like a UUID. A seq_id that is spelled wrongly
+    is `Malformed`.
+
+    >>> counter_of("1700000000000_7"), counter_of("order-66")
+    (7, None)
+    """
+    found = _read_seq_id(id)
+    if found is not None and len(id) <= 20:
+        return int(found[2])
+    head, _, tail = id.partition("_")
+    return SeqId.parse(id).n if head.isdecimal() and tail.isdecimal() else None
 
 
 def event_id(

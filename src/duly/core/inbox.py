@@ -17,7 +17,7 @@ from duly.core import horizon as horizons
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.order import LanePolicy, Lanes, Move, Release, Supersede
+from duly.core.order import LATE, LanePolicy, Lanes, Move, Release, Supersede
 from duly.core.outbox import EXPIRED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
 from duly.core.steps import (
     Answered,
@@ -99,19 +99,20 @@ class Inbox:
     def is_live(self, key: bytes) -> bool:
         return key in self._live
 
-    def recipient_of(self, key: bytes) -> str | None:
-        """For whom the message under way under this key is."""
+    def message(self, key: bytes) -> Message | None:
+        """The message here under this key, whether or not its turn has come."""
         live = self._live.get(key)
-        return None if live is None else live.message.recipient
+        return None if live is None else live.message
 
-    def kind_of(self, key: bytes) -> str | None:
-        """What kind of message is under way under this key."""
-        live = self._live.get(key)
-        return None if live is None else live.message.kind
+    def under_way(self, key: bytes) -> Message | None:
+        """The message under this key, if it was handed to its recipient."""
+        return None if self.outbox.state(key) is None else self.message(key)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        if type(event) is Answered:  # half of them: not to be found out last
+            return self.outbox.answered(event, now)
         match event:
             case Arrived():
                 return self.receive(event, now)
@@ -137,6 +138,8 @@ class Inbox:
             return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         live = self._live[message.key] = _Live(message, [origin], committed=False)
         moves = self.lanes.offer(message, now)
+        if len(moves) == 1 and moves[0].message is message:
+            return [self._admit(live, moves[0], horizon, now)]
         todo: list[Todo] = []
         own: Move | None = None
         for move in moves:
@@ -264,21 +267,22 @@ class Inbox:
             if not verdict.fresh:
                 return self._not_fresh(live, verdict, now)
             live.committed = True
-            todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
-            match move:
-                case None:
-                    here = State.ACCEPTED
-                case Release(after=after) if not move.mark or results[1]:
-                    here = State.SENT
-                    todo.append(self.outbox.launched(message, 1, after, now))
-                case _:
-                    here = State.SUPERSEDED
-                    todo += self._superseded(message, getattr(move, "reason", LATE), now)
-            repeat = Verdict(Word.DUPLICATE, here)
-            return todo[:1] + [Reply(origin, message, repeat) for origin in live.origins[1:]] + todo[1:]
+            first, *others = live.origins
+            todo: list[Todo] = [Reply(first, message, verdict)]
+            here = State.ACCEPTED
+            follows: list[Todo] = []
+            if isinstance(move, Release) and (not move.mark or results[1]):
+                here = State.SENT
+                follows = [self.outbox.launched(message, 1, move.after, now)]
+            elif move is not None:
+                here = State.SUPERSEDED
+                follows = self._superseded(message, getattr(move, "reason", LATE), now)
+            if others:
+                todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in others]
+            return todo + follows
 
         admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
-        return Step((admit,), done, tuple(Reply(origin, message, UNABLE) for origin in live.origins))
+        return Step((admit,), done, (Reply(live.origins[0], message, UNABLE),))
 
     def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
         message = live.message
@@ -290,6 +294,8 @@ class Inbox:
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
     def _move_all(self, moves: list[Move], now: int) -> list[Todo]:
+        if not moves:
+            return []
         return [todo for move in moves for todo in self._move(move, now)]
 
     def _move(self, move: Move, now: int) -> list[Todo]:
@@ -345,11 +351,10 @@ class Inbox:
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
         origins = tuple(live.origins) if live is not None else ()
-        report: Todo = Report(message.key, state, answer, origins, message.recipient)
-        return [report, *self._next(message, now)]
-
-
-LATE = "a later one took effect before it arrived"
+        todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]
+        if moves := self.lanes.finished(message):
+            todo += self._move_all(moves, now)
+        return todo
 
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:

@@ -11,6 +11,7 @@ the clear text behind it makes two different pairs impossible to confuse, which 
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -41,6 +42,7 @@ TIME_LIMIT: Final = (1 << 48) * MS
 """Times are written into keys as 48-bit milliseconds; the year 10889."""
 
 _NO_TIME: Final = bytes(6)
+_ORDER_LIMIT: Final = 1 << 62
 
 
 class Mode(Enum):
@@ -52,6 +54,9 @@ class Mode(Enum):
     """run the newest, mark the others superseded"""
     ANY = "any"
     """run at once; only its number counts, so that it leaves no gap"""
+
+
+_MODES: Final = {mode: mode.value.encode() for mode in Mode}
 
 
 class Order(Struct, frozen=True, gc=False):
@@ -85,14 +90,16 @@ class Message(Struct, frozen=True, gc=False):
     expires: int = 0
     """after this it must not take effect (µs); 0 if it never expires by itself"""
     order: Order | None = None
+    made: int = 0
+    """when it was made, by its own account: the id's time, else `time`, else 0"""
     key: bytes = b""
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        scope = _name("scope", self.scope)
+        scope = _known_name("scope", self.scope)
         id_ = _name("id", self.id)
-        kind = _name("kind", self.kind)
-        recipient = _name("recipient", self.recipient)
+        kind = _known_name("kind", self.kind)
+        recipient = _known_name("recipient", self.recipient)
         body = self.body
         if not isinstance(body, bytes):
             raise Malformed(f"body must be bytes, not {type(body).__name__}; encode it first")
@@ -107,23 +114,19 @@ class Message(Struct, frozen=True, gc=False):
             _check_order(order)
         made = time_of(self.id)
         lead = _NO_TIME if made is None else (made // MS).to_bytes(6, "big")
+        force_setattr(self, "made", made or self.time)
         force_setattr(self, "key", b"%b%b\0%b" % (lead, scope, id_))
         meaning = b"%b\0%b\0%b" % (kind, recipient, body)
         if order is not None:
-            meaning += f"\0{order.key}\0{order.mode.value}".encode()
+            meaning += b"\0%b\0%b" % (order.key.encode(), _MODES[order.mode])
         force_setattr(self, "fingerprint", blake2b(meaning, digest_size=8).digest())
-
-    @property
-    def made(self) -> int:
-        """When it was made, by its own account: the id's time, else `time`, else 0."""
-        return int.from_bytes(self.key[:6], "big") * MS or self.time
 
 
 def key_of(scope: str, id: str) -> bytes:
     """The key of (scope, id) without a message at hand."""
     made = time_of(id)
     lead = _NO_TIME if made is None else (made // MS).to_bytes(6, "big")
-    return b"%b%b\0%b" % (lead, _name("scope", scope), _name("id", id))
+    return b"%b%b\0%b" % (lead, _known_name("scope", scope), _name("id", id))
 
 
 def names_in(key: bytes) -> tuple[str, str]:
@@ -146,19 +149,29 @@ def _name(field: str, value: str) -> bytes:
     return raw
 
 
+@lru_cache(maxsize=4096)
+def _remembered_name(field: str, value: str) -> bytes:
+    return _name(field, value)
+
+
+def _known_name(field: str, value: str) -> bytes:
+    """The same, for names that come again and again, unlike ids."""
+    return _remembered_name(field, value) if type(value) is str else _name(field, value)
+
+
 def _check_order(order: Order) -> None:
     if len(order.key) > NAME_LIMIT:
         raise TooLarge(
             f"order key has {len(order.key)} characters, the limit is {NAME_LIMIT}; use a shorter one"
         )
     try:
-        clear = b"\0" not in order.key.encode()
+        clear = not order.key or b"\0" not in order.key.encode()
     except UnicodeEncodeError:
         clear = False
     if not clear:
         raise Malformed(f"order key must be text that UTF-8 can carry, without NUL, not {order.key!r}")
     for n in (order.n, order.after):
-        if n is not None and not -1 <= n < 1 << 62:
+        if n is not None and not -1 <= n < _ORDER_LIMIT:
             raise Malformed(f"order number {n} is out of range; count up from 0")
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import msgspec
@@ -37,6 +38,8 @@ CHAINS_KEPT: Final = 50_000
 MARKS_KEPT: Final = 100_000
 AHEAD_KEPT: Final = 1_024
 """A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
+
+LATE: Final = "a later one took effect before it arrived"
 
 _NEVER: Final = 1 << 62
 
@@ -57,7 +60,7 @@ class LanePolicy(Struct, frozen=True):
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
 
 
-class Release(Struct, frozen=True):
+class Release(Struct, frozen=True, gc=False):
     """This message's turn. `n` and `ms` are what its lane's mark is raised to; `after` is the number
     that went before it in the lane, -1 if none is known."""
 
@@ -149,11 +152,11 @@ class Lanes:
         """A message has come. What may move now, in order; nothing if it has to wait."""
         order = message.order
         if order is None:
-            return self._start(Release(message, "", 0, 0, -1))
+            return self._start(message)
         if order.mode is Mode.ANY:
             counted = order.n is not None and order.after is None
             moves = self.arrived(message.scope, order.n or 0, message.made) if counted else []
-            return [*self._start(Release(message, "", 0, 0, -1)), *moves]
+            return [*self._start(message), *moves]
         mark = mark_name(message)
         if order.n is None:
             ms = min(message.made or now, now + self._policy.drift) // MS
@@ -168,8 +171,15 @@ class Lanes:
             # a late message of a fast clock look like a sender that counts anew.
             n, ms = order.n, message.made // MS
             name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
-        waiting = self._waiting(message, mark, n, ms, needs, now)
         chain = self._chain(name)
+        if needs <= chain.mark < n and not chain.held and not chain.ahead:
+            # As usual: it follows on, and nothing waits.
+            chain.mark = n
+            chain.top_ms = max(chain.top_ms, ms)
+            if not self._raise(mark, n, ms):
+                return [Supersede(message, LATE)]
+            return self._start(message, mark, n, ms)
+        waiting = self._waiting(message, mark, n, ms, needs, now)
         moves = self._count_anew(chain, n, ms, needs)
         chain.top_ms = max(chain.top_ms, ms)
         if n <= chain.mark:
@@ -200,7 +210,8 @@ class Lanes:
     def finished(self, message: Message) -> list[Move]:
         """A released message is through; in a serial lane the next one starts. Harmless for a message
         that was never released."""
-        lane = self._lanes.get(message.recipient, {}).get(_lane_key(message))
+        lanes = self._lanes.get(message.recipient)
+        lane = None if lanes is None else lanes.get(_lane_key(message))
         if lane is None or lane.holder != message.key:
             return []
         lane.holder = None
@@ -307,15 +318,9 @@ class Lanes:
             message, mark = waiting.message, waiting.mark
             order = message.order
             assert order is not None
-            before = self._marks.get(mark)
-            if not is_later(waiting.n, waiting.ms, before):
-                moves.append(Supersede(message, "a later one took effect before it arrived"))
+            if not self._raise(mark, waiting.n, waiting.ms):
+                moves.append(Supersede(message, LATE))
                 continue
-            self._marks[mark] = (waiting.n, max(waiting.ms, before[1] if before else 0))
-            self._marks.move_to_end(mark)
-            if len(self._marks) > MARKS_KEPT:
-                forgotten, _ = self._marks.popitem(last=False)
-                self._last.pop(forgotten, None)
             if order.mode is Mode.LATEST:
                 older = going.pop(newest.get((message.recipient, order.key), -1), None)
                 if older is not None:
@@ -323,15 +328,30 @@ class Lanes:
                 newest[message.recipient, order.key] = waiting.turn
             going[waiting.turn] = Release(message, mark, waiting.n, waiting.ms, -1)
         for release in going.values():
-            moves += self._start(release)
+            moves += self._start(release.message, release.mark, release.n, release.ms)
         return moves
 
-    def _start(self, release: Release) -> list[Move]:
-        message = release.message
-        lane = self._lanes.get(message.recipient, {}).get(_lane_key(message))
-        if (lane is None or (lane.holder is None and not lane.queue)) and self._open(message.recipient):
-            return [self._release(release)]
+    def _raise(self, mark: str, n: int, ms: int) -> bool:
+        """Raise a mark; False if something later was there before."""
+        marks = self._marks
+        before = marks.get(mark)
+        if not is_later(n, ms, before):
+            return False
+        marks[mark] = (n, max(ms, before[1] if before else 0))
+        marks.move_to_end(mark)
+        if len(marks) > MARKS_KEPT:
+            forgotten, _ = marks.popitem(last=False)
+            self._last.pop(forgotten, None)
+        return True
+
+    def _start(self, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> list[Move]:
+        recipient = message.recipient
+        lanes = self._lanes.get(recipient)
+        lane = None if lanes is None else lanes.get(_lane_key(message))
+        if (lane is None or (lane.holder is None and not lane.queue)) and self._open(recipient):
+            return [self._release(message, mark, n, ms)]
         lane = self._lane(message)
+        release = Release(message, mark, n, ms, -1)
         moves: list[Move] = []
         if _is_latest(release):
             moves += [
@@ -348,22 +368,22 @@ class Lanes:
         if self._open(recipient):
             for lane in list(lanes.values()):
                 while lane.queue and lane.holder is None:
-                    moves.append(self._release(lane.queue.popleft()))
+                    queued = lane.queue.popleft()
+                    moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
         for key in [key for key, lane in lanes.items() if not lane.queue and lane.holder is None]:
             del lanes[key]
         if not lanes:
             self._lanes.pop(recipient, None)
         return moves
 
-    def _release(self, release: Release) -> Release:
-        message = release.message
+    def _release(self, message: Message, mark: str, n: int, ms: int) -> Release:
         if self._policy.serial and _lane_key(message) is not None:
             self._lane(message).holder = message.key
-        if not release.mark:
-            return release
-        after = self._last.get(release.mark, -1)
-        self._last[release.mark] = release.n
-        return msgspec.structs.replace(release, after=after)
+        after = -1
+        if mark:
+            after = self._last.get(mark, -1)
+            self._last[mark] = n
+        return Release(message, mark, n, ms, after)
 
     def _open(self, recipient: str) -> bool:
         return not self._policy.gated or recipient in self.reachable
@@ -374,7 +394,8 @@ class Lanes:
 
 def _lane_key(message: Message) -> str | None:
     """Messages without order share a queue that no order key can name."""
-    return message.order.key if message.order is not None and message.order.mode is not Mode.ANY else None
+    order = message.order
+    return None if order is None or order.mode is Mode.ANY else order.key
 
 
 def _is_latest(release: Release) -> bool:
@@ -389,5 +410,10 @@ def mark_name(message: Message) -> str:
     >>> mark_name(Message("app-1", "x", "k", "lamp", order=Order("power")))
     '["lamp","power","app-1"]'
     """
-    key = message.order.key if message.order is not None else ""
-    return msgspec.json.encode((message.recipient, key, message.scope)).decode()
+    order = message.order
+    return _mark_name(message.recipient, "" if order is None else order.key, message.scope)
+
+
+@lru_cache(maxsize=4096)
+def _mark_name(recipient: str, key: str, scope: str) -> str:
+    return msgspec.json.encode((recipient, key, scope)).decode()

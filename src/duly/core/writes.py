@@ -247,31 +247,19 @@ def consequences(write: Write, result: Result) -> Group:
             return ()
 
 
-def execute(group: Group, apply: Callable[[Write], Result]) -> Results:
-    """Apply a group, write by write."""
+def execute(
+    group: Group, apply: Callable[[Write], Result], applied: list[tuple[Write, Result]] | None = None
+) -> Results:
+    """Apply a group, write by write; `applied` is told each write with its result."""
     results: Results = []
     for write in group:
         result = apply(write)
         results.append(result)
+        if applied is not None:
+            applied.append((write, result))
         if more := consequences(write, result):
-            results += execute(more, apply)
+            results += execute(more, apply, applied)
     return results
-
-
-def pair(group: Group, results: Results) -> list[tuple[Write, Result]]:
-    """Each write that was applied, with its result."""
-    if len(results) == 1:
-        return [(group[0], results[0])]
-    left = iter(results)
-    pairs: list[tuple[Write, Result]] = []
-
-    def note(write: Write) -> Result:
-        result = next(left)
-        pairs.append((write, result))
-        return result
-
-    execute(group, note)
-    return pairs
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from duly.core.ids import SeqId
+from duly.core.ids import counter_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
 from duly.core.units import MS
@@ -108,7 +108,7 @@ def decode(text: bytes | str) -> Frame:
             text = text.encode()
         except UnicodeEncodeError:
             raise Malformed("a frame must be UTF-8") from None
-    check(text)
+    limits.check(text, "a frame")
     try:
         return _decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
@@ -148,7 +148,7 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
     if frame.to is None:
         raise Malformed(f"a {frame.type} needs 'to': the device it is for")
-    n = _number(frame.seq_id)
+    n = counter_of(frame.seq_id)
     if frame.exp is not None and frame.exp < 10**11:
         raise Malformed(
             f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
@@ -164,12 +164,6 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
     )
 
 
-def _number(seq_id: str) -> int | None:
-    """The counter in a seq_id; None for ids of other forms (a UUID, an Idempotency-Key)."""
-    head, _, tail = seq_id.partition("_")
-    return SeqId.parse(seq_id).n if head.isdecimal() and tail.isdecimal() else None
-
-
 def _order(frame: Frame, n: int | None) -> Order | None:
     wanted = frame.order
     if wanted is False:
@@ -181,12 +175,13 @@ def _order(frame: Frame, n: int | None) -> Order | None:
 
 
 def command(message: Message, after: int) -> bytes:
-    """A command, passed on to its device: as sent, with `from` added."""
+    """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
     order = message.order
     return _encode(
         Frame(
             message.kind,
             message.id,
+            message.recipient,
             from_=message.scope,
             data=raw(message.body),
             exp=message.expires // MS if message.expires else None,
@@ -204,8 +199,6 @@ def received_command(frame: Frame, device: str) -> Message:
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
-_STATES: Final = {state: state.word for state in State}
-"""An enum works its names out anew every time."""
 _ACCEPTED: Final = int(ServerCode.ACCEPTED)
 _WORDS: Final = {
     Word.CONFLICT: "id_conflict",
@@ -249,7 +242,7 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
         from_=device,
         code=answer.code,
         data=raw(answer.data),
-        state=_STATES[state],
+        state=state.word,
         detail=answer.reason or None,
     )
 

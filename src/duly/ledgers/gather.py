@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import ClassVar, Final
 
-from duly.core.writes import Group, Results
+from duly.core.writes import Group, Result, Results, Write
 from duly.errors import ProgramError, Stopped
 
 GROUP_LIMIT: Final = 4_096
@@ -24,7 +24,7 @@ GROUP_LIMIT: Final = 4_096
 class Batch:
     """What one caller handed over, and what came of it: `results`, or an `error`."""
 
-    __slots__ = ("error", "future", "groups", "results")
+    __slots__ = ("applied", "error", "future", "groups", "results")
 
     alone: ClassVar[bool] = False
     """It is flushed by itself."""
@@ -33,6 +33,8 @@ class Batch:
         self.groups = groups
         self.future: asyncio.Future[list[Results]] = asyncio.get_running_loop().create_future()
         self.results: list[Results] = []
+        self.applied: list[tuple[Write, Result]] = []
+        """the writes that were carried out, each with its result; at least those that memory learns from"""
         self.error: Exception | None = None
 
 
@@ -50,12 +52,12 @@ _within: ContextVar[_Within | None] = ContextVar("duly_transaction", default=Non
 
 class Gather:
     """Collects batches and starts flushes. `start` carries one out and then has `flushed` called, on the
-    loop; `learn` hears of every group that was committed."""
+    loop; `learn` hears of every write that was committed."""
 
     def __init__(
         self,
         start: Callable[[list[Batch]], object],
-        learn: Callable[[Sequence[Group], Sequence[Results]], None],
+        learn: Callable[[Sequence[tuple[Write, Result]]], None],
     ) -> None:
         self._start = start
         self._learn = learn
@@ -87,7 +89,7 @@ class Gather:
             self._idle.set()
         for batch in batches:
             if batch.error is None:
-                self._learn(batch.groups, batch.results)
+                self._learn(batch.applied)
             if batch.future.done():
                 continue
             if batch.error is None:

@@ -55,8 +55,9 @@ class MemoryLedger(Ledger):
         self.disk = disk or Disk()
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
-        committed = [w.execute(group, self._apply) for group in groups]
-        self._learn(groups, committed)
+        applied: list[tuple[w.Write, w.Result]] = []
+        committed = [w.execute(group, self._apply, applied) for group in groups]
+        self._learn(applied)
         return committed
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:

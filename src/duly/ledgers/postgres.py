@@ -21,7 +21,7 @@ from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, Pr
 from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
-from duly.ledgers.postgres_flush import Again, flush
+from duly.ledgers.postgres_flush import Again, Flushed, flush
 
 try:
     import asyncpg
@@ -105,9 +105,9 @@ class PostgresLedger(Ledger):
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
-    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+    def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
         self._gather.not_within()
-        return await self._gather.add(Batch(groups))
+        return self._gather.add(Batch(groups))
 
     def _start(self, batches: list[Batch]) -> None:
         self._spawn(self._flush(batches))
@@ -129,7 +129,7 @@ class PostgresLedger(Ledger):
 
     async def _commit(self, batches: list[Batch]) -> None:
         try:
-            results = iter(await self._transact([group for batch in batches for group in batch.groups]))
+            flushed = await self._transact([group for batch in batches for group in batch.groups])
         except Exception as problem:
             if len(batches) == 1 or isinstance(problem, LedgerError):
                 for batch in batches:
@@ -139,10 +139,12 @@ class PostgresLedger(Ledger):
             for batch in batches:
                 await self._commit([batch])
         else:
+            results = iter(flushed.results)
             for batch in batches:
                 batch.results = list(islice(results, len(batch.groups)))
+            batches[0].applied = flushed.applied
 
-    async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
+    async def _transact(self, groups: list[w.Group]) -> Flushed:
         for _ in range(ATTEMPTS):
             with _translated():
                 if self._line is None or self._line.is_closed():
@@ -150,7 +152,7 @@ class PostgresLedger(Ledger):
                 transaction = self._line.transaction(isolation="read_committed")
                 try:
                     await transaction.start()
-                    results = await flush(self._line, groups)
+                    flushed = await flush(self._line, groups)
                 except (Again, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                     await transaction.rollback()
                     continue
@@ -163,7 +165,7 @@ class PostgresLedger(Ledger):
                 except BaseException:
                     self._hang_up()
                     raise
-            return results
+            return flushed
         raise LedgerUnavailable(OVERTAKEN)
 
     def _hang_up(self) -> None:
@@ -194,7 +196,7 @@ class PostgresLedger(Ledger):
                     session.over = True
                 with _translated(committing=True):
                     await transaction.commit()
-        self._learn(session.groups, session.results)
+        self._learn(session.applied)
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
@@ -332,8 +334,7 @@ class _Session:
         self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
-        self.groups: list[w.Group] = []
-        self.results: list[w.Results] = []
+        self.applied: list[tuple[w.Write, w.Result]] = []
 
     async def execute(self, statement: str, *args: Any) -> None:
         await self.fetch(statement, *args)
@@ -348,10 +349,9 @@ class _Session:
             for _ in range(ATTEMPTS):
                 with suppress(Again):
                     async with self._connection.transaction():  # a savepoint
-                        (results,) = await flush(self._connection, [writes])
-                    self.groups.append(writes)
-                    self.results.append(results)
-                    return results
+                        flushed = await flush(self._connection, [writes])
+                    self.applied += flushed.applied
+                    return flushed.results[0]
             raise LedgerUnavailable(OVERTAKEN)
 
     @asynccontextmanager

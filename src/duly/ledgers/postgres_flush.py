@@ -12,7 +12,7 @@ insert, whoever forgot it had raised the floor in the same transaction, so we se
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from duly.core import writes as w
 from duly.core.lifecycle import State
@@ -30,13 +30,19 @@ class Connection(Protocol):
     async def fetch(self, query: str, *args: Any) -> Sequence[Any]: ...
 
 
-async def flush(connection: Connection, groups: Sequence[w.Group]) -> list[w.Results]:
+class Flushed(NamedTuple):
+    results: list[w.Results]
+    applied: list[tuple[w.Write, w.Result]]
+
+
+async def flush(connection: Connection, groups: Sequence[w.Group]) -> Flushed:
     """Carry groups out in order, within the transaction that is open on this connection."""
     work = _Flush(connection, Footprint(groups))
     await work.load()
-    results = [w.execute(group, work.image.apply) for group in groups]
+    applied: list[tuple[w.Write, w.Result]] = []
+    results = [w.execute(group, work.image.apply, applied) for group in groups]
     await work.store()
-    return results
+    return Flushed(results, applied)
 
 
 class _Flush:

@@ -25,7 +25,6 @@ import apsw
 
 from duly.clock import Clock
 from duly.core import writes as w
-from duly.core.messages import FRESH
 from duly.errors import (
     DulyError,
     LedgerDamaged,
@@ -38,6 +37,7 @@ from duly.errors import (
 from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Transaction
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
+from duly.ledgers.sqlite_bulk import Bet, Bulk
 from duly.ledgers.sqlite_verbs import Verbs
 
 APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
@@ -115,10 +115,10 @@ class SqliteLedger(Ledger):
 
     # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
 
-    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+    def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
         self._check_writable()
         self._gather.not_within()
-        return await self._gather.add(Batch(groups))
+        return self._gather.add(Batch(groups))
 
     def _start(self, batches: list[Batch]) -> None:
         cast("_Writer", self._writer).put(batches, self._gather)
@@ -295,6 +295,7 @@ class _Writer:
             db.execute("PRAGMA wal_autocheckpoint = 0")
             self._migrate()
             self._verbs = Verbs(db)
+            self._bulk = Bulk(db)
         except BaseException:
             db.close()
             raise
@@ -344,13 +345,10 @@ class _Writer:
         try:
             with _translated(self._path):
                 db.execute("BEGIN IMMEDIATE")
-                plain = _plain_admissions(batches)
-                if plain is not None and self._verbs.admit_all(plain):
+                if not self._bet(batches):
                     for batch in batches:
-                        batch.results = [[FRESH] for _ in batch.groups]
-                else:
-                    for batch in batches:
-                        batch.results = [w.execute(group, apply) for group in batch.groups]
+                        batch.applied = []
+                        batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
                 db.execute("COMMIT")
         except Exception as problem:
             self._roll_back()
@@ -362,13 +360,26 @@ class _Writer:
             for batch in batches:
                 self._commit([batch])
 
+    def _bet(self, batches: list[Batch]) -> bool:
+        """Carry all of it out at once, if it is all of the usual kind and goes the usual way."""
+        bet = Bet()
+        for batch in batches:
+            batch.results = results = []
+            for group in batch.groups:
+                expected = bet.add(group)
+                if expected is None:
+                    return False
+                results.append(expected)
+        batches[0].applied = bet.applied
+        return self._bulk.settle(bet, self._verbs.floor)
+
     def _roll_back(self) -> None:
         with suppress(apsw.Error):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
     def _converse(self, session: _Session) -> None:
-        groups: list[w.Group] = []
+        applied: list[tuple[w.Write, w.Result]] = []
         try:
             with _translated(self._path):
                 self._db.execute("BEGIN IMMEDIATE")
@@ -390,18 +401,15 @@ class _Writer:
                         case "fetch":
                             result = self._db.execute(args[0], args[1]).fetchall()
                         case "write":
-                            result = w.execute(args[0], self._verbs.apply)
-                            groups.append(args[0])
-                            session.results.append(result)
+                            result = w.execute(args[0], self._verbs.apply, applied)
                         case "commit":
                             floor = self._verbs.read_floor()
                             self._db.execute("COMMIT")
                             self._verbs.floor = floor
-                            session.groups = groups
+                            session.applied = applied
                             return
                         case _:
                             self._roll_back()
-                            session.results = []
                             return
                 if not self._db.in_transaction:
                     raise ProgramError(
@@ -413,18 +421,6 @@ class _Writer:
             if future is None:
                 return
             session.settle(future, result, error)
-
-
-def _plain_admissions(batches: list[Batch]) -> list[w.Admit] | None:
-    """The admissions of a flush that consists of nothing else; None if it does."""
-    plain: list[w.Admit] = []
-    for batch in batches:
-        for group in batch.groups:
-            write = group[0] if len(group) == 1 else None
-            if type(write) is not w.Admit or write.then:
-                return None
-            plain.append(write)
-    return plain or None
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

@@ -6,8 +6,7 @@ The law: a verb means what it means in `duly.ledgers.memory`; the writer thread 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import apsw
 
@@ -17,10 +16,6 @@ from duly.core.messages import FORGOTTEN, FRESH, Message, Verdict, Word, pack_an
 from duly.ledger import REFUSALS_KEPT
 from duly.ledgers import rows, sql
 
-ROWS_AT_ONCE: Final = 50
-"""Rows in one statement. While SQLite works, the event loop runs; with a statement per row the two would take
-the interpreter's lock from each other at every row."""
-
 
 class Verbs:
     """Carries writes out on one connection."""
@@ -28,11 +23,7 @@ class Verbs:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._sql = sql.queries("sqlite")
-        one_row = self._sql["admit"].partition("VALUES")[2]
-        self._admit_many = self._sql["admit"] + f",{one_row}" * (ROWS_AT_ONCE - 1)
-        cursor = db.cursor()  # one for all: making one costs a tenth of an insert
-        self._run = cursor.execute
-        self._run_many = cursor.executemany
+        self._run = db.cursor().execute  # one for all: making one costs a tenth of an insert
         self._verbs: dict[type[w.Write], Callable[[Any], w.Result]] = {
             w.Admit: self._admit,
             w.Recall: self._recall,
@@ -79,26 +70,6 @@ class Verbs:
         if verdict.word is not Word.DUPLICATE:
             self._refuse(rows.refusal_of(write.message, verdict, write.at))
         return verdict
-
-    def admit_all(self, admits: list[w.Admit]) -> bool:
-        """Admit all of them with one call, if all are fresh; False, and nothing done, if not.
-
-        Most are: asking row by row whether each was costs as much as inserting it.
-        """
-        if min(write.until for write in admits) <= self.floor:
-            return False
-        self._run("SAVEPOINT all_fresh")
-        before = self._db.total_changes()
-        whole = len(admits) - len(admits) % ROWS_AT_ONCE
-        for start in range(0, whole, ROWS_AT_ONCE):
-            values = map(rows.admission_row, admits[start : start + ROWS_AT_ONCE])
-            self._run(self._admit_many, tuple(chain.from_iterable(values)))
-        self._run_many(self._sql["admit"], map(rows.admission_row, admits[whole:]))
-        fresh = self._db.total_changes() - before == len(admits)
-        if not fresh:
-            self._run("ROLLBACK TO all_fresh")
-        self._run("RELEASE all_fresh")
-        return fresh
 
     def _recall(self, write: w.Recall) -> Verdict:
         verdict = self._known(write.message) or write.otherwise

@@ -7,16 +7,18 @@ says the same for those who only read that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Raw
 
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
-from duly.core.units import MS
+from duly.core.units import FOREVER, MS
 from duly.core.writes import Delivery
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
@@ -37,6 +39,20 @@ BODY_LIMIT: Final = 8 * 1024 * 1024
 WAIT_LIMIT: Final = 300.0
 READ_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 30.0
+
+
+_STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+
+
+def _of_interest(record: logging.LogRecord) -> bool:
+    """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, _STRANGERS)
+
+
+LOG: Final = logging.getLogger("duly.http")
+"""Where aiohttp says what surprised it."""
+LOG.addFilter(_of_interest)
 
 
 class Server(Protocol):
@@ -259,7 +275,7 @@ def show(record: Record) -> dict[str, Any]:
 
 
 def show_delivery(delivery: Delivery) -> dict[str, Any]:
-    return {
+    shown: dict[str, Any] = {
         "channel": delivery.ref.channel,
         "recipient": delivery.ref.recipient,
         "round": delivery.ref.round,
@@ -267,6 +283,9 @@ def show_delivery(delivery: Delivery) -> dict[str, Any]:
         "attempts": delivery.attempt,
         "error": delivery.error,
     }
+    if not delivery.state.terminal and delivery.due < FOREVER:
+        shown["next_at"] = delivery.due // MS
+    return shown
 
 
 def _may_see(who: Principal, record: Record) -> bool:

@@ -32,8 +32,8 @@ from msgspec import Struct
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import Malformed, Overloaded, ProgramError
-from duly.transport import ConnectionLost, ConnectionRefused, OnMessage
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
+from duly.transport import OnMessage
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
 """How soon to try again. Strong jitter: after a broker's restart everybody comes at once."""

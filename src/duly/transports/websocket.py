@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -37,7 +38,7 @@ class Server(Protocol):
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
     ) -> None: ...
-    async def receive(self, session: WebSocketSession, who: Principal, raw: str) -> object: ...
+    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> Awaitable[object]: ...
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
 
 
@@ -140,7 +141,10 @@ class WebSockets:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The request handler."""
         server = self._server
-        socket = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False)
+        # Text is left as the bytes it came in: that is what is read, stored and passed on.
+        socket = web.WebSocketResponse(
+            max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False, decode_text=False
+        )
         try:
             await socket.prepare(request)
         except ConnectionError:

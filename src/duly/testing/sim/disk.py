@@ -35,12 +35,14 @@ class SimLedger(MemoryLedger):
         await asyncio.sleep(0.0005)
         await self._moment("before")
         committed = await super().commit(groups)
-        for group, results in zip(groups, committed, strict=True):
-            for write, result in w.pair(group, results):
-                self._watch(self.disk, write, result)
         await asyncio.sleep(0.0005)
         await self._moment("after")
         return committed
+
+    def _learn(self, applied: Sequence[tuple[w.Write, w.Result]]) -> None:
+        super()._learn(applied)
+        for write, result in applied:
+            self._watch(self.disk, write, result)
 
     async def _moment(self, moment: str) -> None:
         if self.dead:

@@ -16,7 +16,7 @@ from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.auth import Accounts, Principal, Role
 from duly.clients.app import App
-from duly.clients.device import Command, Device, DeviceError
+from duly.clients.device import Command, Device
 from duly.clients.link import RECONNECT
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, key_of
@@ -25,7 +25,7 @@ from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
-from duly.errors import DulyError
+from duly.errors import DeviceError, DulyError
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.reception import Reception

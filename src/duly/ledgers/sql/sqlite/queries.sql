@@ -37,6 +37,12 @@ SELECT state, answer FROM messages WHERE key = ?;
 -- Compare-and-set: the state must still be the one that was read.
 UPDATE messages SET state = ?, answer = ?, moved_at = ? WHERE key = ? AND state = ?;
 
+-- name: advance_all
+-- Compare-and-set of many; the row is repeated.
+UPDATE messages SET state = v.column2, answer = v.column3, moved_at = v.column4
+FROM (VALUES (?, ?, ?, ?)) AS v
+WHERE messages.key = v.column1 AND messages.state IN (:sources);
+
 -- name: deliver
 INSERT OR IGNORE INTO deliveries
     (key, channel, recipient, round, state, attempt, due, expires, worker, error)
@@ -59,6 +65,14 @@ WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AN
 -- NULL for the attempt accepts the end of any.
 UPDATE deliveries SET state = ?, error = ?, worker = ''
 WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = coalesce(?, attempt) AND state < 10;
+
+-- name: finish_all
+-- The same of many. The plus keeps SQLite from walking over all that is open instead of these.
+UPDATE deliveries SET state = v.column5, error = v.column6, worker = ''
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v
+WHERE deliveries.key = v.column1 AND deliveries.channel = v.column2 AND deliveries.recipient = v.column3
+    AND deliveries.round = v.column4 AND deliveries.attempt = coalesce(v.column7, deliveries.attempt)
+    AND +deliveries.state < 10;
 
 -- name: due
 SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM deliveries
@@ -108,6 +122,14 @@ SELECT n FROM cursors WHERE stream = ? AND reader = ?;
 INSERT INTO marks (mark, n, ms) VALUES (?, ?, ?)
 ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms)
 WHERE excluded.n > n OR excluded.ms > ms;
+
+-- name: raise_from
+-- The same of many that rise under one mark: the first (n, ms) must be later, the last is what stands then.
+INSERT INTO marks (mark, n, ms)
+SELECT v.column1, v.column4, v.column5 FROM (VALUES (?, ?, ?, ?, ?)) AS v
+LEFT JOIN marks AS old ON old.mark = v.column1
+WHERE old.mark IS NULL OR v.column2 > old.n OR v.column3 > old.ms
+ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms);
 
 -- name: marks
 SELECT mark, n, ms FROM marks ORDER BY ms DESC LIMIT 100000;
