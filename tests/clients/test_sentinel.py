@@ -98,7 +98,7 @@ class Observer:
         tower.hub.journal.watchers.append(self)
 
     def push(self, frame: bytes) -> None:
-        seen = json.loads(frame)
+        seen = json.loads(frame)["data"]
         if (seen["what"], seen.get("word")) == ("said", "fresh"):
             self.taken.append(seen["id"])
 
