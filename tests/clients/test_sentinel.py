@@ -146,6 +146,7 @@ async def test_a_link_that_goes_on_and_off_rings_once(tower: Place) -> None:
         assert (await alerts[0].sent).done
         held = [await alert.sent for alert in alerts[1:]]
     assert [(one.state, one.reason, one.event) for one in held] == [("held", "debounced", alerts[0].id)] * 5
+    assert (watch.counts.signals, watch.counts.debounced, watch.counts.sent) == (6, 5, 1)
     assert len(await listed(tower)) == 1
 
 

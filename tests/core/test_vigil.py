@@ -22,6 +22,7 @@ from duly.core.signals import (
     CallOff,
     Change,
     Identity,
+    Missed,
     Offset,
     Queued,
     Ruled,
@@ -477,6 +478,54 @@ def test_a_refusal_for_good_is_told_and_kept() -> None:
         Report(event.key, State.FAILED, refused)
     ]
     assert watch.state(key_of(SCOPE, ruled.event)) == "failed"
+
+
+def test_what_waits_for_an_event_that_the_tower_refuses_for_good_never_goes_out() -> None:
+    watch = Watch(AT_ONCE)
+    ruled = watch.signal()
+    watch.give(Told(Change(ruled.event, watch.clock.now(), location=b"1")))
+    watch.give(Told(Change(ruled.event, watch.clock.now(), location=b"2")))
+    watch.call_off()
+    (event,) = watch.sent()
+    effects = watch.give(Answered(event.key, State.FAILED, Answer(2, b"", "malformed")))
+    assert only(Transmit, effects) == []
+    assert [one.state for one in only(Report, effects)] == [State.FAILED, *[State.CANCELLED] * 3]
+    assert len(watch.vigil) == 0
+    assert watch.call_off() == CalledOff("band")
+
+
+def test_an_update_does_not_cost_an_event_its_place_in_the_queue() -> None:
+    watch = Watch(AT_ONCE, online=False)
+    ids = [watch.signal(device=f"band-{n}").event for n in range(3)]
+    watch.give(Told(Change(ids[0], watch.clock.now(), location=b"1")))
+    effects = watch.give(Reachable(""))
+    assert [one.message.id for one in only(Transmit, effects)] == ids
+
+
+def test_an_event_can_be_called_off_for_a_day_and_a_device_for_an_hour() -> None:
+    watch = Watch(AT_ONCE)
+    ruled = watch.signal()
+    watch.take(watch.sent()[0])
+    watch.wait(2 * 3600)
+    assert watch.call_off() == CalledOff("band")
+    assert watch.call_off(event=ruled.event).corrected == (ruled.event,)
+
+
+def test_an_update_of_an_event_that_was_called_off_is_told_to_be_in_vain() -> None:
+    watch = Watch()
+    ruled = watch.signal()
+    watch.call_off()
+    assert watch.give(Told(Change(ruled.event, watch.clock.now(), location=b"1"))) == [
+        Tell(Missed(ruled.event))
+    ]
+
+
+def test_what_was_not_stored_when_the_ledger_failed_is_not_said_to_be_with_the_tower() -> None:
+    watch = Watch()
+    watch.vigil.handle(
+        Told(Signal("band", "fall", watch.clock.now())), watch.clock.now()
+    )  # and not committed
+    assert only(Report, watch.vigil.restore((), (), {}, watch.clock.now())) == []
 
 
 # ── clocks, memory ───────────────────────────────────────────────────────────────────────────────

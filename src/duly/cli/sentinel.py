@@ -56,11 +56,14 @@ Store = Annotated[
     typer.Option("--store", metavar="FILE", help="Its queue and memory. [in the data folder; sentinel.db]"),
 ]
 Http = Annotated[bool | None, typer.Option("--http", help="Plain HTTP instead of a WebSocket.")]
-Length = Annotated[float | None, typer.Option(parser=duration, metavar="30s")]
+Countdown = Annotated[
+    float | None,
+    typer.Option(
+        "--countdown", parser=duration, metavar="30s", help="How long an event can be called off. [15s]"
+    ),
+]
 
-sentinel = typer.Typer(
-    help="Watch devices: report signals, once each, also over a bad network.", invoke_without_command=True
-)
+sentinel = typer.Typer(invoke_without_command=True)
 
 
 class _Who:
@@ -137,11 +140,31 @@ def watch(
     session: Session = None,
     store: Store = None,
     http: Http = None,
-    debounce: Length = None,
-    per_hour: Annotated[int | None, typer.Option("--per-hour", metavar="N")] = None,
-    cooldown: Length = None,
-    countdown: Length = None,
-    keep: Length = None,
+    debounce: Annotated[
+        float | None,
+        typer.Option(
+            "--debounce", parser=duration, metavar="30s", help="Repeats within this are one event. [30s]"
+        ),
+    ] = None,
+    per_hour: Annotated[
+        int | None, typer.Option("--per-hour", metavar="N", help="Most events of one device. [10]")
+    ] = None,
+    cooldown: Annotated[
+        float | None,
+        typer.Option(
+            "--cooldown",
+            parser=duration,
+            metavar="30s",
+            help="Nothing but what is critical after a cancel. [5m]",
+        ),
+    ] = None,
+    countdown: Countdown = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(
+            "--keep", parser=duration, metavar="30s", help="What cannot be sent for so long expires. [7d]"
+        ),
+    ] = None,
     as_: As = None,
     data: Data = None,
     json: Json = False,
@@ -150,6 +173,7 @@ def watch(
 
     Reads signals from its input, one a line:
 
+    \b
         disconnect DEVICE
         reconnect DEVICE
         trigger REASON DEVICE [{"severity":"critical","location":…,"meta":…,"countdown":0}]
@@ -188,7 +212,7 @@ def trigger(
     session: Session = None,
     store: Store = None,
     http: Http = None,
-    countdown: Length = None,
+    countdown: Countdown = None,
     as_: As = None,
     data: Data = None,
     json: Json = False,
@@ -274,6 +298,13 @@ async def _watch(who: _Who, json: bool) -> None:
     for problem in problems:
         if isinstance(problem, Exception):
             raise problem
+    if not json:
+        counts = watcher.counts
+        held = counts.debounced + counts.cooling + counts.limited
+        note(
+            f"{count(counts.signals, 'signal')}: {held} held back, {counts.cancelled} cancelled, "
+            f"{counts.sent} sent"
+        )
     if left and not json:
         note(f"{count(left, 'event')} not with the tower yet: in {who.store}, for the next start")
 

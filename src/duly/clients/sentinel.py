@@ -40,6 +40,7 @@ from duly.core.signals import (
     read_event,
 )
 from duly.core.steps import Answered, Effect, Event, Reachable, Report, Tell, Told, Transmit, Unreachable
+from duly.core.suppress import Ruling
 from duly.core.units import MS, SECOND, seconds
 from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
 from duly.core.watched import DEVICES
@@ -86,6 +87,20 @@ class News(Struct, frozen=True, omit_defaults=True):
     event: str = ""
     detail: str = ""
     until: int = 0
+
+
+class Counts(Struct):
+    """What a sentinel has done since it was started."""
+
+    signals: int = 0
+    debounced: int = 0
+    cooling: int = 0
+    limited: int = 0
+    cancelled: int = 0
+    sent: int = 0
+    """events that the tower has"""
+    resent: int = 0
+    """transmissions after the first, of anything"""
 
 
 class Alert:
@@ -178,6 +193,7 @@ class Sentinel:
         self._less = asyncio.Event()
         self._closed = False
         self._last = 0
+        self.counts = Counts()
         self.name = ""
         """as the tower knows it, once it has said so"""
 
@@ -349,6 +365,7 @@ class Sentinel:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message):
+                self.counts.resent += message.key in self._under_way
                 self._under_way[message.key] = (message.kind, self._about(message))
                 frame = Frame(
                     message.kind, message.id, data=frames.raw(message.body), time=message.time // MS
@@ -391,6 +408,7 @@ class Sentinel:
         alert = ruled.origin
         if not isinstance(alert, Alert):
             return
+        self._count(decision.ruling)
         alert.id = ruled.event
         if decision.passes:
             self._alerts.setdefault(ruled.event, []).append(alert)
@@ -401,6 +419,13 @@ class Sentinel:
         if alert._called_off:
             alert.cancel()
 
+    def _count(self, ruling: Ruling) -> None:
+        counts = self.counts
+        counts.signals += 1
+        counts.debounced += ruling is Ruling.DEBOUNCED
+        counts.cooling += ruling is Ruling.COOLING
+        counts.limited += ruling is Ruling.LIMITED
+
     def _ended(self, key: bytes, state: State, answer: Answer) -> None:
         self._less.set()
         id_ = event_in(key)
@@ -410,6 +435,8 @@ class Sentinel:
         self._say(what, device, reason, event, answer.reason)
         if kind != EVENT:
             return
+        self.counts.sent += state is State.DONE
+        self.counts.cancelled += state is State.CANCELLED
         self._causes.pop(event, None)
         for alert in self._alerts.pop(event, ()):
             if not alert._sent.done():

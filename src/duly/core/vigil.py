@@ -159,7 +159,7 @@ class Vigil:
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
     ) -> list[Todo]:
-        before = self.keys
+        before = self._outbox.keys
         n, ms = marks.get(MINTED, (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
         self._waiting.clear()
@@ -175,7 +175,7 @@ class Vigil:
             if not item.delivery.attempt:
                 todo += self._rebook(_Waiting(item.message, item.delivery.due))
         told = {end.key for end in ended}.union(item.message.key for item in open_)
-        # What is gone without a trace was withdrawn: the tower has it.
+        # What went out and is gone without a trace was withdrawn: the tower has it.
         todo += [Report(key, State.DONE, Answer()) for key in before if key not in told]
         return todo + self._advance(now)
 
@@ -259,7 +259,7 @@ class Vigil:
         if key is not None:
             more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(Report(key, State.SUPERSEDED, OVERTAKEN))
-            del device.events[event_in(key)]
+            device.events.pop(event_in(key), None)
         return self._send(message, due, now, then, (*more, self._watched.save(signal.device)))
 
     def _data(self, signal: Signal, summary: SummaryData | None = None) -> EventData:
@@ -296,10 +296,10 @@ class Vigil:
     def _call_off(self, call: CallOff, now: int) -> list[Todo]:
         name = call.device or self._watched.of(call.event)
         device = self._watched.get(name)
-        events = [] if device is None else device.recent(call.at)
-        if call.event:
-            events = [event for event in events if event == call.event]
-        if device is None or not events:
+        if device is None or (call.event and call.event not in device.events):
+            return [Tell(CalledOff(name))]
+        events = [call.event] if call.event else device.recent(call.at)
+        if not events:
             return [Tell(CalledOff(name))]
         dropped: list[str] = []
         corrected: list[str] = []
@@ -344,7 +344,7 @@ class Vigil:
 
     def _rewrite(self, waiting: _Waiting, data: EventData, now: int) -> Step:
         message = self._message(EVENT, waiting.event, waiting.message.time, data)
-        self._uncount(waiting)
+        self._stop_counting(waiting)
         self._book(_Waiting(message, waiting.due, queued=waiting.queued))
         return Step((Withdraw(message.key), self._booking(message, waiting.due, now)), _nothing)
 
@@ -414,11 +414,13 @@ class Vigil:
 
     def _end(self, waiting: _Waiting, state: State, answer: Answer, now: int) -> Step:
         """It and what waits for it never left, and never will."""
-        keys = [waiting.message.key, *self._behind.get(waiting.event, ())]
-        writes: list[Write] = [self._drop(key, state, answer, now) for key in dict.fromkeys(keys)]
-        if waiting.data is not None:
-            writes += self._watched.forget(waiting.data.device_address, waiting.event)
-        reports: list[Todo] = [Report(key, state, answer) for key in dict.fromkeys(keys)]
+        keys, data = [waiting.message.key], waiting.data
+        if data is not None:
+            keys += self._behind.get(waiting.event, ())
+        writes: list[Write] = [self._drop(key, state, answer, now) for key in keys]
+        if data is not None:
+            writes += self._watched.forget(data.device_address, waiting.event)
+        reports: list[Todo] = [Report(key, state, answer) for key in keys]
         return Step(tuple(writes), lambda results, now: reports)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
