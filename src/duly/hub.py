@@ -105,6 +105,8 @@ class Hub:
         await self.gateway.start()
         closing.push_async_callback(self.gateway.stop)
         await self.alerts.start()
+        for name, raw in settings.profiles.items():
+            await self.alerts.profiles.set(name, desk.draft_of(raw))
         closing.push_async_callback(self.alerts.stop)
         await self._start_mqtt()
         await self._listen()

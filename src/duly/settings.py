@@ -52,6 +52,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     allow_private_webhooks: bool = False
     """alerts may be sent to addresses inside our own network"""
+    profiles: dict[str, dict[str, Any]] = {}
+    """who is told of alerts: [profiles.home] with send, escalate, quiet, …"""
     alerts_kept: float = 90.0
     """days: alerts and their deliveries stay in the ledger"""
     alerts_remembered: float = 30.0

@@ -576,3 +576,19 @@ async def test_a_private_address_is_refused_unless_it_is_allowed(tmp_path: Path)
                 await place.profile("home", url)
     finally:
         await place.stop()
+
+
+async def test_profiles_can_be_written_into_the_settings(tmp_path: Path, hook: Receiver) -> None:
+    written = {"home": {"send": [hook.url], "escalate": [[600, "console:"]], "quiet": "", "most": 0}}
+    place = Tower(tmp_path / "hub", allow_private_webhooks=True, profiles=written)
+    await place.start()
+    await place.add(Role.SENTINEL, "gate")
+    try:
+        await place.post(event())
+        await hook.got(1)
+        assert len((await place.do("profile.show", name="home"))["steps"]) == 2
+    finally:
+        await place.stop()
+    place = Tower(tmp_path / "hub", profiles={"home": {"sent": []}})
+    with pytest.raises(tower.Malformed, match="not a profile"):
+        await place.start()

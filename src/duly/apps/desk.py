@@ -341,7 +341,7 @@ async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str
             made = await desk.edit(alert, wanted["recipient"], wanted["url"])
             return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
         case "profile.set":
-            draft = msgspec.json.decode(wanted["draft"], type=Draft)
+            draft = draft_of(msgspec.json.decode(wanted["draft"]))
             profile, secrets = await profiles.set(wanted["name"], draft)
             return show_profile(wanted["name"], profile) | {"secrets": secrets}
         case "profile.list":
@@ -352,6 +352,14 @@ async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str
             return {"changed": await profiles.remove(wanted["name"])}
         case _:
             raise Malformed(f"there is no verb {verb!r}")
+
+
+def draft_of(raw: object) -> Draft:
+    """A profile as it was written down, or what is wrong with it."""
+    try:
+        return msgspec.convert(raw, Draft)
+    except msgspec.ValidationError as problem:
+        raise Malformed(f"this is not a profile: {problem}") from None
 
 
 async def _asked(desk: Desk, wanted: dict[str, str]) -> Alert:
