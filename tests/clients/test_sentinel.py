@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +20,12 @@ from duly.core.lifecycle import State
 from duly.core.signals import SentinelPolicy
 from duly.core.units import DAY, HOUR, MS, SECOND
 from duly.core.vigil import SCOPE
+from duly.core.writes import Group, Results
 from duly.dialects.frames import Frame
-from duly.errors import Malformed, Stopped, TooLarge
+from duly.errors import LedgerUnavailable, Malformed, Stopped, TooLarge
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+from duly.ledgers.memory import MemoryLedger
 from duly.testing import ManualClock
 from tests.places import Place
 
@@ -411,6 +414,36 @@ async def test_the_file_does_not_grow_with_what_the_tower_has(tower: Place, tmp_
     async with await open_ledger(f"sqlite:///{memory}") as ledger:
         assert (await ledger.size()).messages == 0
         assert len(await ledger.shelf("devices")) == 3
+
+
+class Full(MemoryLedger):
+    """A disk that is full until somebody makes room."""
+
+    room = False
+
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        if not self.room:
+            raise LedgerUnavailable("the disk is full")
+        return await super().commit(groups)
+
+
+async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_not(tower: Place) -> None:
+    disk = Full()
+    disk.room = True
+    watch = sentinel(tower)
+
+    async def open_it() -> Ledger:
+        return disk
+
+    watch._open_ledger = open_it  # type: ignore[method-assign]
+    async with watch:
+        disk.room = False
+        alerts = [watch.trigger("fall", f"band-{n}") for n in range(10)]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(alerts[0].stored(), 0.2)
+        disk.room = True
+        assert {(await alert.sent).state for alert in alerts} == {"done"}
+    assert len(await listed(tower)) == 10
 
 
 async def test_a_called_off_event_is_remembered_with_its_reason(tower: Place, tmp_path: Path) -> None:
