@@ -1,8 +1,9 @@
 """How many alerts a second are accepted, beside Prometheus Alertmanager; and how soon is somebody told?
 
-Both get the same alerts through the same connections, both tell nobody (a receiver and a profile without
-addresses). duly has stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a
-kill -9 loses it. The third question is duly's alone: from the post to the first webhook, at 100 a second.
+Both get the same alerts through the same connections, both would tell of each alert for itself (Alertmanager:
+`group_by: ['...']`), and both have nobody to tell (a receiver and a profile without addresses). duly has
+stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a kill -9 loses it. The
+third question is duly's alone: from the post to the first webhook, at 100 a second.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def alertmanager(place: Path) -> Iterator[Server | None]:
         return
     port = free_port()
     place.mkdir()
-    (place / "config.yml").write_text("route: { receiver: nobody }\nreceivers: [ { name: nobody } ]\n")
+    (place / "config.yml").write_text(
+        "route: { receiver: nobody, group_by: ['...'] }\nreceivers: [ { name: nobody } ]\n"
+    )
     command = [
         found, f"--config.file={place}/config.yml", f"--storage.path={place}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=error",

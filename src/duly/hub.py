@@ -272,12 +272,15 @@ class Hub:
     async def _prune(self) -> None:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
             await retention.prune(self.ledger, self.alerts.desk, self.archive)
+        with contextlib.suppress(DulyError):
+            await self.alerts.adopt()
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
                 for name in await self.accounts.refresh():
                     self._dismiss(name)
+                await self.alerts.refresh()
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -38,7 +38,7 @@ from duly.apps.alert_events import (
     traits_of,
     updated,
 )
-from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence
+from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence, calls_off
 from duly.apps.profiles import Address, Profiles
 from duly.auth import Principal, Role
 from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
@@ -103,6 +103,7 @@ class Alerts:
             traits=traits_of,
             route=self.profiles.route,
             doubt=self.profiles.doubt,
+            wanted=self._is_wanted,
             cancelled=self._is_cancelled,
             sole=ledger.sole,
         )
@@ -118,12 +119,17 @@ class Alerts:
         self._on_the_way: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        await self.profiles.refresh()
-        self._silences = list((await self.desk.silences()).values())
+        await self.refresh()
         for name, body in (await self._ledger.shelf(STATUSES)).items():
             scope, _, id_ = name.partition("/")
             self._statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
+        self._spawn(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """A crash may have come between a cancellation and its corrections."""
+        for key in [key for key in self._statuses if self._is_cancelled(key)]:
+            await self._changed(key)
 
     async def stop(self) -> None:
         if self._on_the_way:
@@ -241,6 +247,10 @@ class Alerts:
         traits = traits_of(message, event)
         return Plan(profile.plan(now, urgent=traits.urgent), traits=traits)
 
+    def _is_wanted(self, ref: Ref) -> bool:
+        status = self._statuses.get(ref.key)
+        return status is None or not calls_off(status.standing, ref.round)
+
     def _is_cancelled(self, key: bytes) -> bool:
         status = self._statuses.get(key)
         return status is not None and status.standing is Standing.CANCELLED
@@ -253,7 +263,8 @@ class Alerts:
                 self._reply(origin, message, verdict)
             case Report(key, state, answer, origins):
                 scope, id_ = names_in(key)
-                self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+                if self._journal.watchers:
+                    self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
                 for origin in origins:
                     _push(origin, frame)
@@ -281,11 +292,25 @@ class Alerts:
         self._on_the_way.add(task)
         task.add_done_callback(self._on_the_way.discard)
 
+    async def refresh(self) -> None:
+        """Read again who is told, and what is silenced."""
+        await self.profiles.refresh()
+        self._silences = list((await self.desk.silences()).values())
+
+    async def adopt(self) -> None:
+        """Take up what other hubs on the same ledger have left: theirs it is until its lease ends."""
+        if self._ledger.sole:
+            return
+        still: dict[bytes, list[Open]] = {}
+        for one in await self._ledger.open_deliveries(CHANNEL):
+            still.setdefault(one.message.key, []).append(one)
+        for key, found in still.items():
+            await self.engine.put(Told(Look(key, tuple(found))))
+
     async def _changed(self, key: bytes) -> None:
         """Somebody has changed something in the ledger: look again. No key: what is configured."""
         if not key:
-            await self.profiles.refresh()
-            self._silences = list((await self.desk.silences()).values())
+            await self.refresh()
             return
         with contextlib.suppress(DulyError):
             alert = await self.desk.get(key)
@@ -294,6 +319,12 @@ class Alerts:
                 return
             if alert.status is not NOTHING_SAID:
                 self._statuses[key] = alert.status
+            if self._is_cancelled(key):
+                # Somebody may have been told just while it was being cancelled.
+                missing = self.desk.corrections(alert, self._ledger.clock.now())
+                if missing:
+                    await self._ledger.write(*missing)
+                    alert = await self.desk.get(key) or alert
             record = alert.record
             still = tuple(
                 Open(record.message, record.state, one) for one in alert.deliveries if not one.state.terminal

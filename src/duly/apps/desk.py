@@ -178,27 +178,30 @@ class Desk:
         for one in alert.deliveries:
             if one.state.terminal:
                 continue
-            escalation = 0 < one.ref.round < CORRECTION
-            off = escalation if standing is Standing.ACKNOWLEDGED else one.ref.round < CORRECTION
-            if standing is not Standing.OPEN and off and one.state is State.ACCEPTED:
+            if calls_off(standing, one.ref.round) and one.state is State.ACCEPTED:
                 writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
             else:
                 left += 1
         if standing is Standing.CANCELLED:
-            told = {
-                one.ref.recipient: one
-                for one in alert.deliveries
-                if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
-            }
-            for recipient in sorted(told):
-                ref = Ref(alert.key, CHANNEL, recipient, CORRECTION)
-                writes.append(Deliver(ref, now, now + self._lasts(alert)))
-            left += len(told)
+            corrections = self.corrections(alert, now)
+            writes += corrections
+            left += len(corrections)
         if not left and not alert.record.state.terminal:
             reached = any(one.state is State.DONE for one in alert.deliveries)
             end = State.DONE if reached else State.CANCELLED
             writes.append(Advance(alert.key, end, now, Answer(0, b"", reason)))
         return tuple(writes)
+
+    def corrections(self, alert: Alert, now: int) -> list[Write]:
+        """To whoever was told, or may have been, of an alert that was then taken back; each gets one."""
+        told = {
+            one.ref.recipient
+            for one in alert.deliveries
+            if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
+        }
+        told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
+        expires = now + self._lasts(alert)
+        return [Deliver(Ref(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)]
 
     def _lasts(self, alert: Alert) -> int:
         profile = self._profiles.get(alert.record.message.recipient)
@@ -283,6 +286,17 @@ class Desk:
     async def silences(self) -> dict[str, Silence]:
         shelf = await self._ledger.shelf(SILENCES)
         return {name: msgspec.json.decode(body, type=Silence) for name, body in shelf.items()}
+
+
+def calls_off(standing: Standing, round_: int) -> bool:
+    """Whether a delivery of this round is no longer wanted; what is sent by hand always is."""
+    match standing:
+        case Standing.OPEN:
+            return False
+        case Standing.ACKNOWLEDGED:
+            return 0 < round_ < CORRECTION
+        case Standing.RESOLVED | Standing.CANCELLED:
+            return round_ < CORRECTION
 
 
 def _is(wanted: str, state: State) -> bool:

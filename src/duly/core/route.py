@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from duly.core.messages import Message
+from duly.core.parcels import DOUBT
 from duly.core.units import MINUTE
 from duly.core.writes import Ref
 from duly.errors import Malformed
@@ -75,6 +76,15 @@ class Item:
         """another worker's, until it is due: then his attempt is in doubt"""
         self.gone = False
         """ended, or no longer ours: to be passed over"""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether an attempt of it may have arrived."""
+        return self.error.startswith(DOUBT)
+
+    @property
+    def salt(self) -> bytes:
+        return self.ref.key + self.ref.recipient.encode()
 
 
 class Route:
