@@ -193,10 +193,9 @@ class Alerts:
         event = read_event(body)
         if event.sentinel_id not in (None, who.name):
             raise NotAllowed(f"{who.name} may not report for another sentinel")
-        made = event.timestamp or frame.time or 0
+        made = (event.timestamp or frame.time or 0) + (event.offset_ms or 0)
         if made < EARLIEST:
             raise Malformed("an alert needs its timestamp, in milliseconds since 1970: set the clock")
-        made += event.offset_ms or 0
         expires = 0 if frame.exp is None else frame.exp * MS
         message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
         if len(self._read) >= READ_KEPT:

@@ -3,7 +3,8 @@
 The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
 outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
 `down` of every end of one that was not our own doing. `where` says before each try where the hub is and
-which token it wants, for those who cannot know that beforehand.
+which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
+asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Link:
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
         where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
+        denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._url, self._token = url, token
         self._where = where
@@ -44,6 +46,7 @@ class Link:
         self._heard = heard
         self._down = down
         self._cursors = cursors
+        self._denied = denied
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -89,7 +92,9 @@ class Link:
                         attempt = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
-                    if not self._first.done():
+                    if self._denied is not None:
+                        self._denied(problem)
+                    elif not self._first.done():
                         self._first.set_exception(problem)
                         return
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):

@@ -79,14 +79,6 @@ AT_ONCE: Final = 500
 _Ends: TypeAlias = list[tuple[Item, State, Answer]]
 
 
-def _never(_: bytes) -> bool:
-    return False
-
-
-def _always(_: Ref) -> bool:
-    return True
-
-
 class Courier:
     """The machine. `plan`, `traits`, `route` and `doubt` are the application's policies. `wanted(ref)` says
     whether a delivery should still be tried; `cancelled(key)` whether a message was taken back, so that what
@@ -101,8 +93,8 @@ class Courier:
         traits: Callable[[Message], Traits],
         route: Callable[[str], RoutePolicy],
         doubt: Callable[[str], Doubt],
-        wanted: Callable[[Ref], bool] = _always,
-        cancelled: Callable[[bytes], bool] = _never,
+        wanted: Callable[[Ref], bool] = lambda ref: True,
+        cancelled: Callable[[bytes], bool] = lambda key: False,
         sole: bool = True,
     ) -> None:
         self.policy = policy
