@@ -109,7 +109,9 @@ async def output(*args: str, within: float, **env: str) -> Any:
 
 async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -> Found:
     await asyncio.to_thread(place.mkdir)
-    told = msgspec.structs.replace(work, depth=depth, seconds=seconds, folder=str(place))
+    told = msgspec.structs.replace(
+        work, depth=depth, seconds=seconds, folder=str(place), a=f"a-{kind}", b=f"b-{kind}"
+    )
     text = msgspec.json.encode(told).decode()
     async with started("-m", "bench.peers", kind, "serve", text, ready=True):
         found = await output("-m", "bench.peers", kind, "load", text, within=60)
@@ -119,7 +121,9 @@ async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -
 async def drained(work: Work, count: int, place: Path) -> float:
     """Tasks a second, by a node that was away while so many were sent to it."""
     await asyncio.to_thread(place.mkdir)
-    text = msgspec.json.encode(msgspec.structs.replace(work, folder=str(place), drain=count)).decode()
+    text = msgspec.json.encode(
+        msgspec.structs.replace(work, folder=str(place), drain=count, a="a-away", b="b-away")
+    ).decode()
     async with started("-m", "bench.peers", "duly", "serve", text, ready=True):
         pass  # so that the broker keeps its mail
     child = await asyncio.create_subprocess_exec(

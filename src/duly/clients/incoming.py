@@ -30,12 +30,15 @@ from duly.core.units import FOREVER
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.engine import Engine
-from duly.errors import LedgerError, Overloaded, Stopped
+from duly.errors import LedgerError, Overloaded, Stopped, TooLarge
 from duly.ledger import Ledger
 from duly.transport import Ack
 
 REASON: Final = 500
 """Characters of an exception that are told."""
+
+ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
+"""Bytes of JSON in an answer, with room for everything around them."""
 
 _ITSELF: Final = "/self"
 """Behind the scope of a task a node sent to itself: no username has a slash, so it meets nobody's ids."""
@@ -207,11 +210,10 @@ class Incoming:
         state, error = State.FAILED, ""
         try:
             value = await self._act(message, Task(message, unpack(message.body), sender, attempt, progress))
-            said = fd.content_of(value, form)
-            fd.encode(fd.Complete(message.id, said), form)  # too large is a failure of ours to tell
+            said = _within(fd.content_of(value, form))
             state = State.DONE
         except TaskFailed as problem:
-            said, error = fd.content_of(problem.error, form), str(problem)
+            said, error = _within(fd.content_of(problem.error, form)), str(problem)
         except Exception as problem:
             error = repr(problem)[:REASON]
             said = fd.content_of(error, form)
@@ -232,6 +234,12 @@ class Incoming:
             if timeout.expired():
                 raise TaskFailed(f"it took longer than {action.deadline:g} s") from None
             raise
+
+
+def _within(said: fd.Content) -> fd.Content:
+    if len(said.raw) > ANSWER_LIMIT:
+        raise TooLarge(f"the answer takes {len(said.raw)} bytes, the limit is {ANSWER_LIMIT}")
+    return said
 
 
 def _sender(scope: str) -> str:

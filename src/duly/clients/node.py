@@ -212,6 +212,7 @@ class Node:
         await self._incoming.drain(DRAIN)
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._incoming.engine.stop()
+        self._outgoing.flush()
         await self._outgoing.engine.stop()
         await self._mailbox.stop()
         await asyncio.gather(*self._chores, return_exceptions=True)
