@@ -1,6 +1,7 @@
 """Asks every question in one run, prints what holds and what falls short, and draws it.
 
-python -m bench [--quick] [--only admission growth duplicates once postgres gateway connections remembered nodes]
+python -m bench [--quick] [--only QUESTION …], of: admission growth duplicates once postgres gateway
+connections remembered nodes
 """
 
 from __future__ import annotations

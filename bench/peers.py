@@ -216,7 +216,6 @@ async def measure(work: Work, one: Any) -> None:
         while not count.over:
             began = time.perf_counter()
             await one()
-            (count,) = counts
             count.add(began)
 
     await asyncio.gather(*itertools.starmap(worker, itertools.repeat((), work.depth)))

@@ -104,7 +104,10 @@ class Outgoing:
             else:
                 message = known.message  # the same task, whatever the clock says now
             sent = self._sent[key] = Sent(message)
-            await self.engine.put(Arrived(message))
+            try:
+                self.engine.offer(Arrived(message))
+            except Overloaded:
+                await self.engine.put(Arrived(message))
         await sent.stored
         return sent
 

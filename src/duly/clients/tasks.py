@@ -70,7 +70,7 @@ class Moment(Generic[T]):
         self._known = False
         self._value: T | None = None
         self._problem: Exception | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[None]] | None = None
 
     @property
     def done(self) -> bool:
@@ -80,6 +80,8 @@ class Moment(Generic[T]):
         if not self._known:
             # One of its own for each who waits: whoever is cancelled takes nobody with him.
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiting is None:
+                self._waiting = []
             self._waiting.append(told)
             yield from told
         if self._problem is not None:
@@ -96,8 +98,8 @@ class Moment(Generic[T]):
         if self._known:
             return
         self._known, self._value, self._problem = True, value, problem
-        waiting, self._waiting = self._waiting, []
-        for told in waiting:
+        waiting, self._waiting = self._waiting, None
+        for told in waiting or ():
             if not told.done():
                 told.set_result(None)
 

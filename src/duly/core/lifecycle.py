@@ -36,13 +36,14 @@ class State(IntEnum):
 
     @property
     def word(self) -> str:
-        return self.name.lower()
+        return _WORDS[self]
 
     @property
     def terminal(self) -> bool:
         return self >= State.DONE
 
 
+_WORDS: Final = {state: state.name.lower() for state in State}
 _ENDS: Final = frozenset(state for state in State if state >= State.DONE)
 
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from duly.core.retry import RetryPolicy
@@ -268,6 +269,7 @@ class MqttLink:
         return True
 
 
+@lru_cache(4_096)
 def _check_topic(topic: str) -> str:
     if not topic or len(topic.encode(errors="replace")) > 0xFFFF or any(c in topic for c in "+#\0"):
         raise Malformed(f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most 65535 bytes")
