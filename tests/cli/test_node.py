@@ -27,7 +27,7 @@ class Terminals(Place):
     def sub(self, name: str, kind: str) -> subprocess.Popen[str]:
         args = ["-h", "127.0.0.1", "-p", str(self.port), "-t", f"nodes/{name}/{kind}", "-q", "1", "-u", name]
         sub = subprocess.Popen(
-            ["mosquitto_sub", *args, "-P", "x", "-C", "1", "-W", "20", "-d"],
+            ["stdbuf", "-oL", "mosquitto_sub", *args, "-P", "x", "-C", "1", "-W", "20", "-d"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -87,7 +87,7 @@ def test_the_four_terminals_with_a_duly_node_as_a(place: Terminals) -> None:
     assert (task["sender"], task["receiver"], task["payload"]) == (a, place.b, {"lamp": 1})
     place.pub(place.b, a, "complete", {"msg_id": task["msg_id"], "value": "task completed successfully"})
     assert calling.line() == '"task completed successfully"'
-    assert calling.stop() == 0
+    assert calling.process.wait(10) == 0
 
 
 def test_a_call_prints_the_result_and_exits_as_it_ended(place: Terminals) -> None:

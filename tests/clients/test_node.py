@@ -214,7 +214,7 @@ async def test_a_node_may_keep_its_memory_in_postgresql(
     at_mosquitto: Brokered, postgres_server: servers.Postgres
 ) -> None:
     at, done = at_mosquitto, list[str]()
-    database = postgres_server.create_database(at.b.replace("-", "_"))
+    database = postgres_server.create_database(at.b.lower().replace("-", "_"))
 
     def make() -> Node:
         node = at.node(at.b, data=database)
