@@ -169,11 +169,12 @@ async def run(quick: bool) -> Report:
                 continue
             rates: dict[str, list[float]] = {name: [] for name in KINDS}
             alone: dict[str, list[float]] = {name: [] for name in KINDS}
-            for _ in range(turns):
+            for turn in range(turns):
                 for name, kind in KINDS.items():
                     gc.collect()
                     rates[name].append((await pair(kind, work, DEPTH, seconds, next(places))).rate)
-                    alone[name].append((await pair(kind, work, 1, seconds / 2, next(places))).p50)
+                    if turn == 0:
+                        alone[name].append((await pair(kind, work, 1, seconds / 2, next(places))).p50)
             rate = {name: Median(found) for name, found in rates.items()}
             live[broker] = rate[DULY]
             series[broker] = rate
