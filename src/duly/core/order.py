@@ -318,10 +318,13 @@ class Lanes:
             order = message.order
             assert order is not None
             before = self._marks.get(mark)
-            if not is_later(waiting.n, waiting.ms, before):
+            n = waiting.n
+            if order.n is None and before is not None and waiting.ms == before[1]:
+                n = max(n, before[0] + 1)  # made in the same millisecond as what waited with it
+            if not is_later(n, waiting.ms, before):
                 moves.append(Supersede(message, "a later one took effect before it arrived"))
                 continue
-            self._marks[mark] = (waiting.n, max(waiting.ms, before[1] if before else 0))
+            self._marks[mark] = (n, max(waiting.ms, before[1] if before else 0))
             self._marks.move_to_end(mark)
             if len(self._marks) > MARKS_KEPT:
                 forgotten, _ = self._marks.popitem(last=False)
@@ -331,7 +334,7 @@ class Lanes:
                 if older is not None:
                     moves.append(Supersede(older.message, "a newer one came with it"))
                 newest[message.recipient, order.key] = waiting.turn
-            going[waiting.turn] = Release(message, mark, waiting.n, waiting.ms, -1)
+            going[waiting.turn] = Release(message, mark, n, waiting.ms, -1)
         for release in going.values():
             moves += self._start(release)
         return moves
