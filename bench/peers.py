@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
@@ -145,6 +146,7 @@ def paho(role: str, work: Work) -> None:
                 send()
 
     client.on_message = hear
+    client.on_socket_open = lambda *args: args[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client.connect(work.host, work.port)
     client.subscribe(
         [(f"nodes/{name}/{k}", 1) for k in (("pending",) if role == "serve" else ("ack", "complete"))]

@@ -9,6 +9,7 @@ sender is told that nobody can tell.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
@@ -36,6 +37,9 @@ from duly.transport import Ack
 
 REASON: Final = 500
 """Characters of an exception that are told."""
+
+BACKLOG: Final = 10_000
+"""Tasks under way or waiting for their turn. More are left to the broker, by not acknowledging them."""
 
 ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
 """Bytes of JSON in an answer, with room for everything around them."""
@@ -76,7 +80,7 @@ class Incoming:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
         self._budget, self._do, self._ordered = budget, do, ordered
-        inbox = Inbox(
+        self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
             lanes=lanes,
@@ -84,7 +88,10 @@ class Incoming:
             repeatable=self._repeatable,
             refuse=self._unaffordable,
         )
-        self.engine = Engine(inbox, ledger, self._perform)
+        self.engine = Engine(self._inbox, ledger, self._perform)
+        self._held: deque[tuple[Arrived, Ack]] = deque()
+        self._offered = 0
+        """tasks that the engine has and that are not stored"""
         self._running: set[asyncio.Task[None]] = set()
         self._asked: dict[bytes, bytes] = {}
         """how each task under way was asked"""
@@ -119,12 +126,33 @@ class Incoming:
             task.exp,
             Order(task.sender) if self._ordered else None,
         )
+        if self._held or self._full:
+            self._held.append((Arrived(message), ack))
+        else:
+            self._offer(Arrived(message), ack)
+
+    def _offer(self, event: Arrived, ack: Ack) -> None:
+        self._offered += 1
+
+        def stored() -> None:
+            self._offered -= 1
+            ack()
+
         try:
-            self.engine.offer(Arrived(message), ack)
+            self.engine.offer(event, stored)
         except Overloaded:
-            self._do(self._put(Arrived(message), ack))
+            self._do(self._put(event, stored))
         except Stopped:
             return  # not acknowledged: it comes again
+
+    @property
+    def _full(self) -> bool:
+        return self._inbox.live + self._offered >= BACKLOG
+
+    def reconnected(self) -> None:
+        """What was held back or could not be stored was not acknowledged: it comes again."""
+        self._held.clear()
+        self._offered = 0
 
     async def _put(self, event: Arrived | Answered, ack: Ack | None = None) -> None:
         with suppress(Stopped):
@@ -157,6 +185,8 @@ class Incoming:
             case Reply(message=message, verdict=verdict):
                 self._reply(message, verdict)
             case Report(key=key, state=state, answer=answer):
+                while self._held and not self._full:
+                    self._offer(*self._held.popleft())
                 asked = self._asked.pop(key, None)
                 if asked is None:
                     self._do(self._find_and_tell(key, state, answer))

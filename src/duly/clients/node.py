@@ -271,6 +271,7 @@ class Node:
 
     def _up(self, present: bool) -> None:
         if self._begun.is_set():
+            self._incoming.reconnected()
             self._outgoing.reconnected()
         else:
             self._do(self._begin_late())

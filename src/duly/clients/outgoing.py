@@ -174,6 +174,7 @@ class Outgoing:
         try:
             record = await self._ledger.find(key)
         except LedgerError:
+            self._mailbox.link.reconnect("the ledger cannot be read now; what was not stored comes again")
             return
         if record is None:
             self._refusals.note(
