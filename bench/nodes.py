@@ -110,7 +110,9 @@ async def output(*args: str, within: float, **env: str) -> Any:
 
 async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -> Found:
     await asyncio.to_thread(place.mkdir)
-    told = msgspec.structs.replace(work, depth=depth, seconds=seconds, folder=str(place))
+    told = msgspec.structs.replace(
+        work, depth=depth, seconds=seconds, folder=str(place), a=f"a-{kind}", b=f"b-{kind}"
+    )
     text = msgspec.json.encode(told).decode()
     async with started("-m", "bench.peers", kind, "serve", text, ready=True):
         found = await output("-m", "bench.peers", kind, "load", text, within=60)
@@ -120,7 +122,9 @@ async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -
 async def drained(work: Work, count: int, place: Path) -> float:
     """Tasks a second, by a node that was away while so many were sent to it."""
     await asyncio.to_thread(place.mkdir)
-    text = msgspec.json.encode(msgspec.structs.replace(work, folder=str(place), drain=count)).decode()
+    text = msgspec.json.encode(
+        msgspec.structs.replace(work, folder=str(place), drain=count, a="a-away", b="b-away")
+    ).decode()
     async with started("-m", "bench.peers", "duly", "serve", text, ready=True):
         pass  # so that the broker keeps its mail
     child = await asyncio.create_subprocess_exec(
@@ -166,11 +170,12 @@ async def run(quick: bool) -> Report:
                 continue
             rates: dict[str, list[float]] = {name: [] for name in KINDS}
             alone: dict[str, list[float]] = {name: [] for name in KINDS}
-            for _ in range(turns):
+            for turn in range(turns):
                 for name, kind in KINDS.items():
                     gc.collect()
                     rates[name].append((await pair(kind, work, DEPTH, seconds, next(places))).rate)
-                    alone[name].append((await pair(kind, work, 1, seconds / 2, next(places))).p50)
+                    if turn == 0:
+                        alone[name].append((await pair(kind, work, 1, seconds / 2, next(places))).p50)
             rate = {name: Median(found) for name, found in rates.items()}
             live[broker] = rate[DULY]
             series[broker] = rate

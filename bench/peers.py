@@ -1,6 +1,6 @@
 """Two nodes at a broker, each in a process of its own: `python -m bench.peers KIND serve|load JSON`.
 
-gmqtt  written by hand on gmqtt: pending → ack → complete, no dedup, nothing stored.
+gmqtt  written by hand on gmqtt: pending → ack → complete, an async handler, no dedup, nothing stored.
 paho   the same on paho, as its documentation shows it.
 duly   two `duly.Node`, each with its file.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
@@ -37,35 +38,31 @@ class Work(Struct):
     seconds: float = 2.0
     folder: str = ""
     drain: int = 0
+    a: str = "A"
+    b: str = "B"
 
     def url(self, name: str) -> str:
         login = f"{self.user}:{self.password}" if self.user else name
         return f"mqtt://{login}@{self.host}:{self.port}?client_id={name}"
 
 
-class Pending(Struct):
-    sender: str
-    receiver: str
-    msg_id: str
-    action: str
-    time: int
-    exp: int
-    payload: Any
+def task(work: Work) -> tuple[str, str]:
+    """A task as a program writes it that knows nothing but the seed."""
+    id_, now = str(uuid.uuid4()), int(time.time())
+    fields = {
+        "sender": work.a,
+        "receiver": work.b,
+        "msg_id": id_,
+        "action": "work",
+        "time": now,
+        "exp": now + 60,
+    }
+    return id_, json.dumps(fields | {"payload": {"note": NOTE}})
 
 
-class Answer(Struct, omit_defaults=True):
-    msg_id: str
-    value: Any = None
-
-
-_pending = msgspec.json.Decoder(Pending).decode
-_answer = msgspec.json.Decoder(Answer).decode
-_encode = msgspec.json.Encoder().encode
-
-
-def task() -> bytes:
-    now = int(time.time())
-    return _encode(Pending("A", "B", str(uuid.uuid4()), "work", now, now + 60, {"note": NOTE}))
+async def turn_on(payload: Any) -> dict[str, bool]:
+    """The handler: the same for everybody who can await."""
+    return {"on": True}
 
 
 # ── gmqtt ────────────────────────────────────────────────────────────────────────────────────────
@@ -75,21 +72,23 @@ async def gmqtt(role: str, work: Work) -> None:
     from gmqtt import Client
     from gmqtt.mqtt.constants import MQTTv311
 
-    name = "B" if role == "serve" else "A"
+    name = work.b if role == "serve" else work.a
     client = Client(name, clean_session=False)
     if work.user:
         client.set_auth_credentials(work.user, work.password)
     done: dict[str, asyncio.Future[None]] = {}
 
-    def serve(_: Any, topic: str, payload: bytes, qos: int, properties: Any) -> int:
-        asked = _pending(payload)
-        client.publish(f"nodes/{asked.sender}/ack", _encode(Answer(asked.msg_id)), qos=1)
-        client.publish(f"nodes/{asked.sender}/complete", _encode(Answer(asked.msg_id, {"on": True})), qos=1)
+    async def serve(_: Any, topic: str, payload: bytes, qos: int, properties: Any) -> int:
+        asked = json.loads(payload)
+        sender, id_ = asked["sender"], asked["msg_id"]
+        client.publish(f"nodes/{sender}/ack", json.dumps({"msg_id": id_}), qos=1)
+        value = await turn_on(asked["payload"])
+        client.publish(f"nodes/{sender}/complete", json.dumps({"msg_id": id_, "value": value}), qos=1)
         return 0
 
-    def hear(_: Any, topic: str, payload: bytes, qos: int, properties: Any) -> int:
+    async def hear(_: Any, topic: str, payload: bytes, qos: int, properties: Any) -> int:
         if topic.endswith("/complete"):
-            done.pop(_answer(payload).msg_id).set_result(None)
+            done.pop(json.loads(payload)["msg_id"]).set_result(None)
         return 0
 
     client.on_message = serve if role == "serve" else hear
@@ -101,10 +100,9 @@ async def gmqtt(role: str, work: Work) -> None:
         await forever()
 
     async def one() -> None:
-        text = task()
-        id_ = _pending(text).msg_id
+        id_, text = task(work)
         future = done[id_] = asyncio.get_running_loop().create_future()
-        client.publish("nodes/B/pending", text, qos=1)
+        client.publish(f"nodes/{work.b}/pending", text, qos=1)
         await future
 
     await measure(work, one)
@@ -117,35 +115,38 @@ def paho(role: str, work: Work) -> None:
     from paho.mqtt.client import Client
     from paho.mqtt.enums import CallbackAPIVersion
 
-    name = "B" if role == "serve" else "A"
+    name = work.b if role == "serve" else work.a
     client = Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
     client.max_inflight_messages_set(1000)
     if work.user:
         client.username_pw_set(work.user, work.password)
-    count = Count(work.seconds)
+    counts: list[Count] = []
     began: dict[str, float] = {}
     over = threading.Event()
 
     def send() -> None:
-        text = task()
-        began[_pending(text).msg_id] = time.perf_counter()
-        client.publish("nodes/B/pending", text, qos=1)
+        id_, text = task(work)
+        began[id_] = time.perf_counter()
+        client.publish(f"nodes/{work.b}/pending", text, qos=1)
 
     def hear(_: Any, __: Any, message: Any) -> None:
         if role == "serve":
-            asked = _pending(message.payload)
-            client.publish(f"nodes/{asked.sender}/ack", _encode(Answer(asked.msg_id)), qos=1)
+            asked = json.loads(message.payload)
+            sender, id_ = asked["sender"], asked["msg_id"]
+            client.publish(f"nodes/{sender}/ack", json.dumps({"msg_id": id_}), qos=1)
             client.publish(
-                f"nodes/{asked.sender}/complete", _encode(Answer(asked.msg_id, {"on": True})), qos=1
+                f"nodes/{sender}/complete", json.dumps({"msg_id": id_, "value": {"on": True}}), qos=1
             )
         elif message.topic.endswith("/complete"):
-            count.add(began.pop(_answer(message.payload).msg_id))
+            (count,) = counts
+            count.add(began.pop(json.loads(message.payload)["msg_id"]))
             if count.over:
                 over.set()
             else:
                 send()
 
     client.on_message = hear
+    client.on_socket_open = lambda *args: args[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client.connect(work.host, work.port)
     client.subscribe(
         [(f"nodes/{name}/{k}", 1) for k in (("pending",) if role == "serve" else ("ack", "complete"))]
@@ -155,12 +156,12 @@ def paho(role: str, work: Work) -> None:
     if role == "serve":
         print("ready", flush=True)
         threading.Event().wait()
-    count.__init__(work.seconds)  # type: ignore[misc]
+    counts.append(Count(work.seconds))
     for _ in range(work.depth):
         send()
     over.wait(work.seconds + 20)
     client.loop_stop()
-    print(json.dumps(msgspec.to_builtins(count.found())), flush=True)
+    print(json.dumps(msgspec.to_builtins(counts[0].found())), flush=True)
 
 
 # ── duly ─────────────────────────────────────────────────────────────────────────────────────────
@@ -169,29 +170,29 @@ def paho(role: str, work: Work) -> None:
 async def duly(role: str, work: Work) -> None:
     import duly
 
-    name = "B" if role == "serve" else "A"
+    name = work.b if role == "serve" else work.a
     node = duly.Node(work.url(name), name=name, data=f"{work.folder}/{name}.db")
     if role == "serve":
 
         @node.task("work")
-        async def turn_on(task: duly.Task) -> dict[str, bool]:
-            return {"on": True}
+        async def work_(task: duly.Task) -> dict[str, bool]:
+            return await turn_on(task.payload)
 
     async with node:
         if role == "serve":
             await forever()
         payload = {"note": NOTE}
         if work.drain:
-            await drain(node, work.drain, payload)
+            await drain(node, work.b, work.drain, payload)
         else:
-            await measure(work, lambda: node.call("B", "work", payload))
+            await measure(work, lambda: node.call(work.b, "work", payload))
 
 
-async def drain(node: Any, count: int, payload: Any) -> None:
+async def drain(node: Any, to: str, count: int, payload: Any) -> None:
     """Send to one who is away, then see how fast he catches up."""
     tasks = []
     for _ in range(count // 500):
-        tasks += await asyncio.gather(*(node.send("B", "work", payload, expires=3600) for _ in range(500)))
+        tasks += await asyncio.gather(*(node.send(to, "work", payload, expires=3600) for _ in range(500)))
     await asyncio.sleep(1.0)
     print("sent", flush=True)
     first, last = 0.0, 0.0

@@ -12,6 +12,7 @@ import duly
 from duly.clients.node import Node
 from duly.clients.tasks import Task, TaskFailed
 from duly.errors import Malformed, Stopped, Unknown
+from tests import servers
 from tests.clients.nodes import Brokered, until
 
 
@@ -207,3 +208,27 @@ async def test_nodes_survive_a_broker_that_restarts(at: Brokered, tmp_path: Path
             for task in before + during:
                 assert (await task.result)["on"]
     assert sorted(done) == sorted(task.id for task in before + during)
+
+
+async def test_a_node_may_keep_its_memory_in_postgresql(
+    at_mosquitto: Brokered, postgres_server: servers.Postgres
+) -> None:
+    at, done = at_mosquitto, list[str]()
+    database = postgres_server.create_database(at.b.lower().replace("-", "_"))
+
+    def make() -> Node:
+        node = at.node(at.b, data=database)
+
+        @node.task("turn_on")
+        async def turn_on(task: Task) -> str:
+            done.append(task.id)
+            return "on"
+
+        return node
+
+    async with at.peer(at.a) as peer:
+        for n in range(2):
+            async with make():
+                peer.ask(at.b, "msg001")
+                assert await peer.hear("complete", n + 1) == [{"msg_id": "msg001", "value": "on"}] * (n + 1)
+    assert done == ["msg001"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from duly.clients import incoming
 from duly.clients.node import Node
 from duly.clients.tasks import Sent, Task, TaskFailed
 from duly.errors import Malformed, ProgramError, Unknown
@@ -224,3 +225,26 @@ async def end(task: Sent) -> str:
     with suppress(TaskFailed, Unknown):
         await task.result
     return task.state
+
+
+async def test_what_is_too_much_is_left_to_the_broker_until_there_is_room(
+    at: Brokered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "BACKLOG", 20)
+    b = at.node(at.b, concurrency=2)
+    go_on, most = asyncio.Event(), 0
+
+    @b.task("work")
+    async def work(task: Task) -> None:
+        nonlocal most
+        most = max(most, b._incoming._inbox.live)
+        await go_on.wait()
+
+    async with b, at.node(at.a) as a:
+        tasks = [await a.send(at.b, "work", expires=60) for _ in range(100)]
+        await until(lambda: len(b._incoming._held) >= 80)
+        go_on.set()
+        async with asyncio.timeout(20):
+            for task in tasks:
+                await task.result
+    assert most <= 20 + 2

@@ -332,3 +332,13 @@ def test_what_was_under_way_before_a_restart_counts() -> None:
 def test_a_lane_is_at_least_one_wide() -> None:
     with pytest.raises(Malformed, match="wide"):
         LanePolicy(width=0)
+
+
+def test_without_a_counter_those_of_one_millisecond_that_wait_together_all_run_in_order_of_arrival() -> None:
+    lanes = Lanes()
+    same = [Message("app", f"id-{n}", "k", "lamp", time=T, order=Order("power")) for n in range(4)]
+    for each in same:
+        assert lanes.offer(each, T) == []
+    moves = lanes.wake(T + 300 * MS)
+    assert [move.message for move in moves] == same
+    assert all(isinstance(move, Release) for move in moves)

@@ -231,6 +231,7 @@ class Node:
         await self._incoming.drain(DRAIN)
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._incoming.engine.stop()
+        self._outgoing.flush()
         await self._outgoing.engine.stop()
         await self._mailbox.stop()
         await asyncio.gather(*self._chores, return_exceptions=True)
@@ -290,6 +291,7 @@ class Node:
 
     def _up(self, present: bool) -> None:
         if self._begun.is_set():
+            self._incoming.reconnected()
             self._outgoing.reconnected()
         else:
             self._do(self._begin_late())

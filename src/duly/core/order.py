@@ -328,7 +328,11 @@ class Lanes:
             message, mark = waiting.message, waiting.mark
             order = message.order
             assert order is not None
-            if not self._raise(mark, waiting.n, waiting.ms):
+            n = waiting.n
+            before = self._marks.get(mark) if order.n is None else None
+            if before is not None and waiting.ms == before[1]:
+                n = max(n, before[0] + 1)  # made in the same millisecond as what waited with it
+            if not self._raise(mark, n, waiting.ms):
                 moves.append(Supersede(message, LATE))
                 continue
             if order.mode is Mode.LATEST:
@@ -336,7 +340,7 @@ class Lanes:
                 if older is not None:
                     moves.append(Supersede(older.message, "a newer one came with it"))
                 newest[message.recipient, order.key] = waiting.turn
-            going[waiting.turn] = Release(message, mark, waiting.n, waiting.ms, -1)
+            going[waiting.turn] = Release(message, mark, n, waiting.ms, -1)
         for release in going.values():
             moves += self._start(release.message, release.mark, release.n, release.ms)
         return moves

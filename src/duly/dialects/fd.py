@@ -23,6 +23,7 @@ from __future__ import annotations
 import binascii
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -36,6 +37,9 @@ from duly.errors import Malformed, TooLarge
 
 SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
+
+NAMES_CACHED: Final = 4_096
+"""Names and topics that were found to be sound: a node talks to the same few all the time."""
 
 
 class Kind(Enum):
@@ -447,6 +451,7 @@ def _written(content: Content, form: Form) -> Raw:
 # ── topics and names ─────────────────────────────────────────────────────────────────────────────
 
 
+@lru_cache(NAMES_CACHED)
 def topic_of(prefix: str, username: str, kind: Kind) -> str:
     """
     >>> topic_of("nodes", "lamp", Kind.PENDING)
@@ -471,6 +476,7 @@ def parse_topic(prefix: str, topic: str) -> tuple[str, Kind]:
     return check_username(username), kind
 
 
+@lru_cache(NAMES_CACHED)
 def check_username(name: str, field: str = "username") -> str:
     """A name that can stand in a topic, and nowhere reaches beyond its own level."""
     _name(name, field)
