@@ -8,7 +8,9 @@ from contextlib import aclosing
 
 from duly.clients.node import Node
 from duly.clients.statuses import NodeStatus, Statuses
+from duly.core.signing import Keyring
 from duly.core.units import SECOND
+from duly.dialects.seal import Seal
 from duly.testing.loops import LoopClock, VirtualLoop
 from tests.clients.nodes import Brokered, until
 
@@ -126,7 +128,7 @@ def test_a_status_that_is_not_renewed_for_three_heartbeats_is_stale() -> None:
     async def unsubscribe(_: str) -> None:
         pass
 
-    statuses = Statuses(clock, 60.0, subscribe, unsubscribe)
+    statuses = Statuses(clock, Seal(Keyring("A")), 60.0, subscribe, unsubscribe)
 
     async def watch() -> tuple[list[NodeStatus], float]:
         told: list[NodeStatus] = []
