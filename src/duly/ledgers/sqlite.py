@@ -188,8 +188,8 @@ class SqliteLedger(Ledger):
         found = await self._read("cursor", stream, reader)
         return int(found[0][0]) if found else 0
 
-    async def marks(self) -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
 
     async def shelf(self, shelf: str) -> dict[str, bytes]:
         return dict(await self._read("shelf", shelf))

@@ -154,4 +154,6 @@ class Verbs:
         return self._changed("put_new", write.shelf, write.name, write.body)
 
     def _drop(self, write: w.Drop) -> bool:
-        return self._changed("drop", write.shelf, write.name)
+        if write.only is None:
+            return self._changed("drop", write.shelf, write.name)
+        return self._changed("drop_only", write.shelf, write.name, write.only)
