@@ -6,6 +6,9 @@ a device says is acknowledged to the broker (PUBACK) when it is committed, not b
 for a task that this hub sent, and as the word of the device it was sent to.
 
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+
+Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
+was first; the others leave its answers and its news to that one, and compete again when it is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from duly.core.units import MS
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
-from duly.errors import DulyError, Malformed, SenderError
+from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
 
 HUB: Final = "hub"
@@ -83,6 +86,8 @@ class MqttDevices:
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
+        self._online: dict[str, str] = {}
+        """everybody who is there by the broker's word, with which of their connections"""
         self.link: Link | None = None
 
     @property
@@ -111,19 +116,41 @@ class MqttDevices:
         if self._accounts.role_of(name) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
-        if status is not None and (push := _push_in(status)) is not None and name in self._devices:
+        known = self._ours(name)
+        if status is not None and (push := _push_in(status)) is not None and known is not None:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
-        known = self._devices.get(name)
         if online:
-            if known is None or known.session != session:
+            self._online[name] = session
+            if known is None:
+                await self._claim(name)
+            elif known.session != session:
                 await self._connect(name, session)
-        elif known is not None and session in ("", known.session):
+        elif session in ("", self._online.get(name)):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
-            del self._devices[name]
-            await self._gateway.disconnected(known, Principal(name, Role.DEVICE))
+            self._online.pop(name, None)
+            if known is not None:
+                del self._devices[name]
+                await self._gateway.disconnected(known, Principal(name, Role.DEVICE))
+
+    def _ours(self, name: str) -> MqttDevice | None:
+        """The device, if this hub is its home."""
+        device = self._devices.get(name)
+        return device if device is not None and self._gateway.session(name) is device else None
+
+    async def _claim(self, name: str) -> None:
+        neighbours = self._gateway.neighbours
+        if neighbours is None or await neighbours.homes.claim(name):
+            await self._connect(name, self._online[name])
+
+    async def look(self) -> None:
+        """Whoever has lost his home gets another."""
+        with suppress(LedgerError, Stopped):
+            for name in list(self._online):
+                if not self._gateway.online(name):
+                    await self._claim(name)
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
@@ -133,7 +160,8 @@ class MqttDevices:
     async def reconnected(self) -> None:
         """The link is back: what was on its way may be lost, so everybody gets it again."""
         for name, device in list(self._devices.items()):
-            await self._connect(name, device.session)
+            if self._ours(name) is device:
+                await self._connect(name, device.session)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +175,9 @@ class MqttDevices:
         device = await self._gateway.recipient_of(key)
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
+        if await self._hears_it_too(key, device):
+            ack()
+            return
         match answer:
             case fd.Ack():
                 await self._gateway.engine.put(Received(key), ack)
@@ -156,6 +187,13 @@ class MqttDevices:
             case fd.Failed(error=error):
                 state, failed = frames.answer_of(_failure(error))
                 await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+
+    async def _hears_it_too(self, key: bytes, device: str) -> bool:
+        """Whether an answer is another hub's business, which has heard it as well."""
+        neighbours = self._gateway.neighbours
+        if neighbours is None or self._gateway.has(key) or self._ours(device) is not None:
+            return False
+        return await neighbours.homes.ask(device)
 
 
 def _push_in(status: fd.Status) -> tuple[str, object] | None:

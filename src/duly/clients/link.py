@@ -4,6 +4,8 @@ The law: a link carries frames while it can and loses them while it cannot. Noth
 outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
 `down` of every end of one that was not our own doing. `where` says before each try where the hub is and
 which token it wants, for those who cannot know that beforehand.
+
+Several hubs may be named, with commas between: whichever answers will do, and when it no longer does, the next.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Link:
         where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
-        self._url, self._token = url, token
+        self._urls, self._token = _hubs(url), token
         self._where = where
         self._up = up
         self._heard = heard
@@ -76,14 +78,15 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        attempt = 0
+        attempt = hub = 0
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
                     if self._where is not None:
-                        self._url, self._token = await self._where()
+                        url, self._token = await self._where()
+                        self._urls = _hubs(url)
                     async with http.ws_connect(
-                        _endpoint(self._url), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                        _endpoint(self._urls[hub % len(self._urls)]), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
@@ -97,7 +100,9 @@ class Link:
                 finally:
                     self._socket = None
                 attempt += 1
-                pause = RECONNECT.delay(attempt, self._token.encode()) or 0
+                hub += 1
+                # Where there are others to try, all of them are tried before we wait any longer.
+                pause = RECONNECT.delay(1 + (attempt - 1) // len(self._urls), self._token.encode()) or 0
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause / SECOND)
 
@@ -133,6 +138,10 @@ class Link:
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+
+def _hubs(urls: str) -> list[str]:
+    return [url.strip() for url in urls.split(",")]
 
 
 def _endpoint(url: str) -> str:
