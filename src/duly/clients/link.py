@@ -5,7 +5,7 @@ outbox or inbox behind it repeats what was lost. `up` is told of every new conne
 `down` of every end of one that was not our own doing. `where` says before each try where the hub is and
 which token it wants, for those who cannot know that beforehand.
 
-Several hubs may be named, with commas between: whichever answers will do, and when it no longer does, the next.
+Several hubs may be named, with commas between: when one no longer answers, the next is tried.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class Link:
                     if self._where is not None:
                         url, self._token = await self._where()
                         self._urls = _hubs(url)
+                    url = _endpoint(self._urls[hub % len(self._urls)])
                     async with http.ws_connect(
-                        _endpoint(self._urls[hub % len(self._urls)]), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                        url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
