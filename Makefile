@@ -17,15 +17,15 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[postgres]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,dev]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,bench]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,bench]'
 	@touch $@
 
 setup: $(VENV)/.user ## make a working .venv/bin/duly

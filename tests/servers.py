@@ -136,6 +136,46 @@ def postgres() -> Iterator[Postgres]:
         server.remove()
 
 
+class Redis:
+    """A Redis of our own, which keeps nothing."""
+
+    def __init__(self) -> None:
+        found = shutil.which("redis-server")
+        if not found:
+            missing("redis-server")
+        self._binary = str(found)
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="duly-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, *where, "--save", "", "--appendonly", "no"], stdout=log, stderr=log
+            )
+        wait_for_port(self.port, self._process, "redis")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 class MqttServer(Protocol):
     """An MQTT broker of our own."""
 

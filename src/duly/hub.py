@@ -27,6 +27,7 @@ from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.horizon import Horizon
@@ -53,11 +54,14 @@ from duly.transports import http, logins, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
+    from duly.doorbell import Doorbell
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
+ACCOUNTS: Final = "accounts"
+"""What is rung when accounts or grants have changed."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
 
@@ -100,7 +104,8 @@ class Hub:
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
-        self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
+        self._bell = await self._hang_bell()
+        self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
         self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only))
         self.people = People(
             self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
@@ -117,6 +122,8 @@ class Hub:
             closing.push_async_callback(application.stop)
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, desk.draft_of(raw))
+        if self.gateway.neighbours is not None:
+            self._every(LOOK_SECONDS, self.gateway.neighbours.look)
         await self._start_mqtt()
         await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)
@@ -124,6 +131,19 @@ class Hub:
         closing.callback(self._stop_timers)
         notice.post(self._data, Notice(self.url, self._token, os.getpid()))
         closing.callback(notice.remove, self._data)
+
+    async def _hang_bell(self) -> Doorbell | None:
+        """The doorbell, where other hubs may be on the same ledger."""
+        settings = self.settings
+        if self.ledger.sole:
+            return None
+        from duly.doorbells import open_doorbell
+
+        bell = open_doorbell(settings.doorbell or "postgres", self.ledger.worker, settings.ledger_url)
+        bell.listen(ACCOUNTS, lambda _: self._do(self._refresh()))
+        await bell.start()
+        self._closing.push_async_callback(bell.stop)
+        return bell
 
     async def stop(self) -> None:
         await self._closing.aclose()
@@ -198,6 +218,8 @@ class Hub:
         from duly.transports.mqtt import MqttLink
 
         devices = MqttDevices(self.gateway, self.accounts, self.journal)
+        if self.gateway.neighbours is not None:
+            self._every(LOOK_SECONDS, devices.look)
         if not settings.mqtt:
             self._broker = Broker(
                 self._data,
@@ -239,6 +261,8 @@ class Hub:
         def back(session_present: bool) -> None:
             self._do(devices.reconnected(session_present))
 
+        if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
+            address = replace(address, client_id=self._own_client_id())
         link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
         await link.start()
         closing.push_async_callback(link.stop)
@@ -247,6 +271,14 @@ class Hub:
         if self._broker is not None:
             await link.connected()
             self._every(REFRESH_SECONDS, devices.sweep)
+
+    def _own_client_id(self) -> str:
+        """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
+        has for a session that comes back, and would keep it for ever for one that does not."""
+        place = self._data / "client_id"
+        if not place.exists():
+            place.write_text(f"hub-{secrets.token_hex(4)}", encoding="utf-8")
+        return place.read_text(encoding="utf-8")
 
     async def renew_broker_users(self) -> None:
         if self._broker is None:
@@ -319,7 +351,10 @@ class Hub:
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        await self._reception.connected(session, who, cursors)
+        try:
+            await self._reception.connected(session, who, cursors)
+        except LedgerError as problem:
+            session.close(f"come back soon: {problem}")
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
         return self._reception.receive(session, who, raw)
@@ -390,6 +425,8 @@ class Hub:
                 return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
+                if self._bell is not None:
+                    self._bell.ring(ACCOUNTS)
                 if verb in ("add", "remove"):
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
                     await self.renew_broker_users()

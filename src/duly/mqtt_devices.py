@@ -6,6 +6,9 @@ a device says is acknowledged to the broker (PUBACK) when it is committed, not b
 for a task that this hub sent, and as the word of the device it was sent to.
 
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+
+Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
+was first; the others leave its answers and its news to that one, and compete again when it is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from duly.core.units import MS
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
-from duly.errors import DulyError, Malformed, SenderError
+from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
 
 HUB: Final = "hub"
@@ -92,6 +95,8 @@ class MqttDevices:
         """who has not been heard of since the broker started, and until when that may be so"""
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
+        self._online: dict[str, str] = {}
+        """everybody who is there by the broker's word, with which of their connections"""
         self.link: Link | None = None
 
     @property
@@ -125,20 +130,42 @@ class MqttDevices:
         status = fd.decode_status(payload)
         if not old:
             self._doubts.pop(name, None)
-        if status is not None and (push := _push_in(status)) is not None and name in self._devices:
+        known = self._ours(name)
+        if status is not None and (push := _push_in(status)) is not None and known is not None:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
-        known = self._devices.get(name)
         if old and known is None and not self._new:
             self._doubts[name] = _until()
         if online:
-            if known is None or known.session != session:
+            self._online[name] = session
+            if known is None:
+                await self._claim(name)
+            elif known.session != session:
                 await self._connect(name, session)
-        elif known is not None and session in ("", known.session):
+        elif session in ("", self._online.get(name)):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
-            await self._disconnect(name)
+            self._online.pop(name, None)
+            if known is not None:
+                await self._disconnect(name)
+
+    def _ours(self, name: str) -> MqttDevice | None:
+        """The device, if this hub is its home."""
+        device = self._devices.get(name)
+        return device if device is not None and self._gateway.session(name) is device else None
+
+    async def _claim(self, name: str) -> None:
+        neighbours = self._gateway.neighbours
+        if neighbours is None or await neighbours.homes.claim(name):
+            await self._connect(name, self._online[name])
+
+    async def look(self) -> None:
+        """Whoever has lost his home gets another."""
+        with suppress(LedgerError, Stopped):
+            for name in list(self._online):
+                if not self._gateway.online(name):
+                    await self._claim(name)
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
@@ -159,6 +186,7 @@ class MqttDevices:
         now = asyncio.get_running_loop().time()
         for name in [name for name, until in self._doubts.items() if until <= now]:
             del self._doubts[name]
+            self._online.pop(name, None)
             if name in self._devices:
                 await self._disconnect(name)
 
@@ -168,7 +196,8 @@ class MqttDevices:
             self._new = True
             self._doubts.clear()
         for name, device in list(self._devices.items()):
-            await self._connect(name, device.session)
+            if self._ours(name) is device:
+                await self._connect(name, device.session)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -183,6 +212,9 @@ class MqttDevices:
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
         self._doubts.pop(device, None)
+        if await self._hears_it_too(key, device):
+            ack()
+            return
         match answer:
             case fd.Ack():
                 await self._gateway.engine.put(Received(key), ack)
@@ -192,6 +224,13 @@ class MqttDevices:
             case fd.Failed(error=error):
                 state, failed = frames.answer_of(_failure(error))
                 await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+
+    async def _hears_it_too(self, key: bytes, device: str) -> bool:
+        """Whether an answer is another hub's business, which has heard it as well."""
+        neighbours = self._gateway.neighbours
+        if neighbours is None or self._gateway.has(key) or self._ours(device) is not None:
+            return False
+        return await neighbours.homes.ask(device)
 
 
 def _until() -> float:

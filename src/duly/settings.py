@@ -37,6 +37,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     no_mqtt: bool = False
     ledger: str = ""
     """sqlite:///… in the data folder by default"""
+    doorbell: str = ""
+    """how hubs on one ledger wake each other: redis://…, or postgres, the default where the ledger is that"""
     tls_cert: str = ""
     tls_key: str = ""
     insecure: bool = False
@@ -80,6 +82,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 f"listening on {self.listen} without TLS would send tokens in clear; "
                 "add --tls-cert and --tls-key, or say --insecure"
             )
+
+        if self.doorbell and not self.shared:
+            raise Malformed(
+                "a doorbell is for hubs that share a ledger; "
+                "say --ledger postgresql://…, or leave --doorbell out"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Whether other hubs may work on the same ledger."""
+        return self.ledger.startswith(("postgresql:", "postgres:"))
 
     @property
     def open_registration(self) -> bool:

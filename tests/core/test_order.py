@@ -88,7 +88,7 @@ def test_a_refused_number_leaves_no_gap() -> None:
     lanes = Lanes()
     lanes.offer(message(0), T)
     assert lanes.offer(message(2), T) == []
-    assert numbers(lanes.arrived("app", 1, T))[0] == [2]
+    assert numbers(lanes.arrived("app", 1, T, T))[0] == [2]
 
 
 def test_senders_do_not_wait_for_each_other() -> None:
@@ -261,7 +261,7 @@ class AnyArrival(RuleBasedStateMachine):
             self.offered.add(n)
             if lost == 0:
                 self.moved.append(n)  # refused elsewhere
-                self.take(self.lanes.arrived("app", n, self.sent[n].made))
+                self.take(self.lanes.arrived("app", n, self.sent[n].made, self.now))
             else:
                 self.take(self.lanes.offer(self.sent[n], self.now))
 
