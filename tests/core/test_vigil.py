@@ -3,25 +3,19 @@ a restart. Time is the test's own."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.signals import (
     Back,
     CalledOff,
-    CallOff,
     Change,
-    Identity,
     Missed,
     Offset,
     Queued,
@@ -33,61 +27,14 @@ from duly.core.signals import (
 from duly.core.steps import Answered, Effect, Reachable, Report, Tell, Told, Transmit, Unreachable
 from duly.core.suppress import Ruling
 from duly.core.units import HOUR, MS, SECOND
-from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.vigil import SCOPE, event_in
 from duly.core.watched import DEVICES
 from duly.errors import Malformed
-from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
-from tests.core.driving import Driver, only
+from tests.core.driving import only
+from tests.core.watching import Watch
 
-IDENTITY = Identity("me", "tower:7800", "home", "night")
-POLICY = SentinelPolicy(countdown=15)
 AT_ONCE = SentinelPolicy(countdown=0)
-
-
-class Watch(Driver):
-    """A vigil on a disk: `restarted` is what kill -9 leaves of it."""
-
-    def __init__(
-        self,
-        policy: SentinelPolicy = POLICY,
-        *,
-        online: bool = True,
-        disk: Disk | None = None,
-        clock: ManualClock | None = None,
-        worker: str = "1",
-    ) -> None:
-        self.policy = policy
-        self.vigil = Vigil(policy, IDENTITY, worker)
-        memory = MemoryLedger(disk=disk)
-        self.vigil.remember(asyncio.run(memory.shelf(DEVICES)), asyncio.run(memory.item(SELF, OFFSET)))
-        super().__init__(self.vigil, clock or ManualClock(), disk)
-        if online:
-            self.give(Reachable(""))
-
-    def restarted(self, *, online: bool = True) -> Watch:
-        number = str(int(self.vigil._outbox.worker) + 1)
-        return Watch(self.policy, online=online, disk=self.ledger.disk, clock=self.clock, worker=number)
-
-    def signal(self, reason: str = "disconnect", device: str = "band", **more: Any) -> Ruled:
-        told = self.give(Told(Signal(device, reason, self.clock.now(), **more)))
-        return next(
-            effect.what for effect in told if isinstance(effect, Tell) and isinstance(effect.what, Ruled)
-        )
-
-    def call_off(self, device: str = "band", event: str = "") -> CalledOff:
-        told = self.give(Told(CallOff(self.clock.now(), device, event)))
-        return next(
-            effect.what for effect in told if isinstance(effect, Tell) and isinstance(effect.what, CalledOff)
-        )
-
-    def take(self, message: Message) -> list[Effect]:
-        """The tower says that it has it."""
-        return self.give(Answered(message.key, State.DONE, Answer()))
-
-    def sent(self) -> list[Message]:
-        """What went out, in order; resends are not counted."""
-        return list({one.message.key: one.message for one in only(Transmit, self.effects)}.values())
 
 
 def data(message: Message) -> Any:
@@ -582,104 +529,6 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
 def test_a_policy_that_makes_no_sense_cannot_be_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         SentinelPolicy(**wrong)
-
-
-# ── everything at once ───────────────────────────────────────────────────────────────────────────
-
-
-class VigilMachine(RuleBasedStateMachine):
-    """Signals, cancels, cuts, lost answers and crashes in any order. The tower keeps what it took, and every
-    event that passed is there once, or was called off, or is still to come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watch = Watch(SentinelPolicy(countdown=15, debounce=2, per_hour=3, cooldown=20), online=False)
-        self.online = False
-        self.passed: set[str] = set()
-        self.tower: dict[str, bytes] = {}
-        self.taken: list[str] = []
-        self.cancelled: set[str] = set()
-        self.read = 0
-
-    def settle(self) -> None:
-        for effect in self.watch.effects[self.read :]:
-            match effect:
-                case Tell(what=Ruled(decision=decision, event=event)) if decision.passes:
-                    self.passed.add(event)
-                case Report(key=key, state=State.CANCELLED | State.SUPERSEDED):
-                    self.cancelled.add(event_in(key))
-        self.read = len(self.watch.effects)
-
-    devices = st.sampled_from(["a", "b"])
-
-    @rule(device=devices, reason=st.sampled_from(["disconnect", "fall"]), severity=st.sampled_from(Severity))
-    def signal(self, device: str, reason: str, severity: Severity) -> None:
-        self.watch.signal(reason, device, severity=severity)
-
-    @rule(device=devices)
-    def back(self, device: str) -> None:
-        self.watch.give(Told(Back(device, self.watch.clock.now())))
-
-    @rule(device=devices)
-    def cancel(self, device: str) -> None:
-        self.watch.call_off(device)
-
-    @rule(seconds=st.integers(1, 40))
-    def time_passes(self, seconds: int) -> None:
-        self.watch.wait(seconds)
-
-    @rule()
-    def cut(self) -> None:
-        self.online = False
-        self.watch.give(Unreachable(""))
-
-    @rule(heard=st.booleans())
-    def connect(self, heard: bool) -> None:
-        self.online = True
-        self.watch.give(Reachable(""))
-        self.upload(heard)
-
-    @rule(heard=st.booleans())
-    def upload(self, heard: bool) -> None:
-        """The tower takes everything that was sent; its answers may be lost."""
-        if not self.online:
-            return
-        for message in self.watch.sent():
-            if message.kind == "alert_event":
-                assert self.tower.setdefault(message.id, message.body) == message.body, "other content"
-            else:
-                assert json.loads(message.body)["event"] in self.tower, "a correction before its event"
-            if heard:
-                self.watch.take(message)
-        self.settle()
-        if heard:
-            self.watch.effects.clear()
-            self.read = 0
-
-    @rule()
-    def crash(self) -> None:
-        self.settle()
-        self.online = False
-        self.watch = self.watch.restarted(online=False)
-        self.read = 0
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.settle()
-        waiting = {event_in(key) for key in self.watch.vigil.keys}
-        assert self.passed <= self.tower.keys() | self.cancelled | waiting
-        assert not self.cancelled & self.tower.keys()
-
-    def teardown(self) -> None:
-        self.watch.wait(30)
-        for _ in range(3):
-            self.connect(heard=True)
-        assert self.passed == self.tower.keys() | self.cancelled
-        assert len(self.watch.vigil) == 0
-
-
-TestVigilMachine = VigilMachine.TestCase
-TestVigilMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_the_policy_is_a_plain_table() -> None:

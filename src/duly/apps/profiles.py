@@ -55,7 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     zone: str = "UTC"
     lasts: int = DAY
     """how long a delivery is tried"""
-    most: int = 20
+    most: int = 10
     """messages to one recipient in a minute; what is more goes together; 0: no limit"""
     together: int = MINUTE
     """how long the later events of one episode wait for each other"""
@@ -130,7 +130,7 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet: str = ""
     zone: str = "UTC"
     lasts: float = 86_400.0
-    most: int = 20
+    most: int = 10
     together: float = 60.0
 
 

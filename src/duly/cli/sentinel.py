@@ -11,6 +11,7 @@ import contextlib
 import signal
 import sys
 import threading
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ from duly.cli.common import (
     settings_of,
     took,
 )
-from duly.errors import DulyError, Malformed, Overloaded
+from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
     from duly.clients.sentinel import Alert, News, Sentinel
@@ -66,56 +67,66 @@ Countdown = Annotated[
 sentinel = typer.Typer(invoke_without_command=True)
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What was said on the command line. Options may stand before and behind `trigger`."""
+
+    url: str | None = None
+    token: str | None = None
+    profile: str | None = None
+    session: str | None = None
+    store: Path | None = None
+    http: bool | None = None
+    debounce: float | None = None
+    per_hour: int | None = None
+    cooldown: float | None = None
+    countdown: float | None = None
+    keep: float | None = None
+    as_: str | None = None
+    data: str | None = None
+
+    def and_then(self, later: _Given) -> _Given:
+        said = {field.name: getattr(later, field.name) for field in fields(later)}
+        return replace(self, **{name: value for name, value in said.items() if value is not None})
+
+
 class _Who:
-    """Which tower, as whom, with what memory. Options may stand before and behind `trigger`."""
+    """Which tower, as whom, with what memory."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, given: _Given) -> None:
         self.given = given
-
-    def also(self, **given: Any) -> None:
-        self.given |= {name: value for name, value in given.items() if value is not None}
-
-    def find(self) -> None:
-        """Look for the hub, and at the account."""
-        given = self.given
-        data, url, token = given["data"], given["url"], given["token"]
-        hub = find_hub(data, url, token) if url is not None else need_hub(data)
+        hub = find_hub(given.data, given.url, given.token) if given.url else need_hub(given.data)
         assert hub is not None
         self.hub: Hub = hub
-        self.name = _named(hub, given["as_"]) if hub.local and token is None else ""
-        place = Path(settings_of(data).data) / f"sentinel-{self.name}.db" if self.name else "sentinel.db"
-        self.store = Path(given["store"] or place)
-        self.token: str = token or (hub.borrow(self.name) if self.name else hub.token)
+        self.name = _named(hub, given.as_) if hub.local and given.token is None else ""
+        folder = Path(settings_of(given.data).data)
+        self.store = given.store or (
+            folder / f"sentinel-{self.name}.db" if self.name else Path("sentinel.db")
+        )
 
     def open(self) -> Sentinel:
-        from duly.clients.link import Link
         from duly.clients.sentinel import Sentinel
         from duly.core.signals import SentinelPolicy
         from duly.settings import section
 
-        who = self
-        where = borrower(self.hub, self.name, self.given["data"]) if self.name else None
-
-        class CommandLineSentinel(Sentinel):
-            def _open_link(self) -> Any:
-                if who.given["http"]:
-                    return super()._open_link()
-                return Link(
-                    self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-                    denied=self._denied, where=where, tls=who.hub.tls,
-                )  # fmt: skip
-
-        given = self.given
-        names = ("debounce", "per_hour", "cooldown", "countdown", "keep")
-        return CommandLineSentinel(
-            self.hub.url,
-            self.token,
+        given, hub = self.given, self.hub
+        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep")
+        policy = section("sentinel", SentinelPolicy, {name: getattr(given, name) for name in limits})
+        token = given.token or hub.token
+        if self.name and given.http:
+            token = hub.borrow(self.name)
+        it = Sentinel(
+            hub.url,
+            token,
             data=str(self.store.absolute()),
-            profile=given["profile"] or "default",
-            session=given["session"] or "",
-            policy=section("sentinel", SentinelPolicy, {name: given[name] for name in names}),
-            transport="http" if given["http"] else "websocket",
+            profile=given.profile or "default",
+            session=given.session or "",
+            policy=policy,
+            transport="http" if given.http else "websocket",
         )
+        it._tls = hub.tls
+        it._where = borrower(hub, self.name, given.data) if self.name else None
+        return it
 
 
 def _named(hub: Hub, as_: str | None) -> str:
@@ -184,13 +195,11 @@ def watch(
     it again, and it goes on. When the input ends it sends what is left, and ends. Limits are flags, or
     [sentinel] in duly.toml. Without --url and --token it uses the hub on this machine.
     """
-    who = context.obj = _Who(
-        url=url, token=token, profile=profile, session=session, store=store, http=http, debounce=debounce,
-        per_hour=per_hour, cooldown=cooldown, countdown=countdown, keep=keep, as_=as_, data=data,
-    )  # fmt: skip
+    context.obj = _Given(
+        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep, as_, data
+    )
     if context.invoked_subcommand is None:
-        who.find()
-        asyncio.run(_watch(who, json))
+        asyncio.run(_watch(_Who(context.obj), json))
 
 
 @sentinel.command("trigger")
@@ -225,17 +234,14 @@ def trigger(
     tower cannot be reached and 5 if it did not answer; in the last three cases it is stored and goes out with
     the next one.
     """
-    who: _Who = context.obj
-    who.also(
-        url=url, token=token, profile=profile, session=session, store=store, http=http, countdown=countdown,
-        as_=as_, data=data,
-    )  # fmt: skip
-    options = _options(more or "")
-    options.setdefault("countdown", who.given["countdown"] or 0.0)
-    who.find()
-    raise typer.Exit(
-        asyncio.run(_trigger(who, reason, device, options, 10.0 if wait is None else wait, json))
+    before: _Given = context.obj
+    given = before.and_then(
+        _Given(url, token, profile, session, store, http, countdown=countdown, as_=as_, data=data)
     )
+    options = _options(more or "")
+    options.setdefault("countdown", given.countdown or 0.0)
+    patience = 10.0 if wait is None else wait
+    raise typer.Exit(asyncio.run(_trigger(_Who(given), reason, device, options, patience, json)))
 
 
 async def _trigger(
@@ -264,7 +270,7 @@ async def _trigger(
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
         raise Trouble(Exit.NOT_ALLOWED, f"{denied}; {kept}")
-    if not watcher.name and not who.given["http"]:
+    if not watcher.name and not who.given.http:
         raise Trouble(Exit.UNREACHABLE, f"{Unreachable(who.hub.url, 'no connection')}; {kept}")
     raise Trouble(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
@@ -316,9 +322,6 @@ async def _work(watcher: Sentinel, json: bool) -> None:
     for_the_disk = 0
     while (line := await lines.get()) is not None:
         try:
-            alert = _obey(watcher, line) or alert
-        except Overloaded:
-            await asyncio.sleep(0.05)
             alert = _obey(watcher, line) or alert
         except DulyError as problem:
             _complain(str(problem), line, json)

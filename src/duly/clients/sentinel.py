@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from ssl import SSLContext
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 from urllib.parse import urlsplit
@@ -183,6 +184,9 @@ class Sentinel:
         self._profile = _name("profile", profile)
         self._session = session
         self._transport = transport
+        self._tls: SSLContext | None = None
+        self._where: Callable[[], Awaitable[tuple[str, str]]] | None = None
+        """for the command line, which knows the hub on its machine"""
         self.policy = policy or SentinelPolicy()
         self._alerts: dict[str, list[Alert]] = {}
         self._under_way: dict[bytes, tuple[str, str]] = {}
@@ -235,11 +239,13 @@ class Sentinel:
             from duly.clients.http_link import HttpLink
 
             return HttpLink(
-                self._url, self._token, up=self._up, heard=self._heard, down=self._down, denied=self._denied
-            )
+                self._url, self._token, up=self._up, heard=self._heard, down=self._down,
+                denied=self._denied, tls=self._tls,
+            )  # fmt: skip
         return Link(
-            self._url, self._token, up=self._up, heard=self._heard, down=self._down, denied=self._denied
-        )
+            self._url, self._token, up=self._up, heard=self._heard, down=self._down,
+            denied=self._denied, where=self._where, tls=self._tls,
+        )  # fmt: skip
 
     async def _identify(self) -> Identity:
         """Who we are: drawn once and kept, since the tower may be out of reach when it is first needed."""
