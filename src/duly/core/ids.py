@@ -229,7 +229,7 @@ def event_id(
     """The id of an alert: the same episode of the same device in the same session is the same event.
 
     Hashed as canonical JSON, since joining with a dash makes ("a-b", "c") and ("a", "b-c") one event.
-    ``window_start`` is the time of the episode's first event. Mint it once and store it; never work it out again.
+    ``window_start`` is the time of its first event. Mint it once and store it; never work it out again.
     """
     fields = {
         "sentinel": sentinel,
