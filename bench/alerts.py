@@ -110,13 +110,17 @@ async def run(quick: bool) -> Report:
         places = (place / f"{n}" for n in itertools.count())
         home = next(places)
         token = await sentinel(home)
-        contenders = {DULY: (running.enter_context(hub("duly", home)).url + "/v1/messages", token)}
+        tower = running.enter_context(hub("duly", home))
+        servers = {DULY: tower}
+        contenders = {DULY: (tower.url + "/v1/messages", token)}
         rival = running.enter_context(alertmanager(next(places)))
         if rival is None:
             notes.append("prometheus-alertmanager is not installed: no comparison with it")
         else:
+            servers[RIVAL] = rival
             contenders[RIVAL] = (rival.url, "")
         rates: dict[tuple[str, str, bool], list[float]] = {}
+        work_of: dict[tuple[str, str], list[float]] = {}
         for _ in range(turns):
             for shape, (connections, batch) in SHAPES.items():
                 for repeats in (False, True):
@@ -124,7 +128,11 @@ async def run(quick: bool) -> Report:
                         gc.collect()
                         kind = "alertmanager" if name == RIVAL else "duly"
                         work = Work(url, kind, who, connections, batch, seconds, repeats)
+                        before = servers[name].worked
                         found = await post(work)
+                        if not repeats:
+                            used = (servers[name].worked - before) / max(1, found.count) * 1e6
+                            work_of.setdefault((name, shape), []).append(used)
                         if found.refused:
                             raise RuntimeError(f"{name} refused {found.refused} requests")
                         rates.setdefault((name, shape, repeats), []).append(found.rate)
@@ -143,6 +151,10 @@ async def run(quick: bool) -> Report:
         else:
             figures.append(Figure(f"duly, {shape}, new", new, "alerts/s"))
         figures.append(Figure(f"duly, {shape}, repeats", again, "alerts/s", again / new, "new", 2))
+    figures += [
+        Figure(f"{name}, {shape}, new, processor time", Median(found), "µs/alert")
+        for (name, shape), found in work_of.items()
+    ]
     figures.append(Figure("post to webhook, 100/s, p50", soon.p50, "ms", soon.p50 / 10, "10 ms", at_most=1))
     figures.append(Figure("post to webhook, 100/s, p99", soon.p99, "ms"))
     if soon.refused:

@@ -337,8 +337,11 @@ class Alerts:
         fate, reason, rest = Fate.ARRIVED, "", 0
         try:
             channel = await self._channel(parcel.recipient)
+            # Thousands of alerts take a while to write down: others want to store something, too.
+            many = len(parcel.loads) > NAMED
+            notice = await asyncio.to_thread(self._notice, parcel) if many else self._notice(parcel)
             async with asyncio.timeout(CARRY_SECONDS):
-                await channel.send(self._notice(parcel))
+                await channel.send(notice)
         except NotSent as problem:
             fate, reason, rest = Fate.NOT_SENT, str(problem), problem.rest
         except (Declined, Malformed) as problem:

@@ -387,6 +387,8 @@ def _seen(seen: dict[str, Any]) -> str:
             what = "sent" if seen["attempt"] == 1 else f"sent again, attempt {seen['attempt']}"
         case "ended":
             what = f"{tint(seen['state'])}, code {seen['code']}"
+        case "told":
+            what = f"told: {seen['fate']}"
         case "pushed":
             what = f"{seen['kind']} #{seen['cursor']}{_data(seen)}"
         case "refused":

@@ -390,16 +390,17 @@ def problem(trouble: DulyError) -> web.Response:
     return response
 
 
+ALERTS: Final = frozenset({"alert_event", "alert_update", "alert_cancel"})
 _FRAME_SCHEMA: Final = {
     "type": "object",
-    "required": ["type", "to"],
+    "required": ["type"],
     "properties": {
-        "type": {"type": "string", "enum": sorted(frames.COMMANDS)},
+        "type": {"type": "string", "enum": sorted(frames.COMMANDS | ALERTS)},
         "seq_id": {
             "type": "string",
             "description": "{milliseconds}_{counter}, minted by the sender, the same in every resend",
         },
-        "to": {"type": "string", "description": "the device"},
+        "to": {"type": "string", "description": "the device; of a command"},
         "data": {"description": "anything; passed on untouched"},
         "exp": {
             "type": "integer",
