@@ -23,7 +23,7 @@ import msgspec
 import duly
 from bench.measure import Figure, Median, Report, folder
 from bench.posts import Found, Work
-from bench.servers import Server, _until_open, free_port, hub
+from bench.servers import Server, free_port, hub, until_open
 from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
 
@@ -49,7 +49,7 @@ def alertmanager(place: Path) -> Iterator[Server | None]:
     ]  # fmt: skip
     process = subprocess.Popen(command)
     try:
-        _until_open(port, process)
+        until_open(port, process)
         yield Server(f"http://127.0.0.1:{port}/api/v2/alerts", process.pid)
     finally:
         process.terminate()

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 import duly
 from bench.chat_load import Found, Person, Work
@@ -91,9 +92,17 @@ def _old(i: int, count: int) -> tuple[Write, ...]:
 # ── talking ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def talk(place: Path, rounds: int, seconds: float) -> dict[str, list[Found]]:
+class Talked(Struct):
+    """What one round of one contender came to, with the processor time of its server for each line."""
+
+    rate: float
+    p99: float
+    cost: float
+
+
+async def talk(place: Path, rounds: int, seconds: float) -> dict[str, list[Talked]]:
     """Everybody takes turns; whoever is not measured sits idle."""
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[Talked]] = {}
     with contextlib.ExitStack() as stack:
         servers: dict[str, tuple[Server, list[Person]]] = {}
         ours = await people(place / "duly", PEOPLE)
@@ -105,11 +114,14 @@ async def talk(place: Path, rounds: int, seconds: float) -> dict[str, list[Found
         for _ in range(rounds):
             for name, (server, who) in servers.items():
                 gc.collect()
-                found.setdefault(name, []).append(await load(Work(server.url, who, seconds=seconds)))
+                before = server.worked
+                one = await load(Work(server.url, who, seconds=seconds))
+                cost = (server.worked - before) / one.all * 1e6
+                found.setdefault(name, []).append(Talked(one.rate, one.p99, cost))
     return found
 
 
-def talked(found: dict[str, list[Found]]) -> list[Figure]:
+def talked(found: dict[str, list[Talked]]) -> list[Figure]:
     rates = {name: Median([one.rate for one in each]) for name, each in found.items()}
     lates = {name: Median([one.p99 for one in each]) for name, each in found.items()}
     bounds = {"Prosody": 1.0, "Prosody with archive": 4.0}
@@ -117,6 +129,8 @@ def talked(found: dict[str, list[Found]]) -> list[Figure]:
     for name, rate in rates.items():
         figures.append(Figure(f"{name}, delivered", rate, "a second"))
         figures.append(Figure(f"{name}, p99", lates[name], "ms"))
+        cost = Median([one.cost for one in found[name]])
+        figures.append(Figure(f"{name}, a line", cost, "µs of processor"))
     for name, rate in rates.items():
         if name != "duly":
             least = bounds.get(name)
@@ -197,7 +211,7 @@ async def growth(
             for cost, (server, who) in zip(costs, servers, strict=True):
                 before = server.worked
                 found = await load(Work(server.url, who, seconds=seconds))
-                cost.append((server.worked - before) / found.count * 1e6)
+                cost.append((server.worked - before) / found.all * 1e6)
     small, large = (Median(cost) for cost in costs)
     figures = [
         Figure(f"a line, {sizes[0]:,} stored", small, "µs of processor"),

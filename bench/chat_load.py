@@ -25,6 +25,7 @@ import uvloop
 from msgspec import Struct
 
 from bench.load import allow_many_files
+from duly.clients.chat import ACK_SECONDS
 
 WARM_SECONDS = 0.5
 TEXT = "x" * 100
@@ -50,6 +51,8 @@ class Found(Struct):
     p50: float = 0.0
     p99: float = 0.0
     count: int = 0
+    all: int = 0
+    """also while warming up"""
 
 
 class Client(asyncio.Protocol):
@@ -60,6 +63,7 @@ class Client(asyncio.Protocol):
         self.buffer = b""
         self.ready = asyncio.get_running_loop().create_future()
         self.heard = lambda mark: None
+        self.acks: dict[bytes, bytes] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -82,11 +86,12 @@ _mark = re.compile(rb"mark(\w+)/")
 
 
 class Duly(Client):
-    """Frames over a WebSocket. It acknowledges what it has, once for all that came together."""
+    """Frames over a WebSocket, acknowledged as `duly.Chat` does: the first at once, what follows together."""
 
     n = 0
     acking: ClassVar[bool] = True
     upgraded = False
+    resting = False
 
     def greet(self) -> None:
         key = base64.b64encode(os.urandom(16)).decode()
@@ -122,7 +127,7 @@ class Duly(Client):
             assert b" 101 " in buffer[:20], buffer
             self.upgraded, buffer = True, buffer[end + 4 :]
         at, size = 0, len(buffer)
-        acks: dict[bytes, bytes] = {}
+        acks = self.acks
         while size - at >= 2:
             length, start = buffer[at + 1], at + 2
             if length == 126:
@@ -137,11 +142,17 @@ class Duly(Client):
                 self.transport.write(b"\x8a\x80\0\0\0\0")
             at = start + length
         self.buffer = buffer[at:]
-        if acks and self.acking:
-            frames = [
-                self.frame(b'{"type":"ack","conv":"%b","n":%b}' % (conv, n)) for conv, n in acks.items()
-            ]
+        if acks and self.acking and not self.resting:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        self.resting = False
+        if self.acks:
+            frames = [self.frame(b'{"type":"ack","conv":"%b","n":%b}' % ack) for ack in self.acks.items()]
             self.transport.write(b"".join(frames))
+            self.acks.clear()
+            self.resting = True
+            asyncio.get_running_loop().call_later(ACK_SECONDS, self.acknowledge)
 
     def text(self, buffer: bytes, start: int, end: int, acks: dict[bytes, bytes]) -> None:
         found = _mark.search(buffer, start, end)
@@ -246,6 +257,7 @@ async def talk(work: Work) -> Found:
     end = begin + work.seconds
     took: list[float] = []
     sent: dict[int, float] = {}
+    all_ = 0
     left = len(clients)
     over = asyncio.get_running_loop().create_future()
 
@@ -254,7 +266,8 @@ async def talk(work: Work) -> Found:
         clients[i].send(work.people[(i + 1) % len(clients)].name, str(i))
 
     def arrived(mark: str) -> None:
-        nonlocal left
+        nonlocal left, all_
+        all_ += 1
         i, now = int(mark), time.perf_counter()
         if begin <= now < end:
             took.append(now - sent[i])
@@ -273,9 +286,8 @@ async def talk(work: Work) -> Found:
     took.sort()
     for client in clients:
         client.transport.close()
-    return Found(
-        len(took) / work.seconds, statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3, len(took)
-    )
+    p50, p99 = statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3
+    return Found(len(took) / work.seconds, p50, p99, len(took), all_)
 
 
 async def fill(work: Work) -> None:

@@ -25,7 +25,7 @@ import uvloop
 from aiohttp import WSMsgType, web
 from msgspec import Raw, Struct
 
-from duly.hub import Hub
+from duly.hub import Hub, tune
 from duly.settings import Settings
 
 
@@ -172,6 +172,7 @@ async def relay(contender: Relay) -> None:
 
 
 async def duly(place: Path) -> None:
+    tune()
     hub = Hub(Settings(data=str(place), port=0, no_mqtt=True, allow_private_webhooks=True))
     await hub.start()
     print(f"ready {hub.url}", flush=True)

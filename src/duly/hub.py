@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -64,6 +65,16 @@ ACCOUNTS: Final = "accounts"
 """What is rung when accounts or grants have changed."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
+
+
+SWITCH_SECONDS: Final = 0.001
+"""How long the loop may keep a ledger's thread waiting for the interpreter. With Python's own 5 ms, a flush
+of a dozen statements waits most of its time for its turn: p99 of a chat line 30 ms instead of 20."""
+
+
+def tune() -> None:
+    """Set this process up for being a hub, and nothing else."""
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 class Hub:

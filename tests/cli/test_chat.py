@@ -98,8 +98,9 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     assert ann.process.wait(SECONDS) == 0
 
 
-def test_a_script_chats_through_pipes(place: Place) -> None:
+def test_a_script_chats_through_pipes_and_is_watched(place: Place) -> None:
     place.up()
+    watching = place.start("watch")
     for i in range(2):
         sent = subprocess.run(
             [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob", "--json"],
@@ -111,6 +112,7 @@ def test_a_script_chats_through_pipes(place: Place) -> None:
             assert place.duly("add", "user", "bob").returncode == 0
         else:
             assert [json.loads(line)["sent"]["n"] for line in sent.stdout.splitlines()] == [1, 2]
+    assert "ann → bob" in watching.line("one_chat accepted, number 2")
 
 
 def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ FLAGS = (
 
 PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
 const hub = new URLSearchParams(location.search).get("hub");
-const { App } = await import(`${hub}/duly.js`);
+const { App, Chat } = await import(`${hub}/duly.js`);
+Object.assign(globalThis, { hub, Chat });
 globalThis.open = (token, options) => {
   globalThis.app = new App(hub, token, options);
   globalThis.told = [];

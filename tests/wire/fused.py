@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import Any
 
+from duly.apps.chat import Chat
 from duly.apps.gateway import Gateway
 from duly.channel import Notice
 from duly.channels.webhook import Webhook
@@ -29,7 +30,7 @@ def around(*names: str) -> list[str]:
 
 
 HUB_POINTS = around("commit", *HUB_EFFECTS)
-TOWER_POINTS = around("commit", "telling")
+TOWER_POINTS = CHAT_POINTS = around("commit", "telling")
 DEVICE_POINTS = around("commit", "effect", "answer")
 
 
@@ -50,7 +51,12 @@ class Fuse:
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
     commit, perform, add, say = SqliteLedger.commit, Gateway._perform, Effects.add, Device._say
-    tell = Webhook.send
+    tell, notify = Chat._perform, Webhook.send
+
+    def deadly_tell(self: Chat, effect: Effect) -> None:
+        fuse("before telling")
+        tell(self, effect)
+        fuse("after telling")
 
     async def deadly_commit(self: SqliteLedger, groups: Any) -> Any:
         fuse("before commit")
@@ -74,14 +80,15 @@ def wire(fuse: Fuse) -> None:
         say(self, app, seq_id, answer, state)
         fuse("after answer")
 
-    async def deadly_tell(self: Webhook, notice: Notice) -> None:
+    async def deadly_notify(self: Webhook, notice: Notice) -> None:
         fuse("before telling")
-        await tell(self, notice)
+        await notify(self, notice)
         fuse("after telling")
 
-    Webhook.send = deadly_tell  # type: ignore[method-assign]
+    Webhook.send = deadly_notify  # type: ignore[method-assign]
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
     Gateway._perform = deadly_perform  # type: ignore[method-assign]
+    Chat._perform = deadly_tell  # type: ignore[method-assign]
     Effects.add = deadly_effect  # type: ignore[method-assign]
     Device._say = deadly_say  # type: ignore[method-assign]
 

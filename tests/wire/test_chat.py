@@ -180,6 +180,8 @@ async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowh
         await ann.say("presence", data={"online": True, "status": "away"})
         seen = await bob.first(lambda f: f["type"] == "presence")
         assert (seen["from"], seen["data"]["status"]) == ("ann", "away")
+    seats = town.hub.chat.audience.seats
+    await town.until(lambda: not seats("ann") and not seats("bob"))
     async with town.enter("ann") as ann:
         async with town.enter("bob"):
             assert (await ann.first(lambda f: f["type"] == "presence"))["data"] == {"online": True}

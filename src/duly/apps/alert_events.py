@@ -14,24 +14,14 @@ from msgspec import Raw, Struct, structs
 
 from duly.core.messages import Message, names_in
 from duly.core.parcels import CORRECTION, Traits
+from duly.core.signals import Severity
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
-
-EVENT: Final = "alert_event"
-UPDATE: Final = "alert_update"
-CANCEL: Final = "alert_cancel"
 
 FIELD_LIMIT: Final = 64 * 1024
 """Of a location, or what is known about a device."""
 NAMED: Final = 50
 """Of many alerts that are told together, so many are named one by one to people; programs get them all."""
-
-
-class Severity(Enum):
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
-    """passes quiet hours, and has a way of its own to every recipient"""
 
 
 class Event(Struct, frozen=True, omit_defaults=True):

@@ -21,11 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from duly.apps.alert_events import (
-    CANCEL,
-    EVENT,
     NAMED,
     NOTHING_SAID,
-    UPDATE,
     Event,
     Standing,
     Status,
@@ -57,6 +54,7 @@ from duly.core.parcels import (
     Look,
     Plan,
 )
+from duly.core.signals import CANCEL, EVENT, UPDATE
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS, SECOND
 from duly.core.writes import Open, Ref

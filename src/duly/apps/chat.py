@@ -143,9 +143,14 @@ class Chat:
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
-        if who.role is not Role.USER or self._accounts.role_of(who.name) is not Role.USER:
-            raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
         type_, me = frame.type, who.name
+        if type_ == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
+            # Half of all frames: whoever has a seat may acknowledge what they were told.
+            seat = self.audience.seat(session)
+            if seat is not None and self.audience.acknowledge(seat, frame.conv, frame.n):
+                return False
+        if who.role is not Role.USER or self._accounts.role_of(me) is not Role.USER:
+            raise NotAllowed(f"only people chat; {me} is not one (any more)")
         if type_ == "ack":
             await self._reached(session, who, frame, read=False)
             return False
@@ -403,9 +408,11 @@ class Chat:
         asked.session.push(_ack(message.id, request, n, repeated=verdict.word is not Word.FRESH))
         if verdict.word is not Word.FRESH:
             return
-        if self._journal.watchers:
-            self._journal.see("said", scope=message.scope, id=message.id, kind=message.kind, n=n)
         conv = request.conv
+        if self._journal.watchers:
+            self._journal.see(
+                "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
+            )
         if message.kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
             self._begun[conv] = None
         for name in request.joins:

@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from duly.apps.alert_events import (
-    EVENT,
     NOTHING_SAID,
     Event,
     Standing,
@@ -29,6 +28,7 @@ from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.parcels import BY_HAND, CORRECTION
+from duly.core.signals import EVENT
 from duly.core.units import DAY, MS, SECOND
 from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
 from duly.errors import Malformed

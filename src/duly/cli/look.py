@@ -383,6 +383,8 @@ def _seen(seen: dict[str, Any]) -> str:
             what = f"{seen['kind']} {tint('accepted')}"
         case "said":
             what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
+        case "line":
+            what = f"{seen['kind']} {tint('accepted')}, number {seen['n']}"
         case "sent":
             what = "sent" if seen["attempt"] == 1 else f"sent again, attempt {seen['attempt']}"
         case "ended":

@@ -56,6 +56,13 @@ def up(
         bool | None,
         typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
     ] = None,
+    registration: Annotated[
+        str | None,
+        typer.Option("--registration", metavar="open|closed", help="Whether strangers may register to chat."),
+    ] = None,
+    friends_only: Annotated[
+        bool | None, typer.Option("--friends-only", help="Only friends may chat with each other.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a hub: apps and devices connect to it.
@@ -79,6 +86,8 @@ def up(
             "tls_key": tls_key,
             "insecure": insecure,
             "allow_private_webhooks": allow_private_webhooks,
+            "registration": registration,
+            "friends_only": friends_only,
         }
     )
     try:
@@ -91,7 +100,7 @@ def up(
 
 async def _serve(settings: Settings, json: bool) -> None:
     from duly import notice
-    from duly.hub import Hub
+    from duly.hub import Hub, tune
 
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -103,6 +112,7 @@ async def _serve(settings: Settings, json: bool) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    tune()
     hub = Hub(settings)
     try:
         await hub.start()

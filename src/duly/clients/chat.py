@@ -38,8 +38,8 @@ PATIENCE: Final = 7 * DAY
 """As long as a hub remembers ids."""
 CURSORS: Final = "cursors"
 CHANNEL: Final = "hub"
-UNACKNOWLEDGED: Final = 100
-"""Lines that may be done with before that is said."""
+ACK_SECONDS: Final = 0.05
+"""Of many lines in a row not each is acknowledged, but how far we have come, so often."""
 HERE: Final = 10.0
 
 
@@ -141,7 +141,8 @@ class Chat:
         """what is still to be acknowledged"""
         self._said: dict[str, int] = {}
         """what was acknowledged on this connection: it may be lost with it"""
-        self._unsaid = 0
+        self._acking: asyncio.TimerHandle | None = None
+        """what else we make use of meanwhile is acknowledged when it ends"""
         self._questions = 0
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
@@ -199,6 +200,8 @@ class Chat:
 
     async def _close(self) -> None:
         self._acknowledge()
+        if self._acking is not None:
+            self._acking.cancel()
         await self._engine.stop()
         if self._saving is not None:
             await self._saving
@@ -361,14 +364,16 @@ class Chat:
 
     def _made_use_of(self, conv: str, n: int) -> None:
         self._done_to[conv] = self._dirty[conv] = max(n, self._done_to.get(conv, 0))
-        self._unsaid += 1
-        if self._news.empty() or self._unsaid >= UNACKNOWLEDGED:
+        if self._acking is None:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
+        """Say how far we have come: the first at once, what follows it together."""
+        self._acking = None
         if not self._dirty:
             return
-        dirty, self._dirty, self._unsaid = self._dirty, {}, 0
+        self._acking = asyncio.get_running_loop().call_later(ACK_SECONDS, self._acknowledge)
+        dirty, self._dirty = self._dirty, {}
         for conv, n in dirty.items():
             self._link.send(frames.encode(Frame("ack", conv=conv, n=n)))
         self._said |= dirty

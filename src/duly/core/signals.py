@@ -30,7 +30,8 @@ EVENT, UPDATE, CANCEL = "alert_event", "alert_update", "alert_cancel"
 
 
 class Severity(Enum):
-    """How bad it is. What is critical passes the limit and the cooldown."""
+    """How bad it is. What is critical passes the sentinel's limit and cooldown and people's quiet hours, and
+    has a way of its own to every recipient."""
 
     INFO = "info"
     WARNING = "warning"

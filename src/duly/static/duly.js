@@ -1,5 +1,5 @@
 /**
- * duly for browsers: send a command to a device, and know how it ended. One file, no dependencies.
+ * duly for browsers: send a command to a device, and know how it ended; and chat. One file, no dependencies.
  *
  * The laws. A command keeps its id: it is sent again every three seconds, three times, and at once after a
  * reconnect, and the hub makes that harmless. It ends, one way or another: what was sent and never answered
@@ -19,6 +19,7 @@ const INTRODUCTION = 10_000;
 const FRAME_LIMIT = 256 * 1024;
 const UNSETTLED = 1_000;
 const TIMER_LIMIT = 2 ** 31 - 1;
+const ACK_PAUSE = 50;
 
 /** How a command ended.
  * @typedef {object} Ack
@@ -70,6 +71,165 @@ export class Closed extends Error {
   }
 }
 
+/**
+ * The connection of a client to its hub, made again with back-off whenever it breaks. It carries frames while
+ * it can and loses them while it cannot; whoever uses it repeats what was lost.
+ */
+class Link {
+  #url;
+  #token;
+  #sockets;
+  #client;
+  /** @type {WebSocket|null} the connection, once the hub has welcomed us on it */
+  #socket = null;
+  /** @type {(reason: string) => void} what to do when it is over */
+  #lost = () => {};
+  #closed = false;
+  #attempt = 0;
+  /** @type {any} */
+  #retry = undefined;
+  /** @type {number|null} since when we wait for any sign of life */
+  #asked = null;
+  #wake = () => this.#connectNow();
+
+  /** @param {string} url @param {string} token @param {any} sockets
+   * @param {{cursors: () => any, welcome: (frame: any) => void, unwelcome: (frame: any) => void,
+   *   hear: (frame: any) => void, down: (reason: string) => void}} client */
+  constructor(url, token, sockets, client) {
+    if (!sockets) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
+    this.#url = url.replace(/\/+$/, "").replace(/^http/, "ws") + "/v1/ws";
+    this.#token = token;
+    this.#sockets = sockets;
+    this.#client = client;
+    globalThis.addEventListener?.("online", this.#wake);
+    this.#connect();
+  }
+
+  get up() {
+    return this.#socket !== null;
+  }
+
+  /** @param {any} frame @param {boolean} [answered] something comes back for it */
+  send(frame, answered = true) {
+    if (!this.#socket) return;
+    this.#socket.send(JSON.stringify(frame));
+    if (answered) this.#asked ??= performance.now();
+  }
+
+  /** Whether the connection was given up: asked twice and not heard a thing. A browser would take minutes to
+   * notice. */
+  dead() {
+    if (this.#asked === null || performance.now() - this.#asked < 2 * RESEND) return false;
+    this.#lost("the hub was silent");
+    return true;
+  }
+
+  close() {
+    this.#closed = true;
+    clearTimeout(this.#retry);
+    globalThis.removeEventListener?.("online", this.#wake);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+  }
+
+  #connect() {
+    const socket = new this.#sockets(this.#url);
+    let over = false;
+    const end = (reason) => {
+      clearTimeout(late);
+      if (over) return;
+      over = true;
+      socket.close();
+      if (this.#socket === socket) {
+        this.#socket = null;
+        this.#asked = null;
+        this.#client.down(reason);
+      }
+      if (!this.#closed) this.#connectLater();
+    };
+    const late = setTimeout(() => end("the hub does not answer"), INTRODUCTION);
+    socket.onopen = () =>
+      socket.send(JSON.stringify({ type: "auth", token: this.#token, cursors: this.#client.cursors() }));
+    socket.onclose = (event) => end(event.reason || "the connection broke");
+    socket.onerror = () => {}; // a close follows
+    socket.onmessage = ({ data }) => {
+      if (over || this.#closed) return;
+      this.#asked = null;
+      const frame = JSON.parse(data);
+      if (this.#socket === socket) {
+        this.#client.hear(frame);
+      } else if (frame.type === "welcome") {
+        clearTimeout(late);
+        this.#lost = end;
+        this.#socket = socket;
+        this.#attempt = 0;
+        this.#client.welcome(frame);
+      } else {
+        this.#client.unwelcome(frame);
+        end("the hub does not want us");
+      }
+    };
+  }
+
+  #connectLater() {
+    const pause = Math.min(200 * 2 ** this.#attempt, 10_000) * (1 - 0.2 * Math.random());
+    this.#attempt += 1;
+    this.#retry = setTimeout(() => this.#connectAgain(), pause);
+  }
+
+  #connectNow() {
+    if (this.#retry !== undefined) this.#connectAgain();
+  }
+
+  #connectAgain() {
+    clearTimeout(this.#retry);
+    this.#retry = undefined;
+    this.#connect();
+  }
+}
+
+/** What survives a reload, of one account: another account's is not ours. */
+class Kept {
+  #store;
+  #space;
+  #alone;
+
+  /** @param {string} token @param {Storage|null|undefined} storage */
+  constructor(token, storage) {
+    this.#store = (storage === undefined ? localStore() : storage) ?? memoryStore();
+    this.#space = `duly:${hash(token)}:`;
+    this.#alone = storage !== undefined || !globalThis.indexedDB;
+  }
+
+  /** A new id. @param {number} now @returns {Promise<string>} */
+  async mint(now) {
+    if (!this.#alone) return mintAmongTabs(this.#space, (last) => nextId(last, now));
+    const id = nextId(this.get("last"), now);
+    this.set("last", id);
+    return id;
+  }
+
+  get(key) {
+    return this.#store.getItem(this.#space + key);
+  }
+
+  set(key, value) {
+    this.#store.setItem(this.#space + key, value);
+  }
+
+  forget(key) {
+    this.#store.removeItem(this.#space + key);
+  }
+
+  /** What is kept under a prefix. */
+  keys(prefix) {
+    const all = Array.from({ length: this.#store.length }, (_, i) => this.#store.key(i));
+    const start = this.#space + prefix;
+    return all.filter((key) => key.startsWith(start)).map((key) => key.slice(start.length));
+  }
+}
+
 /** A command under way. */
 class Command {
   /** @param {any} frame @param {number} made when, by the hub's clock @param {boolean} sent */
@@ -104,25 +264,12 @@ class Command {
 
 /** An app's side of the wire. */
 export class App {
-  #url;
-  #token;
-  #sockets;
-  #store;
+  #kept;
   #keep;
-  #space;
-  #mint;
-  /** @type {WebSocket|null} the connection, once the hub has welcomed us on it */
-  #socket = null;
-  /** @type {(reason: string) => void} what to do when it is over */
-  #lost = () => {};
+  #link;
   /** @type {Error|null} why nothing is sent any more */
   #closed = null;
-  #attempt = 0;
-  /** @type {any} */
-  #retry = undefined;
   #ahead = 0;
-  /** @type {number|null} since when we wait for any sign of life */
-  #asked = null;
   #resumed = false;
   /** @type {Map<string, Command>} */
   #commands = new Map();
@@ -136,7 +283,6 @@ export class App {
   #isReady = () => {};
   /** @type {(problem: Error) => void} */
   #isRefused = () => {};
-  #wake = () => this.#connectNow();
 
   /**
    * @param {string} url the hub, such as "http://127.0.0.1:7800"
@@ -148,15 +294,8 @@ export class App {
    * @param {new (url: string) => WebSocket} [options.socket] a WebSocket, where there is none, as in Node 20
    */
   constructor(url, token, { keep = false, storage, socket = globalThis.WebSocket } = {}) {
-    if (!socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
-    this.#url = url.replace(/\/+$/, "").replace(/^http/, "ws") + "/v1/ws";
-    this.#token = token;
-    this.#sockets = socket;
-    this.#store = (storage === undefined ? localStore() : storage) ?? memoryStore();
+    this.#kept = new Kept(token, storage);
     this.#keep = keep;
-    this.#space = `duly:${hash(token)}:`; // whose ids and cursors: another account's are not ours
-    const alone = storage !== undefined || !globalThis.indexedDB;
-    this.#mint = alone ? (next) => this.#mintAlone(next) : (next) => mintAmongTabs(this.#space, next);
     /** Our account's name, once the hub has told it. */
     this.name = "";
     /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
@@ -166,13 +305,18 @@ export class App {
       this.#isRefused = reject;
     });
     this.ready.catch(() => {});
-    for (const key of this.#keys("seen:")) this.#cursors[key] = Number(this.#get(`seen:${key}`));
-    globalThis.addEventListener?.("online", this.#wake);
-    this.#connect();
+    for (const key of this.#kept.keys("seen:")) this.#cursors[key] = Number(this.#kept.get(`seen:${key}`));
+    this.#link = new Link(url, token, socket, {
+      cursors: () => this.#cursors,
+      welcome: (frame) => this.#welcome(frame),
+      unwelcome: (frame) => this.#unwelcome(frame),
+      hear: (frame) => this.#hear(frame),
+      down: (reason) => this.#emit("down", reason),
+    });
   }
 
   get connected() {
-    return this.#socket !== null;
+    return this.#link.up;
   }
 
   // ── commands ───────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +348,7 @@ export class App {
       this.#end(command, never());
       return command;
     }
-    frame.seq_id ??= await this.#mint((last) => nextId(last, this.#now()));
+    frame.seq_id ??= await this.#kept.mint(this.#now());
     if (this.#closed) throw this.#closed;
     const known = this.#commands.get(frame.seq_id);
     if (known) return known;
@@ -216,23 +360,16 @@ export class App {
     return command;
   }
 
-  #mintAlone(next) {
-    const id = next(this.#get("last"));
-    this.#set("last", id);
-    return id;
-  }
-
   #transmit(command) {
     command.nextTry = Infinity; // without a connection, the next one sends it
-    if (this.#socket) {
+    if (this.#link.up) {
       command.again = command.sent;
       if (!command.sent) {
         command.sent = true;
         command.giveUp = performance.now() + PATIENCE;
         this.#write(command); // first: after a reload it must not pass for one that never left us
       }
-      this.#socket.send(JSON.stringify(command.frame));
-      this.#asked ??= performance.now();
+      this.#link.send(command.frame);
       command.nextTry = performance.now() + RESEND;
     }
     this.#watch(command);
@@ -251,9 +388,7 @@ export class App {
       this.#end(command, command.sent ? silent() : never());
     } else if (now >= command.nextTry && command.resends < RESENDS) {
       command.resends += 1;
-      // Asked twice and not heard a thing: the connection is dead. A browser would take minutes to notice.
-      if (this.#asked !== null && now - this.#asked >= 2 * RESEND) this.#lost("the hub was silent");
-      else this.#transmit(command);
+      if (!this.#link.dead()) this.#transmit(command);
     } else {
       this.#watch(command);
     }
@@ -271,7 +406,7 @@ export class App {
   #end(command, ack, refused) {
     clearTimeout(command.timer);
     this.#commands.delete(command.id);
-    this.#forget(`command:${command.id}`);
+    this.#kept.forget(`command:${command.id}`);
     const { to: device, type } = command.frame;
     if (ack) {
       command.accept();
@@ -293,16 +428,16 @@ export class App {
   #write(command) {
     if (!this.#keep) return;
     const { frame, made, sent } = command;
-    this.#set(`command:${command.id}`, JSON.stringify({ frame, made, sent }));
+    this.#kept.set(`command:${command.id}`, JSON.stringify({ frame, made, sent }));
   }
 
   /** What a page before this one had under way. What was never answered in its time is not sent again. */
   #resume() {
     if (!this.#keep) return;
     const number = (id) => Number(id.split("_")[1]);
-    for (const id of this.#keys("command:").sort((a, b) => number(a) - number(b))) {
+    for (const id of this.#kept.keys("command:").sort((a, b) => number(a) - number(b))) {
       if (this.#commands.has(id)) continue;
-      const { frame, made, sent } = JSON.parse(this.#get(`command:${id}`));
+      const { frame, made, sent } = JSON.parse(this.#kept.get(`command:${id}`));
       const command = new Command(frame, made, sent);
       const until = frame.queue ? (frame.exp ?? made + DAY) : made;
       if (this.#now() > until + PATIENCE) this.#end(command, sent ? silent() : never());
@@ -328,13 +463,7 @@ export class App {
   }
 
   #emit(event, what) {
-    for (const listener of this.#listeners.get(event) ?? []) {
-      try {
-        listener(what);
-      } catch (problem) {
-        setTimeout(() => { throw problem; }); // the page's own mistake must not stop us, nor be hidden
-      }
-    }
+    emit(this.#listeners.get(event) ?? [], what);
   }
 
   /** End. Commands under way reject with `Closed`; kept ones are resumed by the next page. */
@@ -345,8 +474,6 @@ export class App {
   #close(problem) {
     if (this.#closed) return;
     this.#closed = problem;
-    clearTimeout(this.#retry);
-    globalThis.removeEventListener?.("online", this.#wake);
     this.#isRefused(problem);
     for (const command of this.#commands.values()) {
       clearTimeout(command.timer);
@@ -354,69 +481,12 @@ export class App {
       command.reject(problem);
     }
     this.#commands.clear();
-    const socket = this.#socket;
-    this.#socket = null;
-    socket?.close();
+    this.#link.close();
   }
 
   // ── the wire ───────────────────────────────────────────────────────────────────────────────────
 
-  #connect() {
-    const socket = new this.#sockets(this.#url);
-    let over = false;
-    const end = (reason) => {
-      clearTimeout(late);
-      if (over) return;
-      over = true;
-      socket.close();
-      if (this.#socket === socket) {
-        this.#socket = null;
-        this.#asked = null;
-        this.#emit("down", reason);
-      }
-      if (!this.#closed) this.#connectLater();
-    };
-    const late = setTimeout(() => end("the hub does not answer"), INTRODUCTION);
-    socket.onopen = () =>
-      socket.send(JSON.stringify({ type: "auth", token: this.#token, cursors: this.#cursors }));
-    socket.onclose = (event) => end(event.reason || "the connection broke");
-    socket.onerror = () => {}; // a close follows
-    socket.onmessage = ({ data }) => {
-      if (over || this.#closed) return;
-      this.#asked = null;
-      const frame = JSON.parse(data);
-      if (this.#socket === socket) {
-        this.#hear(frame);
-      } else if (frame.type === "welcome") {
-        clearTimeout(late);
-        this.#lost = end;
-        this.#welcome(socket, frame);
-      } else {
-        this.#unwelcome(frame);
-        end("the hub does not want us");
-      }
-    };
-  }
-
-  #connectLater() {
-    const pause = Math.min(200 * 2 ** this.#attempt, 10_000) * (1 - 0.2 * Math.random());
-    this.#attempt += 1;
-    this.#retry = setTimeout(() => this.#connectAgain(), pause);
-  }
-
-  #connectNow() {
-    if (this.#retry !== undefined) this.#connectAgain();
-  }
-
-  #connectAgain() {
-    clearTimeout(this.#retry);
-    this.#retry = undefined;
-    this.#connect();
-  }
-
-  #welcome(socket, frame) {
-    this.#socket = socket;
-    this.#attempt = 0;
+  #welcome(frame) {
     this.#ahead = frame.time - Date.now();
     this.name = frame.you;
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
@@ -488,7 +558,7 @@ export class App {
 
   #see(device, cursor) {
     this.#cursors[device] = cursor;
-    this.#set(`seen:${device}`, String(cursor));
+    this.#kept.set(`seen:${device}`, String(cursor));
   }
 
   // ── small things ───────────────────────────────────────────────────────────────────────────────
@@ -497,24 +567,353 @@ export class App {
   #now() {
     return Date.now() + this.#ahead;
   }
+}
 
-  #get(key) {
-    return this.#store.getItem(this.#space + key);
+/** Something in a conversation: `one_chat`, `group_chat`, `edit`, `delete`, `group_join` …
+ * @typedef {{conv: string, n: number, type: string, sender: string, data: any, time: number, id: string,
+ *   edited: boolean}} Line */
+
+/** @typedef {{conv: string, n: number, data?: any}} Sent */
+
+/** @typedef {{line: Line, receipt: {conv: string, n: number, reader: string, state: string},
+ *   typing: {conv: string, sender: string}, presence: {sender: string, data: any}, up: string,
+ *   down: string}} ChatEvents */
+
+/**
+ * A person's side of the wire.
+ *
+ * The laws. What is said is kept before it is sent, and sent again with the same id until the hub has taken or
+ * refused it, also after a reload. What is said to one person or group goes out one line after the other, so
+ * it arrives in the order it was said. What others say arrives once and in order, also what was missed; a line
+ * is acknowledged when its listeners have had it.
+ *
+ *     const token = await Chat.logIn("http://127.0.0.1:7800", "ann", password);
+ *     const chat = new Chat("http://127.0.0.1:7800", token);
+ *     chat.on("line", ({ sender, data }) => show(sender, data.text));
+ *     const { conv, n } = await chat.send("bob", "hello");
+ */
+export class Chat {
+  #kept;
+  #link;
+  /** @type {Error|null} */
+  #closed = null;
+  #ahead = 0;
+  #resumed = false;
+  /** What is under way, by id. @type {Map<string, any>} */
+  #sending = new Map();
+  /** The end of the queue to each recipient. @type {Map<string, Promise<any>>} */
+  #turns = new Map();
+  /** @type {Map<string, any>} */
+  #asked = new Map();
+  #questions = 0;
+  /** The last line of each conversation that we have. @type {Record<string, number>} */
+  #at = {};
+  /** @type {Record<string, number>} */
+  #unacknowledged = {};
+  /** @type {any} */
+  #acking = undefined;
+  /** @type {Map<string, Set<(what: any) => void>>} */
+  #listeners = new Map(["line", "receipt", "typing", "presence", "up", "down"].map((e) => [e, new Set()]));
+  /** @type {() => void} */
+  #isReady = () => {};
+  /** @type {(problem: Error) => void} */
+  #isRefused = () => {};
+
+  /** Become somebody, where the hub lets strangers in.
+   * @param {string} url @param {string} name @param {string} password */
+  static async register(url, name, password) {
+    await post(url, "people", { name, password });
   }
 
-  #set(key, value) {
-    this.#store.setItem(this.#space + key, value);
+  /** A token of your own for this device.
+   * @param {string} url @param {string} name @param {string} password @param {string} [device]
+   * @returns {Promise<string>} */
+  static async logIn(url, name, password, device = "") {
+    return (await post(url, "login", { name, password, device })).token;
   }
 
-  #forget(key) {
-    this.#store.removeItem(this.#space + key);
+  /** @param {string} url @param {string} token
+   * @param {{storage?: Storage|null, socket?: any}} [options] as for `App` */
+  constructor(url, token, { storage, socket = globalThis.WebSocket } = {}) {
+    this.#kept = new Kept(token, storage);
+    this.name = "";
+    /** Resolves at the first welcome. @type {Promise<void>} */
+    this.ready = new Promise((resolve, reject) => {
+      this.#isReady = resolve;
+      this.#isRefused = reject;
+    });
+    this.ready.catch(() => {});
+    for (const conv of this.#kept.keys("at:")) this.#at[conv] = Number(this.#kept.get(`at:${conv}`));
+    this.#link = new Link(url, token, socket, {
+      cursors: () => this.#at,
+      welcome: (frame) => this.#welcome(frame),
+      unwelcome: (frame) => this.#unwelcome(frame),
+      hear: (frame) => this.#hear(frame),
+      down: (reason) => this.#emit("down", reason),
+    });
   }
 
-  /** What is kept under a prefix. */
-  #keys(prefix) {
-    const all = Array.from({ length: this.#store.length }, (_, i) => this.#store.key(i));
-    const start = this.#space + prefix;
-    return all.filter((key) => key.startsWith(start)).map((key) => key.slice(start.length));
+  get connected() {
+    return this.#link.up;
+  }
+
+  // ── saying ─────────────────────────────────────────────────────────────────────────────────────
+
+  /** Say something to a person or a group ("#…"). Text goes as `{text}`, anything else as it is.
+   * @param {string} to @param {any} what @param {{expires?: number}} [options] seconds
+   * @returns {Promise<Sent>} its conversation and number, once it is stored; rejects with `Refused` */
+  send(to, what, { expires } = {}) {
+    const data = typeof what === "string" ? { text: what } : what;
+    const exp = expires === undefined ? undefined : Math.round(this.#now() + expires * 1000);
+    return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, exp);
+  }
+
+  edit(conv, n, what) {
+    return this.#say("edit", undefined, { conv, n, data: typeof what === "string" ? { text: what } : what });
+  }
+
+  delete(conv, n) {
+    return this.#say("delete", undefined, { conv, n });
+  }
+
+  /** @param {string} name @param {string[]} members
+   * @param {{history?: "all"|"joined", open?: boolean}} [options] @returns {Promise<string>} its id */
+  async createGroup(name, members = [], { history = "all", open = false } = {}) {
+    return (await this.#say("group_create", undefined, { name, members, history, open })).data.group;
+  }
+
+  invite(group, user) { return this.#say("group_invite", undefined, { group, user }); }
+  join(group) { return this.#say("group_join", undefined, { group }); }
+  leave(group) { return this.#say("group_leave", undefined, { group }); }
+  remove(group, user) { return this.#say("group_remove", undefined, { group, user }); }
+  setRole(group, user, role) { return this.#say("group_role", undefined, { group, user, role }); }
+  askFriend(user) { return this.#say("friend_ask", undefined, { user }); }
+  acceptFriend(user) { return this.#say("friend_accept", undefined, { user }); }
+  removeFriend(user) { return this.#say("friend_remove", undefined, { user }); }
+  block(user) { return this.#say("block", undefined, { user }); }
+  unblock(user) { return this.#say("unblock", undefined, { user }); }
+
+  /** @returns {Promise<Sent>} */
+  #say(type, to, data, exp) {
+    return this.#inTurn(to ?? "", async () => {
+      await this.ready;
+      if (this.#closed) throw this.#closed;
+      const frame = { type, seq_id: await this.#kept.mint(this.#now()), to, data, exp };
+      this.#kept.set(`line:${frame.seq_id}`, JSON.stringify(frame));
+      return this.#deliver(frame);
+    });
+  }
+
+  /** One after the other to each recipient. */
+  #inTurn(to, work) {
+    const turn = (this.#turns.get(to) ?? Promise.resolve()).then(work, work);
+    this.#turns.set(to, turn);
+    turn.catch(() => {});
+    return turn;
+  }
+
+  #deliver(frame) {
+    return new Promise((resolve, reject) => {
+      const line = { frame, resolve, reject, tries: 0, timer: undefined };
+      this.#sending.set(frame.seq_id, line);
+      this.#transmit(line);
+    });
+  }
+
+  #transmit(line) {
+    clearTimeout(line.timer);
+    if (!this.#link.up) return; // the next connection sends it
+    this.#link.send(line.frame);
+    const wait = Math.min(RESEND * 2 ** line.tries, 10 * RESEND);
+    line.tries += 1;
+    line.timer = setTimeout(() => {
+      if (!this.#link.dead()) this.#transmit(line);
+    }, wait);
+  }
+
+  /** Say that everything up to `n` was read. */
+  read(conv, n) { this.#link.send({ type: "read", conv, n }, false); }
+  typing(conv) { this.#link.send({ type: "typing", conv }, false); }
+
+  // ── asking ─────────────────────────────────────────────────────────────────────────────────────
+
+  /** Lines before a number (or the newest), oldest first.
+   * @param {string} conv @param {{before?: number, limit?: number}} [options] @returns {Promise<Line[]>} */
+  async history(conv, { before, limit = 50 } = {}) {
+    return (await this.#ask("history", { conv, before, limit })).lines.map(lineOf);
+  }
+
+  /** How far a line has come: delivered to k of n, read by m of n. */
+  receipts(conv, n) { return this.#ask("receipts", { conv, n }); }
+  async conversations() { return (await this.#ask("conversations", {})).conversations; }
+  group(group) { return this.#ask("group_info", { group }); }
+  friends() { return this.#ask("friends", {}); }
+
+  #ask(type, data) {
+    if (this.#closed) return Promise.reject(this.#closed);
+    return new Promise((resolve, reject) => {
+      this.#questions += 1;
+      const frame = { type, seq_id: `q${this.#questions}`, data };
+      this.#asked.set(frame.seq_id, { frame, resolve, reject });
+      this.#link.send(frame);
+    });
+  }
+
+  // ── hearing ────────────────────────────────────────────────────────────────────────────────────
+
+  /**
+   * Call `listener` for every "line", "receipt", "typing" and "presence", and when the connection is "up" or
+   * "down". @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
+   * @returns {() => void} stops it
+   */
+  on(event, listener) {
+    const listeners = this.#listeners.get(event);
+    if (!listeners) throw new TypeError(`there is no event ${event}`);
+    listeners.add(listener);
+    return () => void listeners.delete(listener);
+  }
+
+  #emit(event, what) {
+    emit(this.#listeners.get(event) ?? [], what);
+  }
+
+  #welcome(frame) {
+    this.#ahead = frame.time - Date.now();
+    this.name = frame.you;
+    for (const [conv, n] of Object.entries(frame.cursors ?? {})) {
+      if (n > (this.#at[conv] ?? -1)) this.#have(conv, n);
+    }
+    if (!this.#resumed) {
+      this.#resumed = true;
+      this.#resume();
+    }
+    for (const line of this.#sending.values()) {
+      line.tries = 0;
+      this.#transmit(line);
+    }
+    for (const { frame } of this.#asked.values()) this.#link.send(frame);
+    this.#isReady();
+    this.#emit("up", this.name);
+  }
+
+  /** What a page before this one had not got through goes before anything new. */
+  #resume() {
+    const number = (id) => Number(id.split("_")[1]);
+    for (const id of this.#kept.keys("line:").sort((a, b) => number(a) - number(b))) {
+      const frame = JSON.parse(this.#kept.get(`line:${id}`));
+      this.#inTurn(frame.to ?? "", () => this.#deliver(frame));
+    }
+  }
+
+  #unwelcome(frame) {
+    if (this.name) return; // it knew us before: try again
+    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+  }
+
+  #hear(frame) {
+    const { type, from, conv, n, data } = frame;
+    if (type === "server_ack") this.#serverAck(frame);
+    else if (type === "receipt") this.#emit("receipt", { conv, n, reader: from, state: data.state });
+    else if (type === "typing") this.#emit("typing", { conv, sender: from });
+    else if (type === "presence") this.#emit("presence", { sender: from, data });
+    else if (conv !== undefined && n !== undefined) this.#told(conv, n, frame);
+  }
+
+  #told(conv, n, frame) {
+    const at = this.#at[conv] ?? n - 1;
+    if (n === at + 1) {
+      this.#emit("line", lineOf(frame));
+      this.#have(conv, n);
+    }
+    if (n <= at + 1) this.#acknowledge(conv);
+  }
+
+  #have(conv, n) {
+    this.#at[conv] = n;
+    this.#kept.set(`at:${conv}`, String(n));
+  }
+
+  /** The first at once, what follows it together. */
+  #acknowledge(conv) {
+    this.#unacknowledged[conv] = this.#at[conv];
+    if (this.#acking !== undefined) return;
+    const say = () => {
+      this.#acking = undefined;
+      const due = Object.entries(this.#unacknowledged);
+      this.#unacknowledged = {};
+      for (const [conv, n] of due) this.#link.send({ type: "ack", conv, n }, false);
+      if (due.length) this.#acking = setTimeout(say, ACK_PAUSE);
+    };
+    say();
+  }
+
+  #serverAck({ seq_id, code, conv, n, data, error, detail }) {
+    const asked = this.#asked.get(seq_id);
+    if (asked) {
+      this.#asked.delete(seq_id);
+      if (code === 0) asked.resolve(data);
+      else asked.reject(new Refused(code, error ?? "", detail ?? ""));
+      return;
+    }
+    const line = this.#sending.get(seq_id);
+    if (!line || code === 4) return; // 4: try again, which the resend does
+    clearTimeout(line.timer);
+    this.#sending.delete(seq_id);
+    this.#kept.forget(`line:${seq_id}`);
+    if (code === 0 || code === 5) {
+      // What we said ourselves is not told to us again, if it comes next.
+      if (conv !== undefined && (this.#at[conv] ?? n - 1) === n - 1) this.#have(conv, n);
+      line.resolve({ conv, n, data });
+    } else {
+      line.reject(new Refused(code, error ?? "", detail ?? ""));
+    }
+  }
+
+  /** End. What is under way is sent by the next page. */
+  close() {
+    this.#close(new Closed());
+  }
+
+  #close(problem) {
+    if (this.#closed) return;
+    this.#closed = problem;
+    this.#isRefused(problem);
+    clearTimeout(this.#acking);
+    for (const { timer, reject } of this.#sending.values()) {
+      clearTimeout(timer);
+      reject(problem);
+    }
+    for (const { reject } of this.#asked.values()) reject(problem);
+    this.#link.close();
+  }
+
+  #now() {
+    return Math.round(Date.now() + this.#ahead);
+  }
+}
+
+/** @returns {Line} */
+function lineOf({ conv, n, type, from, data, time, seq_id, edited }) {
+  return { conv, n, type, sender: from, data, time, id: seq_id, edited: Boolean(edited) };
+}
+
+/** @param {string} url @param {string} path @param {any} body */
+async function post(url, path, body) {
+  const address = `${url.replace(/\/+$/, "")}/v1/${path}`;
+  const answer = await fetch(address, { method: "POST", body: JSON.stringify(body) });
+  const said = await answer.json();
+  if (!answer.ok) throw new Refused(answer.status, said.error ?? "", said.detail ?? "");
+  return said;
+}
+
+/** @param {Iterable<(what: any) => void>} listeners @param {any} what */
+function emit(listeners, what) {
+  for (const listener of listeners) {
+    try {
+      listener(what);
+    } catch (problem) {
+      setTimeout(() => { throw problem; }); // the page's own mistake must not stop us, nor be hidden
+    }
   }
 }
 

@@ -437,6 +437,13 @@ def _answers(*statuses: int) -> dict[str, Any]:
     return {str(s): {"description": words[s], "content": schema} for s in statuses}
 
 
+def _account(summary: str, status: int, *fields: str) -> dict[str, Any]:
+    properties = {name: {"type": "boolean" if name == "everywhere" else "string"} for name in fields}
+    schema = {"application/json": {"schema": {"type": "object", "properties": properties}}}
+    answers = {str(status): {"description": "done"}} | _answers(400, 401, 403)
+    return {"summary": summary, "requestBody": {"content": schema}, "responses": answers}
+
+
 OPENAPI: Final[dict[str, Any]] = {
     "openapi": "3.1.0",
     "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
@@ -468,6 +475,10 @@ OPENAPI: Final[dict[str, Any]] = {
         "/v1/refusals": {
             "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
         },
+        "/v1/people": {"post": _account("Register a person", 201, "name", "password")},
+        "/v1/login": {"post": _account("A token for one more device", 200, "name", "password", "device")},
+        "/v1/logout": {"post": _account("End this login, or all of yours", 200, "everywhere")},
+        "/v1/password": {"post": _account("Another password; all logins end", 200, "old", "new")},
         "/v1/state": {"get": {"summary": "How the hub is doing", "responses": _answers(200, 401, 403)}},
     },
 }

@@ -261,6 +261,8 @@ def end_client(client: App | Device | Chat) -> None:
     """A process is gone: its engine stands still and its socket breaks."""
     if hasattr(client, "_engine"):
         client._engine.kill()
+    if isinstance(client, Chat) and client._acking is not None:
+        client._acking.cancel()
     link: Any = getattr(client, "_link", None)
     if link is not None and link._wire is not None:
         link._wire.break_()

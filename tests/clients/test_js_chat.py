@@ -1,0 +1,138 @@
+"""`Chat` of `duly.js` in a real browser, against a real hub and `duly.Chat`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from duly.auth import Role
+from duly.clients.chat import Chat, Line
+from tests.clients.test_js import Tab, browser, site
+from tests.places import Place
+
+__all__ = ["browser", "site"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENTER = """(() => {
+  globalThis.chat = new Chat(hub, %s);
+  globalThis.lines = [];
+  globalThis.others = [];
+  chat.on("line", (line) => lines.push(line));
+  for (const event of ["receipt", "typing", "presence"]) chat.on(event, (what) => others.push([event, what]));
+  return seen(chat.ready);
+})()"""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def town(tmp_path: Path) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub")
+    await it.start()
+    await it.add(Role.USER, "ann", "bob", "cid")
+    yield it
+    await it.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: Any, site: str, town: Place) -> AsyncIterator[Tab]:
+    context = await browser.new_context()
+    it = Tab(await context.new_page(), site, town)
+    await it.load()
+    yield it
+    await context.close()
+
+
+async def enter(tab: Tab, token: str) -> None:
+    await tab.do(ENTER % json.dumps(token))
+
+
+async def take(person: Chat, count: int) -> list[Line]:
+    lines: list[Line] = []
+    async with asyncio.timeout(20):
+        async for line in person.lines():
+            lines.append(line)
+            if len(lines) == count:
+                person._made_use_of(line.conv, line.n)
+                break
+    return lines
+
+
+async def test_a_page_and_a_program_talk(tab: Tab, town: Place) -> None:
+    await enter(tab, town.tokens["ann"])
+    async with Chat(town.url, town.tokens["bob"]) as bob:
+        sent = await tab.do('chat.send("bob", "hello")')
+        assert (sent["conv"], sent["n"]) == ("ann+bob", 1)
+        (line,) = await take(bob, 1)
+        assert (line.sender, line.text) == ("ann", "hello")
+        await tab.until(
+            'others.some(([e, { n, state }]) => e === "receipt" && n === 1 && state === "delivered")'
+        )
+        await bob.send("ann", "hi")
+        await tab.until("lines.length === 1")
+        (heard,) = await tab.do("lines")
+        assert (heard["sender"], heard["data"], heard["n"]) == ("bob", {"text": "hi"}, 2)
+        bob.typing("ann+bob")
+        await tab.until('others.some(([e, { sender }]) => e === "typing" && sender === "bob")')
+        receipts = await tab.do('chat.receipts("ann+bob", 1)')
+        assert (receipts["state"], receipts["delivered"]) == ("delivered", 1)
+
+
+async def test_what_is_said_while_the_hub_is_away_arrives_once_and_in_order(tab: Tab, town: Place) -> None:
+    await enter(tab, town.tokens["ann"])
+    async with Chat(town.url, town.tokens["bob"]) as bob:
+        await tab.do('chat.send("bob", "0")')
+        await town.stop()
+        await tab.until("!chat.connected")
+        said = asyncio.create_task(
+            tab.do('Promise.all(["1", "2", "3", "4"].map((text) => chat.send("bob", text)))')
+        )
+        await town.start()
+        assert [line.text for line in await take(bob, 5)] == ["0", "1", "2", "3", "4"]
+        assert [one["n"] for one in await said] == [2, 3, 4, 5]
+
+
+async def test_a_reload_loses_nothing_and_repeats_nothing(tab: Tab, town: Place) -> None:
+    await enter(tab, town.tokens["ann"])
+    async with Chat(town.url, town.tokens["bob"]) as bob:
+        await bob.send("ann", "first")
+        await tab.until("lines.length === 1")
+        await town.stop()
+        await tab.until("!chat.connected")
+        await tab.do(
+            '(chat.send("bob", "kept").catch(() => {}), new Promise((done) => setTimeout(done, 100)))'
+        )
+        await tab.page.goto("about:blank")
+        await town.start()
+        await tab.load()
+        await enter(tab, town.tokens["ann"])
+        assert [line.text for line in await take(bob, 1)] == ["kept"]
+        await bob.send("ann", "second")
+        await tab.until("lines.length === 1")
+        assert [line["data"]["text"] for line in await tab.do("lines")] == ["second"]
+
+
+async def test_groups_history_refusals_and_logging_in(tab: Tab, town: Place) -> None:
+    who = json.dumps([town.url, "zoe", "correct horse"])
+    await tab.do(f"Chat.register(...{who})")
+    wrong = await tab.do(f'seen(Chat.logIn({json.dumps(town.url)}, "zoe", "wrong horse"))')
+    assert (wrong["name"], wrong["code"]) == ("Refused", 401)
+    await enter(tab, await tab.do(f"Chat.logIn(...{who})"))
+    assert await tab.do("chat.name") == "zoe"
+    group = await tab.do('chat.createGroup("club", ["bob"])')
+    async with Chat(town.url, town.tokens["bob"]) as bob:
+        await tab.do(f"chat.send({json.dumps(group)}, 'teh end')")
+        await tab.do(f"chat.edit({json.dumps(group)}, 2, 'the end')")
+        await take(bob, 3)
+        page = await tab.do(f"chat.history({json.dumps(group)})")
+        assert [(line["type"], line["edited"]) for line in page] == [
+            ("group_create", False), ("group_chat", True), ("edit", False),
+        ]  # fmt: skip
+        assert page[1]["data"] == {"text": "the end"}
+    refused = await tab.do('seen(chat.send("nobody", "hello?"))')
+    assert (refused["name"], refused["code"], refused["error"]) == ("Refused", 3, "not_allowed")
