@@ -76,12 +76,12 @@ async def embedded(place: Path) -> AsyncIterator[Work]:
 async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process of its own; gone afterwards, with its children."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=os.environ | env, start_new_session=True,
+        sys.executable, *args, stdout=subprocess.PIPE if ready else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=os.environ | env, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
     try:
         if ready:
+            assert process.stdout is not None
             async with asyncio.timeout(20):
                 if (await process.stdout.readline()).strip() != b"ready":
                     raise RuntimeError(f"{args} did not start")

@@ -103,7 +103,7 @@ class ArqWorker:
 def make_faststream() -> Any:
     from faststream.mqtt import MQTTBroker, QoS
 
-    broker = MQTTBroker("127.0.0.1", PORT, version="5.0", log_level=50)
+    broker = MQTTBroker("127.0.0.1", PORT, version="5.0", logger=None)
     return broker, QoS.AT_LEAST_ONCE
 
 
