@@ -44,10 +44,13 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 	$(BIN)/duly sim --seeds $(SEEDS)
 	$(BIN)/pytest -n auto --dist loadfile
 
+chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
+	DULY_CHAOS=10000 $(BIN)/pytest -s tests/wire/test_chaos.py
+
 bench: $(VENV)/.bench servers ## measure, beside what people use instead
 	$(BIN)/python -m bench $(BENCH)
 
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test bench clean
+.PHONY: help setup up servers test chaos bench clean

@@ -77,12 +77,12 @@ async def embedded(place: Path) -> AsyncIterator[Work]:
 async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process of its own; gone afterwards, with its children."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=os.environ | env, start_new_session=True,
+        sys.executable, *args, stdout=subprocess.PIPE if ready else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=os.environ | env, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
     try:
         if ready:
+            assert process.stdout is not None
             async with asyncio.timeout(20):
                 if (await process.stdout.readline()).strip() != b"ready":
                     raise RuntimeError(f"{args} did not start")
@@ -97,7 +97,7 @@ async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[asyncio.
 
 async def output(*args: str, within: float, **env: str) -> Any:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | env
+        sys.executable, *args, stdout=subprocess.PIPE, env=os.environ | env
     )
     try:
         async with asyncio.timeout(within):
@@ -105,13 +105,15 @@ async def output(*args: str, within: float, **env: str) -> Any:
     finally:
         if child.returncode is None:
             child.kill()
+    if child.returncode or not out:
+        raise RuntimeError(f"{' '.join(args[:4])} failed")
     return msgspec.json.decode(out.splitlines()[-1])
 
 
 async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -> Found:
     await asyncio.to_thread(place.mkdir)
     told = msgspec.structs.replace(
-        work, depth=depth, seconds=seconds, folder=str(place), a=f"a-{kind}", b=f"b-{kind}"
+        work, depth=depth, seconds=seconds, folder=str(place), a=f"a{place.name}", b=f"b{place.name}"
     )
     text = msgspec.json.encode(told).decode()
     async with started("-m", "bench.peers", kind, "serve", text, ready=True):
@@ -123,7 +125,7 @@ async def drained(work: Work, count: int, place: Path) -> float:
     """Tasks a second, by a node that was away while so many were sent to it."""
     await asyncio.to_thread(place.mkdir)
     text = msgspec.json.encode(
-        msgspec.structs.replace(work, folder=str(place), drain=count, a="a-away", b="b-away")
+        msgspec.structs.replace(work, folder=str(place), drain=count, a=f"a{place.name}", b=f"b{place.name}")
     ).decode()
     async with started("-m", "bench.peers", "duly", "serve", text, ready=True):
         pass  # so that the broker keeps its mail
@@ -200,7 +202,11 @@ async def run(quick: bool) -> Report:
         for name in WORKERS:
             there = brokers["Mosquitto"] if name == "FastStream" else None
             at = there.port if there is not None else port
-            found = None if at is None else await rival(name, at, seconds)
+            try:
+                found = None if at is None else await rival(name, at, seconds)
+            except (RuntimeError, TimeoutError) as problem:
+                notes.append(f"{name} did not finish: {problem}")
+                continue
             if found is None:
                 notes.append(f"{name} is not installed: no comparison with it")
                 continue

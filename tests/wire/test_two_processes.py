@@ -71,8 +71,16 @@ def runs(log: Path) -> Counter[str]:
     return Counter(line.partition('"id":"')[2].partition('"')[0] for line in lines)
 
 
-@pytest.mark.parametrize("memory", ["same file", "files of their own", "no memory"])
-@pytest.mark.parametrize("broker", ["mosquitto", "embedded", "rabbitmq"])
+@pytest.mark.parametrize(
+    ("broker", "memory"),
+    [
+        ("mosquitto", "same file"),
+        ("mosquitto", "files of their own"),
+        ("mosquitto", "no memory"),
+        ("embedded", "files of their own"),
+        ("rabbitmq", "no memory"),
+    ],
+)
 async def test_only_one_of_two_runs_a_task_and_the_other_takes_over_when_it_dies(
     request: pytest.FixtureRequest, tmp_path: Path, broker: str, memory: str
 ) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from duly.clients.mailbox import Mailbox
 from duly.clients.peers import Peers, Refusals
-from duly.clients.tasks import Task, TaskFailed, asked_as, pack, unpack
+from duly.clients.tasks import Task, TaskFailed, as_kept, asked_as, pack, unpack
 from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -226,7 +226,7 @@ class Incoming:
         form, old = asked_as(asked)
         form = form or self._form
         if state in (State.DONE, State.FAILED) and answer.data:
-            content = unpack(answer.data)
+            content = as_kept(answer.data)
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
