@@ -202,7 +202,8 @@ async def judge(
                 case "superseded":
                     assert times == 0, end
         await _ask_again(hub, remote)
-    assert sum(end["state"] == "unknown" for remote in remotes for end in remote.ends.values()) <= unknown
+    doubts = [end for remote in remotes for end in remote.ends.values() if end["state"] == "unknown"]
+    assert len(doubts) <= unknown, doubts
     assert sum((device.effects for device in devices), Counter[Key]()) == effects
     assert "Traceback" not in hub.errors, hub.errors
 
