@@ -47,7 +47,8 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
 	DULY_CHAOS=10000 $(BIN)/pytest -s tests/wire/test_chaos.py
 
-bench: $(VENV)/.bench servers ## measure, beside what people use instead
+bench: $(VENV)/.bench ## measure, beside what people use instead
+	@bash tools/install-servers bench
 	$(BIN)/python -m bench $(BENCH)
 
 clean: ## remove what was made

@@ -380,12 +380,17 @@ class Hub:
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
 
+    @property
+    def down(self) -> str | None:
+        neighbours = self.gateway.neighbours
+        problem = self.gateway.engine.down or self.alerts.engine.down or (neighbours and neighbours.trouble)
+        return str(problem) if problem else None
+
     def state(self) -> dict[str, Any]:
-        problem = self.gateway.engine.down or self.alerts.engine.down
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
-            "down": str(problem) if problem else None,
+            "down": self.down,
             "devices": self.gateway.presence(),
             "alerts": self.alerts.state(),
         }

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,18 +15,9 @@ from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
 from duly.cli.device import Effects
 from duly.ledgers import open_ledger
+from tests.servers import quiet_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def quiet_port() -> int:
-    """A free port that no outgoing connection is given: clients that knock while a server is down would
-    sooner or later connect to themselves there, and the server could not have it back."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 class Killable:

@@ -118,6 +118,8 @@ class Neighbours:
         """what was followed at the last look"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
         self._looking = False
+        self.trouble: LedgerError | None = None
+        """why the last look saw nothing"""
         self._deliveries: Errand[str] = Errand(self.see_to)
         self._ends: Errand[bytes] = Errand(self._learn_ends)
         self._pushes: Errand[str] = Errand(self._learn_pushes)
@@ -143,8 +145,12 @@ class Neighbours:
             return
         self._looking = True
         try:
-            with suppress(LedgerError, Stopped):
-                await self._look()
+            await self._look()
+            self.trouble = None
+        except LedgerError as problem:
+            self.trouble = problem
+        except Stopped:
+            pass
         finally:
             self._looking = False
 

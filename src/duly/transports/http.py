@@ -66,6 +66,11 @@ class Server(Protocol):
         ...
 
     def state(self) -> dict[str, Any]: ...
+    @property
+    def down(self) -> str | None:
+        """Why nothing can be accepted now."""
+        ...
+
     def trail(self, key: bytes) -> list[Any]:
         """When what happened to a message here, if it is still remembered."""
         ...
@@ -147,6 +152,7 @@ def routes(server: Server) -> list[web.RouteDef]:
         web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
         web.get("/v1/refusals", http.guarded(http.refusals)),
         web.get("/v1/state", http.guarded(http.state)),
+        web.get("/v1/health", http.health),
         web.get("/v1/openapi.json", http.openapi),
     ]
 
@@ -250,6 +256,12 @@ class _Http:
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
         return _json(self._server.state())
+
+    async def health(self, request: web.Request) -> web.Response:
+        """For balancers: whether to send anybody here. Anyone may ask."""
+        if self._server.down:
+            return _error(503, "internal", "nothing can be stored just now")
+        return _json({"ok": True})
 
     async def openapi(self, request: web.Request) -> web.Response:
         return _json(OPENAPI)
