@@ -19,7 +19,7 @@ import pytest
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, Overloaded
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded
 from duly.transport import Ack, Link
 from duly.transports import mqtt_session
 from duly.transports.address import Address
