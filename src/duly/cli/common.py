@@ -17,7 +17,6 @@ import typer
 
 from duly.errors import (
     DulyError,
-    LedgerInUse,
     LedgerUnavailable,
     Malformed,
     NotAllowed,
@@ -62,7 +61,7 @@ def code_of(problem: DulyError) -> Exit:
             return Exit.USAGE
         case SenderError():
             return Exit.REFUSED
-        case LedgerUnavailable() | LedgerInUse() | ConnectionLost():
+        case LedgerUnavailable() | ConnectionLost():
             return Exit.UNREACHABLE
         case Unknown():
             return Exit.UNKNOWN
