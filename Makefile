@@ -17,15 +17,15 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[postgres]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,dev]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,bench]'
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,bench]'
 	@touch $@
 
 setup: $(VENV)/.user ## make a working .venv/bin/duly
@@ -44,10 +44,14 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 	$(BIN)/duly sim --seeds $(SEEDS)
 	$(BIN)/pytest -n auto --dist loadfile
 
-bench: $(VENV)/.bench servers ## measure, beside what people use instead
+chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
+	DULY_CHAOS=10000 $(BIN)/pytest -s tests/wire/test_chaos.py
+
+bench: $(VENV)/.bench ## measure, beside what people use instead
+	@bash tools/install-servers bench
 	$(BIN)/python -m bench $(BENCH)
 
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test bench clean
+.PHONY: help setup up servers test chaos bench clean

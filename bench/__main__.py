@@ -20,6 +20,7 @@ from bench import (
     duplicates,
     gateway,
     growth,
+    nodes,
     once,
     plots,
     postgres,
@@ -38,6 +39,7 @@ QUESTIONS = {
     "remembered": remembered.run,
     "alerts": alerts.run,
     "chat": chat.run,
+    "nodes": nodes.run,
 }
 
 

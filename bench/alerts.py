@@ -1,8 +1,9 @@
 """How many alerts a second are accepted, beside Prometheus Alertmanager; and how soon is somebody told?
 
-Both get the same alerts through the same connections, both tell nobody (a receiver and a profile without
-addresses). duly has stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a
-kill -9 loses it. The third question is duly's alone: from the post to the first webhook, at 100 a second.
+Both get the same alerts through the same connections, both would tell of each alert for itself (Alertmanager:
+`group_by: ['...']`), and both have nobody to tell (a receiver and a profile without addresses). duly has
+stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a kill -9 loses it. The
+third question is duly's alone: from the post to the first webhook, at 100 a second.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def alertmanager(place: Path) -> Iterator[Server | None]:
         return
     port = free_port()
     place.mkdir()
-    (place / "config.yml").write_text("route: { receiver: nobody }\nreceivers: [ { name: nobody } ]\n")
+    (place / "config.yml").write_text(
+        "route: { receiver: nobody, group_by: ['...'] }\nreceivers: [ { name: nobody } ]\n"
+    )
     command = [
         found, f"--config.file={place}/config.yml", f"--storage.path={place}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=error",
@@ -107,13 +110,17 @@ async def run(quick: bool) -> Report:
         places = (place / f"{n}" for n in itertools.count())
         home = next(places)
         token = await sentinel(home)
-        contenders = {DULY: (running.enter_context(hub("duly", home)).url + "/v1/messages", token)}
+        tower = running.enter_context(hub("duly", home))
+        servers = {DULY: tower}
+        contenders = {DULY: (tower.url + "/v1/messages", token)}
         rival = running.enter_context(alertmanager(next(places)))
         if rival is None:
             notes.append("prometheus-alertmanager is not installed: no comparison with it")
         else:
+            servers[RIVAL] = rival
             contenders[RIVAL] = (rival.url, "")
         rates: dict[tuple[str, str, bool], list[float]] = {}
+        work_of: dict[tuple[str, str], list[float]] = {}
         for _ in range(turns):
             for shape, (connections, batch) in SHAPES.items():
                 for repeats in (False, True):
@@ -121,7 +128,11 @@ async def run(quick: bool) -> Report:
                         gc.collect()
                         kind = "alertmanager" if name == RIVAL else "duly"
                         work = Work(url, kind, who, connections, batch, seconds, repeats)
+                        before = servers[name].worked
                         found = await post(work)
+                        if not repeats:
+                            used = (servers[name].worked - before) / max(1, found.count) * 1e6
+                            work_of.setdefault((name, shape), []).append(used)
                         if found.refused:
                             raise RuntimeError(f"{name} refused {found.refused} requests")
                         rates.setdefault((name, shape, repeats), []).append(found.rate)
@@ -140,6 +151,10 @@ async def run(quick: bool) -> Report:
         else:
             figures.append(Figure(f"duly, {shape}, new", new, "alerts/s"))
         figures.append(Figure(f"duly, {shape}, repeats", again, "alerts/s", again / new, "new", 2))
+    figures += [
+        Figure(f"{name}, {shape}, new, processor time", Median(found), "µs/alert")
+        for (name, shape), found in work_of.items()
+    ]
     figures.append(Figure("post to webhook, 100/s, p50", soon.p50, "ms", soon.p50 / 10, "10 ms", at_most=1))
     figures.append(Figure("post to webhook, 100/s, p99", soon.p99, "ms"))
     if soon.refused:

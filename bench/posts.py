@@ -40,7 +40,8 @@ class Found(Struct):
     p50: float = 0.0
     p99: float = 0.0
     refused: int = 0
-    hook: str = ""
+    count: int = 0
+    """all that were answered"""
 
 
 RUN = secrets.token_hex(4)
@@ -136,7 +137,8 @@ async def measure(work: Work) -> Found:
 
     await asyncio.gather(*map(drive, posters))
     lasted = time.perf_counter() - begin
-    return Found(len(took) * work.batch / lasted, *_quantiles(took), refused=refused)
+    count = len(took) * work.batch
+    return Found(count / lasted, *_quantiles(took), refused=refused, count=count)
 
 
 def _quantiles(took: list[float]) -> tuple[float, float]:

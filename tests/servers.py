@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,16 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def quiet_port() -> int:
+    """A free port that no outgoing connection is given: clients that knock while a server is down would
+    sooner or later connect to themselves there, and the server could not have it back."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 def missing(what: str) -> None:
@@ -64,7 +75,7 @@ class Postgres:
         if not found and not on_path:
             missing("postgresql")
         self._bin = found[-1].parent if found else Path(str(on_path)).parent
-        self.port = free_port()
+        self.port = quiet_port()
         self._folder = Path(tempfile.mkdtemp(prefix="duly-pg-"))
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
@@ -134,6 +145,46 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         server.remove()
+
+
+class Redis:
+    """A Redis of our own, which keeps nothing."""
+
+    def __init__(self) -> None:
+        found = shutil.which("redis-server")
+        if not found:
+            missing("redis-server")
+        self._binary = str(found)
+        self.port = quiet_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="duly-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, *where, "--save", "", "--appendonly", "no"], stdout=log, stderr=log
+            )
+        wait_for_port(self.port, self._process, "redis")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class MqttServer(Protocol):

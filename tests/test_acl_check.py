@@ -14,8 +14,7 @@ from duly.broker import Broker
 from duly.broker_rules import BrokerUser, Wanted, node
 from duly.clients.node import Node
 from duly.clients.tasks import Task
-from duly.errors import Malformed, NotAllowed
-from duly.errors import ConnectionLost, ConnectionRefused
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
 from duly.transports.address import Address
 from tests import servers
 

@@ -228,6 +228,25 @@ def test_what_a_handler_said_while_the_ledger_failed_is_not_lost() -> None:
     virtual(program())
 
 
+def test_what_a_machine_needs_besides_is_read_again_whenever_it_is_rebuilt() -> None:
+    async def program() -> None:
+        rig = Rig()
+        read: list[float] = []
+
+        async def recall() -> None:
+            read.append(asyncio.get_running_loop().time())
+
+        rig.engine = Engine(rig.inbox, rig.ledger, rig.effects.append, recall=recall)
+        async with rig:
+            assert len(read) == 1
+            rig.ledger.lies = True
+            await rig.engine.put(Arrived(message()))
+            await asyncio.sleep(1)
+            assert len(read) > 1
+
+    virtual(program())
+
+
 def test_a_commit_that_went_through_without_saying_so_is_found_out() -> None:
     async def program() -> None:
         async with Rig() as rig:

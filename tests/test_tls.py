@@ -13,10 +13,9 @@ from duly.auth import Role
 from duly.clients.device import Command, Device
 from duly.clients.node import Node
 from duly.clients.tasks import Task
-from duly.errors import Malformed
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed
 from duly.hub import Hub
 from duly.settings import Settings
-from duly.errors import ConnectionLost, ConnectionRefused
 from duly.transport import Ack
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink

@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from duly.clients.chat import Chat
     from duly.clients.device import Device
     from duly.clients.node import Node
+    from duly.clients.sentinel import Sentinel
     from duly.clients.statuses import NodeStatus
     from duly.clients.tasks import Sent, Task, TaskFailed
+    from duly.core.signals import SentinelPolicy
 
 _LATER = {
     "App": "duly.clients.app",
@@ -60,6 +62,8 @@ _LATER = {
     "Sent": "duly.clients.tasks",
     "Task": "duly.clients.tasks",
     "TaskFailed": "duly.clients.tasks",
+    "Sentinel": "duly.clients.sentinel",
+    "SentinelPolicy": "duly.core.signals",
 }
 
 
@@ -92,6 +96,8 @@ __all__ = [
     "RetryPolicy",
     "SenderError",
     "Sent",
+    "Sentinel",
+    "SentinelPolicy",
     "Stale",
     "State",
     "Task",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from duly.core.messages import Answer, Message, Verdict
@@ -111,7 +111,9 @@ class _Group:
 class Engine:
     """Drives one machine on one ledger.
 
-    `perform` is called for every effect, in order, on the event loop; it must not block.
+    `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
+    before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
+    restart goes on with: all of the machine's channel, unless other engines work on it too.
     """
 
     def __init__(
@@ -121,11 +123,15 @@ class Engine:
         perform: Callable[[Effect], None],
         *,
         capacity: int = CAPACITY,
+        recall: Callable[[], Awaitable[None]] | None = None,
+        ours: Callable[[], Awaitable[list[Open]]] | None = None,
     ) -> None:
         self._machine = machine
         self._ledger = ledger
         self._perform = perform
         self._capacity = capacity
+        self._recall = recall
+        self._ours = ours
         self._events: deque[_Taken] = deque()
         self._gathering = _Group()
         """what has been handled while another group is being flushed"""
@@ -325,7 +331,9 @@ class Engine:
 
     async def _restore(self) -> list[Todo]:
         ledger, machine = self._ledger, self._machine
-        open_ = await ledger.open_deliveries(machine.channel)
+        if self._recall is not None:
+            await self._recall()
+        open_ = await (self._ours() if self._ours else ledger.open_deliveries(machine.channel))
         marks = await ledger.marks()
         still = {item.message.key for item in open_}
         ended: list[Ended] = []

@@ -14,7 +14,7 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.horizon import Horizon
@@ -54,11 +55,14 @@ from duly.transports import http, logins, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
+    from duly.doorbell import Doorbell
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
+ACCOUNTS: Final = "accounts"
+"""What is rung when accounts or grants have changed."""
 LOCAL: Final = "local"
 """The name of whoever may read the data folder."""
 
@@ -111,7 +115,8 @@ class Hub:
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
-        self.gateway = Gateway(self.ledger, self.accounts, journal, policy)
+        self._bell = await self._hang_bell()
+        self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
         self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only))
         self.people = People(
             self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
@@ -126,6 +131,10 @@ class Hub:
         for application in self._applications:
             await application.start()
             closing.push_async_callback(application.stop)
+        for name, raw in settings.profiles.items():
+            await self.alerts.profiles.set(name, desk.draft_of(raw))
+        if self.gateway.neighbours is not None:
+            self._every(LOOK_SECONDS, self.gateway.neighbours.look)
         await self._start_mqtt()
         await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)
@@ -133,6 +142,19 @@ class Hub:
         closing.callback(self._stop_timers)
         notice.post(self._data, Notice(self.url, self._token, os.getpid()))
         closing.callback(notice.remove, self._data)
+
+    async def _hang_bell(self) -> Doorbell | None:
+        """The doorbell, where other hubs may be on the same ledger."""
+        settings = self.settings
+        if self.ledger.sole:
+            return None
+        from duly.doorbells import open_doorbell
+
+        bell = open_doorbell(settings.doorbell or "postgres", self.ledger.worker, settings.ledger_url)
+        bell.listen(ACCOUNTS, lambda _: self._do(self._refresh()))
+        await bell.start()
+        self._closing.push_async_callback(bell.stop)
+        return bell
 
     async def stop(self) -> None:
         await self._closing.aclose()
@@ -207,6 +229,8 @@ class Hub:
         from duly.transports.mqtt import MqttLink
 
         devices = MqttDevices(self.gateway, self.accounts, self.journal)
+        if self.gateway.neighbours is not None:
+            self._every(LOOK_SECONDS, devices.look)
         if not settings.mqtt:
             self._broker = Broker(
                 self._data,
@@ -214,6 +238,7 @@ class Hub:
                 settings.listen,
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
+                on_restart=lambda _: devices.broker_restarted(),
             )
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
@@ -232,20 +257,23 @@ class Hub:
         else:
             address = Address.parse(settings.mqtt)
             self.mqtt_url = repr(replace(address, username=""))
-        arrivals: asyncio.Queue[tuple[str, bytes, Callable[[], None]]] = asyncio.Queue()
+        arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
 
         def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
-            arrivals.put_nowait((topic, payload, ack))
+            # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
+            arrivals.put_nowait((topic, payload, retained and self._broker is not None, ack))
 
         async def read() -> None:
             while True:
-                topic, payload, ack = await arrivals.get()
+                topic, payload, old, ack = await arrivals.get()
                 with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
-                    await devices.receive(topic, payload, ack)
+                    await devices.receive(topic, payload, ack, old=old)
 
         def back(session_present: bool) -> None:
-            self._do(devices.reconnected())
+            self._do(devices.reconnected(session_present))
 
+        if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
+            address = replace(address, client_id=self._own_client_id())
         link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
         await link.start()
         closing.push_async_callback(link.stop)
@@ -253,6 +281,15 @@ class Hub:
         closing.callback(reader.cancel)
         if self._broker is not None:
             await link.connected()
+            self._every(REFRESH_SECONDS, devices.sweep)
+
+    def _own_client_id(self) -> str:
+        """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
+        has for a session that comes back, and would keep it for ever for one that does not."""
+        place = self._data / "client_id"
+        if not place.exists():
+            place.write_text(f"hub-{secrets.token_hex(4)}", encoding="utf-8")
+        return place.read_text(encoding="utf-8")
 
     async def renew_broker_users(self) -> None:
         if self._broker is None:
@@ -291,12 +328,15 @@ class Hub:
     async def _prune(self) -> None:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
             await retention.prune(self.ledger, self.alerts.desk, self.archive)
+        with contextlib.suppress(DulyError):
+            await self.alerts.adopt()
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
                 for name in await self.accounts.refresh() | await self.people.refresh():
                     self._dismiss(name)
+                await self.alerts.refresh()
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -322,10 +362,16 @@ class Hub:
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        await self._reception.connected(session, who, cursors)
+        try:
+            await self._reception.connected(session, who, cursors)
+        except LedgerError as problem:
+            session.close(f"come back soon: {problem}")
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
         return self._reception.receive(session, who, raw)
+
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        await self._reception.receive_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         with contextlib.suppress(DulyError):
@@ -334,12 +380,17 @@ class Hub:
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
 
+    @property
+    def down(self) -> str | None:
+        neighbours = self.gateway.neighbours
+        problem = self.gateway.engine.down or self.alerts.engine.down or (neighbours and neighbours.trouble)
+        return str(problem) if problem else None
+
     def state(self) -> dict[str, Any]:
-        problem = self.gateway.engine.down or self.alerts.engine.down
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
-            "down": str(problem) if problem else None,
+            "down": self.down,
             "devices": self.gateway.presence(),
             "alerts": self.alerts.state(),
         }
@@ -390,6 +441,8 @@ class Hub:
                 return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
+                if self._bell is not None:
+                    self._bell.ring(ACCOUNTS)
                 if verb in ("add", "remove"):
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
                     await self.renew_broker_users()

@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
@@ -217,6 +217,10 @@ class Ledger(ABC):
     @abstractmethod
     async def find(self, key: bytes) -> Record | None: ...
 
+    async def find_all(self, keys: Collection[bytes]) -> list[Record]:
+        """What is known of these, in any order."""
+        return [record for key in keys if (record := await self.find(key)) is not None]
+
     async def messages(
         self,
         *,
@@ -258,12 +262,30 @@ class Ledger(ABC):
     async def open_deliveries(self, channel: str) -> list[Open]:
         """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
 
+    async def strays(
+        self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
+    ) -> list[Open]:
+        """What this worker should see to, of a channel that several work on, in the same order: open
+        deliveries for those recipients who are `here` that others hold, or nobody; those of workers that
+        no longer live; and those whose end has passed while nobody held them."""
+        return [
+            item
+            for item in await self.open_deliveries(channel)
+            if (held := item.delivery).worker not in ("", *living)
+            or (held.ref.recipient in here and held.worker != worker)
+            or (not held.worker and 1 <= held.expires <= now)
+        ]
+
     @abstractmethod
     async def deliveries(self, key: bytes) -> list[Delivery]: ...
     @abstractmethod
     async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[Entry]: ...
     @abstractmethod
     async def extent(self, stream: str) -> Extent: ...
+    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
+        """The last number of each of these streams; those that have none are left out."""
+        return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
+
     @abstractmethod
     async def cursor(self, stream: str, reader: str) -> int: ...
     @abstractmethod
@@ -275,8 +297,8 @@ class Ledger(ABC):
         """How readers stand in streams, for many (stream, reader) with one question."""
 
     @abstractmethod
-    async def marks(self) -> dict[str, tuple[int, int]]:
-        """The high-water marks, the most recently raised ones if there are very many."""
+    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        """The high-water marks whose names begin so, the most recently raised ones if there are very many."""
 
     @abstractmethod
     async def shelf(self, shelf: str) -> dict[str, bytes]:

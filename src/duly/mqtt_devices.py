@@ -6,10 +6,14 @@ a device says is acknowledged to the broker (PUBACK) when it is committed, not b
 for a task that this hub sent, and as the word of the device it was sent to.
 
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+
+Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
+was first; the others leave its answers and its news to that one, and compete again when it is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -26,11 +30,14 @@ from duly.core.units import MS
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
-from duly.errors import DulyError, Malformed, SenderError
+from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
+
+GRACE: Final = 30.0
+"""Seconds that a device has to come back after the broker was started anew."""
 
 
 class Link(Protocol):
@@ -61,6 +68,7 @@ class MqttDevice:
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
             payload=fd.Content(bytes(command.data)),
+            order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
@@ -83,6 +91,12 @@ class MqttDevices:
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
+        self._doubts: dict[str, float] = {}
+        """who has not been heard of since the broker started, and until when that may be so"""
+        self._new = False
+        """the broker is a new one: what it keeps was said since it started"""
+        self._online: dict[str, str] = {}
+        """everybody who is there by the broker's word, with which of their connections"""
         self.link: Link | None = None
 
     @property
@@ -90,12 +104,15 @@ class MqttDevices:
         mine = [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
         return [*mine, f"{self._prefix}/+/{Kind.STATUS.value}"]
 
-    async def receive(self, topic: str, payload: bytes, ack: Callable[[], None]) -> None:
-        """Something from the broker. What is wrong with it is recorded, never raised."""
+    async def receive(
+        self, topic: str, payload: bytes, ack: Callable[[], None], *, old: bool = False
+    ) -> None:
+        """Something from the broker; `old` if it may have been said before the broker started. What is wrong
+        with it is recorded, never raised."""
         try:
             username, kind = fd.parse_topic(self._prefix, topic)
             if kind is Kind.STATUS:
-                await self._status(username, payload)
+                await self._status(username, payload, old)
                 ack()
             else:
                 await self._answer(kind, payload, ack)
@@ -105,35 +122,82 @@ class MqttDevices:
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _status(self, name: str, payload: bytes) -> None:
+    async def _status(self, name: str, payload: bytes, old: bool) -> None:
         if name == HUB:
             return
         if self._accounts.role_of(name) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
-        if status is not None and (push := _push_in(status)) is not None and name in self._devices:
+        if not old:
+            self._doubts.pop(name, None)
+        known = self._ours(name)
+        if status is not None and (push := _push_in(status)) is not None and known is not None:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
-        known = self._devices.get(name)
+        if old and known is None and not self._new:
+            self._doubts[name] = _until()
         if online:
-            if known is None or known.session != session:
+            self._online[name] = session
+            if known is None:
+                await self._claim(name)
+            elif known.session != session:
                 await self._connect(name, session)
-        elif known is not None and session in ("", known.session):
+        elif session in ("", self._online.get(name)):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
-            del self._devices[name]
-            await self._gateway.disconnected(known, Principal(name, Role.DEVICE))
+            self._online.pop(name, None)
+            if known is not None:
+                await self._disconnect(name)
+
+    def _ours(self, name: str) -> MqttDevice | None:
+        """The device, if this hub is its home."""
+        device = self._devices.get(name)
+        return device if device is not None and self._gateway.session(name) is device else None
+
+    async def _claim(self, name: str) -> None:
+        neighbours = self._gateway.neighbours
+        if neighbours is None or await neighbours.homes.claim(name):
+            await self._connect(name, self._online[name])
+
+    async def look(self) -> None:
+        """Whoever has lost his home gets another."""
+        with suppress(LedgerError, Stopped):
+            for name in list(self._online):
+                if not self._gateway.online(name):
+                    await self._claim(name)
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
         device = self._devices[name] = MqttDevice(name, self.link, self._prefix, session)
         await self._gateway.connected(device, Principal(name, Role.DEVICE))
 
-    async def reconnected(self) -> None:
+    async def _disconnect(self, name: str) -> None:
+        await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))
+
+    def broker_restarted(self) -> None:
+        """Every connection to it is gone, with the wills. Who lives comes back and says so; until then we
+        go on as if they all did."""
+        self._new = False
+        self._doubts = dict.fromkeys(self._devices, _until())
+
+    async def sweep(self) -> None:
+        """Give up those who did not come back."""
+        now = asyncio.get_running_loop().time()
+        for name in [name for name, until in self._doubts.items() if until <= now]:
+            del self._doubts[name]
+            self._online.pop(name, None)
+            if name in self._devices:
+                await self._disconnect(name)
+
+    async def reconnected(self, session_present: bool) -> None:
         """The link is back: what was on its way may be lost, so everybody gets it again."""
+        if not session_present:  # a device that was here before us is known only by what was kept of it
+            self._new = True
+            self._doubts.clear()
         for name, device in list(self._devices.items()):
-            await self._connect(name, device.session)
+            if self._ours(name) is device:
+                await self._connect(name, device.session)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +211,10 @@ class MqttDevices:
         device = await self._gateway.recipient_of(key)
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
+        self._doubts.pop(device, None)
+        if await self._hears_it_too(key, device):
+            ack()
+            return
         match answer:
             case fd.Ack():
                 await self._gateway.engine.put(Received(key), ack)
@@ -156,6 +224,17 @@ class MqttDevices:
             case fd.Failed(error=error):
                 state, failed = frames.answer_of(_failure(error))
                 await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+
+    async def _hears_it_too(self, key: bytes, device: str) -> bool:
+        """Whether an answer is another hub's business, which has heard it as well."""
+        neighbours = self._gateway.neighbours
+        if neighbours is None or self._gateway.has(key) or self._ours(device) is not None:
+            return False
+        return await neighbours.homes.ask(device)
+
+
+def _until() -> float:
+    return asyncio.get_running_loop().time() + GRACE
 
 
 def _push_in(status: fd.Status) -> tuple[str, object] | None:

@@ -7,8 +7,9 @@ never raised: nobody's mistake is anybody else's trouble.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 from duly.auth import Principal, Role
 from duly.core.messages import Verdict, Word
@@ -34,6 +35,9 @@ class Application(Protocol):
     def types(self) -> frozenset[str]:
         """The frames that are understood here; who may send them is decided here, too."""
         ...
+
+    # prompt: frozenset[str], if there are any: types that `receive` only hands over to an engine, so that an
+    # array of them needs no task for each.
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Somebody has authenticated: greet them with a `welcome`, and give them what they missed."""
@@ -61,6 +65,7 @@ class Reception:
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
         # A type that several know means what the application of its sender's role says it means.
         self._own = {role: dict.fromkeys(app.types, app) for role, app in self._by_role.items()}
+        self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
 
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
@@ -76,12 +81,42 @@ class Reception:
         for application in self._applications:
             application.dismiss(name)
 
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
+        commits: list[Coroutine[Any, Any, None]] = []
+        for session, raw in zip(sessions, raws, strict=True):
+            seq_id: str | None = None
+            try:
+                frame = frames.decode(raw)
+                seq_id = frame.seq_id
+                if frame.type in self._prompt:
+                    await self._by_type[frame.type].receive(session, who, frame)
+                else:
+                    commits.append(self._answered(session, who, frame))
+            except SenderError as problem:
+                commits.append(self._refuse(session, who, seq_id, problem))
+        # What may take a commit of its own shares one.
+        if len(commits) == 1:
+            await commits[0]
+        elif commits:
+            await asyncio.gather(*commits)
+
+    async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
+        if not await self._take(session, who, frame):
+            session.push(_TAKEN)
+
     async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
         """A frame from somebody who has authenticated. Whether it gets a `server_ack`."""
-        seq_id: str | None = None
         try:
             frame = frames.decode(raw)
-            seq_id = frame.seq_id
+        except SenderError as problem:
+            await self._refuse(session, who, None, problem)
+            return True
+        return await self._take(session, who, frame)
+
+    async def _take(self, session: Session, who: Principal, frame: Frame) -> bool:
+        seq_id = frame.seq_id
+        try:
             application = self._own[who.role].get(frame.type) or self._by_type.get(frame.type)
             if application is not None:
                 return await application.receive(session, who, frame)
@@ -92,10 +127,19 @@ class Reception:
             self._journal.watchers.append(session)
             return False
         except SenderError as problem:
-            verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
-            await self._journal.refuse(who.name, seq_id or "", problem.word, str(problem))
-            session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+            await self._refuse(session, who, seq_id, problem)
         except LedgerError as problem:
             trouble = frames.trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem))
             session.push(frames.encode(trouble))
         return True
+
+    async def _refuse(
+        self, session: Session, who: Principal, seq_id: str | None, problem: SenderError
+    ) -> None:
+        verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
+        await self._journal.refuse(who.name, seq_id or "", problem.word, str(problem))
+        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+
+
+_TAKEN = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
+"""What a device tells is stored by now; on a WebSocket it would not be answered."""

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,11 @@ from msgspec import Struct
 from duly.errors import Malformed
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+SECTIONS: Final = frozenset({"sentinel"})
+"""Tables of `duly.toml` that are not the hub's."""
+
+T = TypeVar("T", bound=Struct)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +37,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     no_mqtt: bool = False
     ledger: str = ""
     """sqlite:///… in the data folder by default"""
+    doorbell: str = ""
+    """how hubs on one ledger wake each other: redis://…, or postgres, the default where the ledger is that"""
     tls_cert: str = ""
     tls_key: str = ""
     insecure: bool = False
@@ -51,6 +58,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """only friends may talk to each other"""
     allow_private_webhooks: bool = False
     """alerts may be sent to addresses inside our own network"""
+    profiles: dict[str, dict[str, Any]] = {}
+    """who is told of alerts: [profiles.home] with send, escalate, quiet, …"""
     alerts_kept: float = 90.0
     """days: alerts and their deliveries stay in the ledger"""
     alerts_remembered: float = 30.0
@@ -74,6 +83,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 "add --tls-cert and --tls-key, or say --insecure"
             )
 
+        if self.doorbell and not self.shared:
+            raise Malformed(
+                "a doorbell is for hubs that share a ledger; "
+                "say --ledger postgresql://…, or leave --doorbell out"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Whether other hubs may work on the same ledger."""
+        return self.ledger.startswith(("postgresql:", "postgres:"))
+
     @property
     def open_registration(self) -> bool:
         return self.registration == "open" or (self.registration == "auto" and self.listen in LOOPBACK)
@@ -87,20 +107,49 @@ def load(
     flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Settings:
     """The settings in force. A flag that is None was not given."""
-    environment = os.environ if environment is None else environment
-    chosen: dict[str, Any] = {}
+    table = {name: value for name, value in _read(folder).items() if name not in SECTIONS}
+    return _choose(Settings, table, "DULY_", flags, environment)
+
+
+def section(
+    name: str,
+    kind: type[T],
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> T:
+    """A table of `duly.toml` of its own, in the same order of precedence: `[sentinel] countdown = 10` is
+    `DULY_SENTINEL_COUNTDOWN=10` and `--countdown 10`."""
+    table = _read(folder).get(name, {})
+    if not isinstance(table, dict):
+        raise Malformed(f"{name} in duly.toml is a table: write [{name}] and its settings below")
+    return _choose(kind, table, f"DULY_{name.upper()}_", flags, environment)
+
+
+def _read(folder: Path | None) -> dict[str, Any]:
     file = (folder or Path()) / "duly.toml"
-    if file.exists():
-        try:
-            chosen |= tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-            raise Malformed(f"{file} is not TOML: {problem}") from None
-    for field in msgspec.structs.fields(Settings):
-        text = environment.get(f"DULY_{field.name.upper()}")
+    if not file.exists():
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise Malformed(f"{file} is not TOML: {problem}") from None
+
+
+def _choose(
+    kind: type[T],
+    chosen: dict[str, Any],
+    prefix: str,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None,
+) -> T:
+    environment = os.environ if environment is None else environment
+    for field in msgspec.structs.fields(kind):
+        text = environment.get(f"{prefix}{field.name.upper()}")
         if text is not None:
             chosen[field.name] = text
     chosen |= {name: value for name, value in flags.items() if value is not None}
     try:
-        return msgspec.convert(chosen, Settings, strict=False)
+        return msgspec.convert(chosen, kind, strict=False)
     except msgspec.ValidationError as problem:
         raise Malformed(f"a setting does not fit: {problem}") from None

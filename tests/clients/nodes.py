@@ -1,4 +1,4 @@
-"""What tests of nodes share: a broker, names of one's own in it, a peer that speaks MQTT by itself (paho)."""
+"""What tests of nodes share: a broker, names of one's own in it, and a peer that knows no duly (paho)."""
 
 from __future__ import annotations
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from duly.auth import Role
@@ -13,6 +16,7 @@ from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import DeviceError, Refused
 from duly.hub import Hub
+from duly.mqtt_devices import MqttDevice
 from duly.settings import Settings
 from tests.wire.processes import DeviceProcess
 
@@ -24,6 +28,19 @@ class Place:
         self.hub = hub
         self.device_url = device_url
         self.phone = phone
+
+    def kill_broker(self) -> None:
+        broker = self.hub._broker
+        assert broker is not None
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+
+    async def restart(self) -> None:
+        """The hub, and its broker with it, on the same ports."""
+        port = int(self.hub.mqtt_url.rsplit(":", 1)[1])
+        await self.hub.stop()
+        self.hub = Hub(msgspec.structs.replace(self.hub.settings, mqtt_port=port))
+        await self.hub.start()
 
     async def online(self, name: str, wanted: bool = True) -> None:
         async with asyncio.timeout(15):
@@ -44,8 +61,9 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await hub.accounts.grant("phone", "lock")
     await hub.renew_broker_users()
     inside = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@")
-    yield Place(hub, broker.url("lock") if outside else inside, phone)
-    await hub.stop()
+    it = Place(hub, broker.url("lock") if outside else inside, phone)
+    yield it
+    await it.hub.stop()
 
 
 def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
@@ -92,6 +110,32 @@ async def test_a_device_that_dies_is_offline_by_its_will(place: Place, tmp_path:
         await place.online("lock", False)
 
 
+@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+@pytest.mark.parametrize("what", ["the broker", "the hub"])
+async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its will died too, and what the broker has kept says that it is online."""
+    monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
+    lamp = await place.hub.accounts.add(Role.DEVICE, "lamp")
+    await place.hub.renew_broker_users()
+    login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
+    dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
+    async with alive:
+        await dead.start()
+        await place.online("lock")
+        dead.suspend()
+        if what == "the broker":
+            place.kill_broker()
+        else:
+            await place.restart()
+        await dead.kill()
+        await place.online("lamp")
+        await place.online("lock", False)
+        await place.online("lamp")  # it came back, and said so
+
+
 async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
     effects: list[str] = []
     async with App(place.hub.url, place.phone) as app:
@@ -116,6 +160,28 @@ async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(
             await place.online("lock")
             assert (await app.send("lock", "lock_control", {"open": True}, id=command.id)).done
     assert len(effects) == 1
+
+
+async def test_tasks_that_overtake_each_other_take_effect_in_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a broker dies with the first, and only the second finds its device listening again."""
+    held: list[bytes] = []
+
+    def push(self: MqttDevice, frame: bytes) -> None:
+        if b'"lock_control"' in frame:
+            held.append(frame)
+            for one in reversed(held) if len(held) == 2 else ():
+                whole(self, one)
+
+    whole = MqttDevice.push
+    monkeypatch.setattr(MqttDevice, "push", push)
+    effects: list[str] = []
+    async with lock(place, effects), App(place.hub.url, place.phone) as app:
+        await place.online("lock")
+        commands = [await app.post("lock", "lock_control", {"open": True}) for _ in range(2)]
+        assert [(await command.ended()).state for command in commands] == ["done", "done"]
+    assert effects == [command.id for command in commands]
 
 
 async def test_what_a_device_pushes_reaches_the_apps(place: Place) -> None:

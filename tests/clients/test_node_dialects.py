@@ -86,8 +86,8 @@ async def test_a_payload_of_nothing_is_none(at: Brokered) -> None:
 async def test_the_older_field_names_are_answered_with_them(at: Brokered) -> None:
     async with echo(at), at.peer(at.a) as peer:
         task = {
-            "sender_client_id": peer.name, "receiver_client_id": at.b, "message_id": "old-1", "action": "echo",
-            "timestamp": 1234567890, "expiration": 9999999999, "payload": {"lamp": 1},
+            "sender_client_id": peer.name, "receiver_client_id": at.b, "message_id": "old-1",
+            "action": "echo", "timestamp": 1234567890, "expiration": 9999999999, "payload": {"lamp": 1},
         }  # fmt: skip
         peer.say(at.b, "pending", task)
         assert await peer.hear("ack") == [{"message_id": "old-1"}]
@@ -132,8 +132,10 @@ NONSENSE = [
     b'{"msg_id":"1","sender":"a/b","action":"x"}', b'{"msg_id":"1","sender":"+","action":"x"}',
     b'{"msg_id":"1","sender":"#","action":"x"}', b'{"msg_id":"1","sender":"","action":"x"}',
     b'{"msg_id":"1","sender":"A\\u0000","action":"x"}', b'{"msg_id":"1","sender":"A"}',
-    b'{"msg_id":"' + b"i" * 500 + b'","sender":"A","action":"x"}', b'{"msg_id":"1","sender":"\\ud800","action":"x"}',
-    b'{"msg_id":"1","sender":"A","action":"x","exp":-5}', b'{"msg_id":"1","sender":"A","action":"x","exp":"soon"}',
+    b'{"msg_id":"' + b"i" * 500 + b'","sender":"A","action":"x"}',
+    b'{"msg_id":"1","sender":"\\ud800","action":"x"}',
+    b'{"msg_id":"1","sender":"A","action":"x","exp":-5}',
+    b'{"msg_id":"1","sender":"A","action":"x","exp":"soon"}',
     b'{"msg_id":"1","sender":"A","action":"x","exp":9999999999,"payload":' + b"[" * 100 + b"]" * 100 + b"}",
 ]  # fmt: skip
 

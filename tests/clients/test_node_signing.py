@@ -273,3 +273,25 @@ async def test_whom_nothing_can_be_signed_for_nothing_is_sent(people: People) ->
     seal = Seal(Keyring("A"), required=True)
     with pytest.raises(UnknownKey):
         seal.encode(fd.Pending("A", "B", "1", "go"), "B")
+
+
+async def test_of_two_processes_of_one_signed_node_one_stands_by(people: People) -> None:
+    at = people.at
+    async with people.lamp(), people.node(at.a) as a:
+        second = people.lamp()
+        await second.start()
+        try:
+            await until(lambda: second.standby)
+            assert await a.call(at.b, "turn_on") == {"on": True}
+        finally:
+            await second.stop()
+    assert len(people.ran) == 1
+
+
+async def test_a_forged_rival_keeps_nobody_from_his_mailbox(people: People) -> None:
+    at = people.at
+    async with at.peer(people.m) as liar, people.node(at.a) as a:
+        liar.say(at.b, "status", {"time": 1, "online": True, "session": "rival.1"}, retain=True)
+        async with people.lamp() as b:
+            assert not b.standby
+            assert await a.call(at.b, "turn_on") == {"on": True}

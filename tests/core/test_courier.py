@@ -46,12 +46,14 @@ class Tower:
         retry: RetryPolicy = STEADY,
         most: int = 20,
         worker: str = "me",
+        sole: bool = True,
     ) -> None:
         self.clock = clock or ManualClock()
         self.recipients = recipients
         self.later: tuple[tuple[str, int], ...] = ()
         self.end = (State.DONE, Answer())
         self.cancelled: set[bytes] = set()
+        self.unwanted: set[Ref] = set()
         self.traits = Traits()
         self.courier = Courier(
             CourierPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
@@ -60,7 +62,9 @@ class Tower:
             traits=lambda message: self.traits,
             route=lambda recipient: RoutePolicy(most=most),
             doubt=lambda recipient: doubt,
+            wanted=lambda ref: ref not in self.unwanted,
             cancelled=lambda key: key in self.cancelled,
+            sole=sole,
         )
         self.driver = Driver(self.courier, self.clock, disk)
         self.disk = self.driver.ledger.disk
@@ -243,6 +247,29 @@ def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
     assert tower.state() == "unknown"
 
 
+def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> None:
+    one = Tower("hook", sole=False)
+    (parcel,) = parcels(one.report())
+    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    assert parcels(other.driver.wait(59)) == []
+    (again,) = parcels(other.driver.wait(2))
+    assert (again.loads[0].ref, again.loads[0].attempt) == (parcel.loads[0].ref, 2)
+    assert only(Report, one.went(parcel)) == [], "it was thought dead: its end does not count any more"
+    other.went(again)
+    assert other.state() == "done"
+
+
+def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
+    one = Tower("hook", sole=False)
+    (parcel,) = parcels(one.report())
+    one.went(parcel, Fate.NOT_SENT, "no")
+    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    (again,) = parcels(other.driver.wait(5))
+    assert parcels(one.driver.wait(0)) == []
+    other.went(again)
+    assert other.state() == "done"
+
+
 def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:
     before = Tower("hook")
     (parcel,) = parcels(before.report())
@@ -272,6 +299,19 @@ def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
     del tower.disk.deliveries[ref]
     tower.driver.give(Told(Look(tower.event().key, ())))
     assert parcels(tower.driver.wait(3_600)) == []
+
+
+def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
+    tower = Tower("hook", "mail")
+    hook, mail = parcels(tower.report())
+    tower.went(mail, Fate.NOT_SENT, "down")
+    tower.unwanted = {hook.loads[0].ref, mail.loads[0].ref}
+    tower.went(hook, Fate.NOT_SENT, "down")
+    assert tower.states()["hook", 0] == "cancelled"
+    waiting = Open(tower.event(), State.SENT, tower.disk.deliveries[mail.loads[0].ref])
+    tower.driver.give(Told(Look(tower.event().key, (waiting,))))
+    assert tower.states()["mail", 0] == "cancelled"
+    assert (tower.state(), tower.driver.wait(3_600)) == ("cancelled", [])
 
 
 def test_a_delivery_that_somebody_added_goes_out() -> None:

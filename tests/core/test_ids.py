@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from duly.core.ids import Episodes, SeqId, SeqIds, Uuid7Ids, event_id, time_of, uuid7, uuid7_time
-from duly.core.units import HOUR, SECOND
+from duly.core.ids import SeqId, SeqIds, Uuid7Ids, event_id, time_of, uuid7, uuid7_time
 from duly.errors import Malformed, ProgramError
 
 NOW = 1_700_000_000_000_000
@@ -288,66 +286,3 @@ def test_no_two_events_run_together_where_their_fields_are_joined() -> None:
 def test_half_a_surrogate_pair_is_malformed() -> None:
     with pytest.raises(Malformed):
         event_id(**{**ALERT, "device": "\ud800"})
-
-
-# -- episodes ------------------------------------------------------------------------------------------
-
-
-def test_an_episode_is_not_cut_at_the_full_hour() -> None:
-    episodes, full_hour = Episodes(HOUR), NOW // HOUR * HOUR
-    assert episodes.anchor("door", full_hour - SECOND) == episodes.anchor("door", full_hour + SECOND)
-
-
-def test_an_episode_ends_a_span_after_its_first_event_not_its_last() -> None:
-    episodes = Episodes(100)
-    assert [episodes.anchor("door", now) for now in (7, 60, 106, 107, 150)] == [7, 7, 7, 107, 107]
-
-
-def test_each_key_has_episodes_of_its_own() -> None:
-    episodes = Episodes(100)
-    assert (episodes.anchor("door", 10), episodes.anchor("lamp", 20)) == (10, 20)
-
-
-def test_a_small_step_back_stays_in_the_episode_and_a_large_one_starts_another() -> None:
-    episodes = Episodes(100)
-    assert [episodes.anchor("door", now) for now in (500, 498, 401, 400, 499)] == [500, 500, 500, 400, 400]
-
-
-def test_a_device_that_never_rests_does_not_keep_the_others_in_memory() -> None:
-    episodes = Episodes(100)
-    for n in range(100):
-        episodes.anchor("busy", n * 100)
-        episodes.anchor(f"quiet-{n}", n * 100 + 1)
-        assert len(episodes) <= 3
-
-
-def test_an_episode_lasts_a_while() -> None:
-    with pytest.raises(Malformed):
-        Episodes(0)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40))), st.integers(1, 60))
-def test_episodes_agree_with_a_model_that_remembers_every_anchor(
-    steps: list[tuple[str, int]], span: int
-) -> None:
-    episodes, anchors, now = Episodes(span), dict[str, list[int]](), 0
-    for key, later in steps:
-        now += later
-        known = [anchor for anchor in anchors.get(key, []) if now - anchor < span]
-        expected = known[-1] if known else now
-        anchors.setdefault(key, []).append(expected)
-        assert episodes.anchor(key, now) == expected
-        restored = Episodes(span)
-        restored.restore(json.loads(json.dumps(episodes.snapshot())))
-        episodes = restored
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 10**6), max_size=100), st.integers(1, 1000))
-def test_no_clock_breaks_an_episode_or_makes_it_remember_much(clock: list[int], span: int) -> None:
-    episodes = Episodes(span)
-    for n, now in enumerate(clock):
-        assert abs(now - episodes.anchor(str(n), now)) < span
-    for n, now in enumerate(range(10**7, 10**7 + 50 * span, span)):
-        episodes.anchor(str(n), now)
-        assert len(episodes) <= 1

@@ -88,7 +88,7 @@ def test_a_refused_number_leaves_no_gap() -> None:
     lanes = Lanes()
     lanes.offer(message(0), T)
     assert lanes.offer(message(2), T) == []
-    assert numbers(lanes.arrived("app", 1, T))[0] == [2]
+    assert numbers(lanes.arrived("app", 1, T, T))[0] == [2]
 
 
 def test_senders_do_not_wait_for_each_other() -> None:
@@ -223,6 +223,116 @@ def test_a_nonsensical_policy_cannot_be_made(bad: dict[str, int]) -> None:
         LanePolicy(**bad)
 
 
+# ── several hubs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def left(lanes: Lanes, n: int, at: int = T, **more: Any) -> Message:
+    """What becomes of a message that is left to another hub."""
+    return lanes.leave(message(n, **more), at)[0]
+
+
+def after(m: Message) -> int | None:
+    assert m.order is not None
+    return m.order.after
+
+
+def test_what_is_left_to_another_hub_says_what_it_comes_after() -> None:
+    lanes = Lanes()
+    assert after(left(lanes, 0)) == -1
+    assert after(left(lanes, 1, recipient="lock")) == -1
+    assert after(left(lanes, 2)) == 0
+    assert after(left(lanes, 3, key="level")) == -1
+    assert after(left(lanes, 4)) == 2
+
+
+def test_what_is_left_to_another_hub_is_no_gap_here() -> None:
+    lanes = Lanes()
+    left(lanes, 0)
+    assert numbers(lanes.offer(message(1, recipient="lock"), T))[0] == [1]
+
+
+def test_behind_a_gap_nobody_can_say_what_comes_before_until_the_gap_is_given_up() -> None:
+    lanes = Lanes()
+    left(lanes, 0)
+    assert after(left(lanes, 2)) is None
+    assert after(left(lanes, 3)) is None
+    assert lanes.next_wake() == T + 300 * MS
+    lanes.wake(T + 300 * MS)
+    assert lanes.next_wake() is None
+    assert after(left(lanes, 4, T + 301 * MS)) == 3
+    assert after(left(lanes, 1, T + 302 * MS)) is None, "it is late"
+
+
+def test_a_sender_that_counts_anew_does_not_come_after_what_it_sent_before() -> None:
+    lanes = Lanes()
+    for n in range(3):
+        left(lanes, n)
+    again = left(lanes, 0, made=T // MS + 1_000)
+    assert after(again) is None
+    assert after(left(lanes, 1, made=T // MS + 1_001)) == 0
+
+
+def test_the_home_lets_go_what_says_what_it_comes_after() -> None:
+    elsewhere, home = Lanes(), Lanes()
+    moved = []
+    for n in range(6):
+        m = left(elsewhere, n, recipient="lamp" if n % 2 else "lock")
+        if n % 2:
+            moved += home.offer(m, T) + home.catch_up(m)
+    assert numbers(moved)[0] == [1, 3, 5]
+    assert home.next_wake() is None
+
+
+def test_a_sender_that_moves_to_the_home_itself_need_not_wait() -> None:
+    elsewhere, home = Lanes(), Lanes()
+    for n in range(3):
+        m = left(elsewhere, n)
+        home.offer(m, T)
+        home.catch_up(m)
+    assert numbers(home.offer(message(3), T))[0] == [3]
+    m = left(elsewhere, 4)  # and back: what went to the home is a gap there
+    assert after(m) is None
+    assert numbers(home.offer(m, T) + home.catch_up(m))[0] == [4]
+
+
+def test_what_waits_at_home_goes_when_what_it_waited_for_came_through_another_hub() -> None:
+    elsewhere, home = Lanes(), Lanes()
+    assert home.offer(message(1), T) == []
+    m = left(elsewhere, 0)
+    assert numbers(home.offer(m, T) + home.catch_up(m))[0] == [0, 1]
+
+
+def test_lanes_that_come_home_are_learned() -> None:
+    lanes = Lanes()
+    lanes.learn({mark_name(message(0)): (4, T // MS + 4)})
+    assert numbers(lanes.offer(message(3), T)) == ([], [3])
+    assert numbers(lanes.offer(message(5), T))[0] == [5]
+
+
+def test_lanes_that_are_forgotten_take_what_comes_again() -> None:
+    lanes = Lanes(LanePolicy(gated=True))
+    lanes.reach("lamp")
+    lanes.offer(message(0), T)
+    lanes.offer(message(2), T)  # waits for a gap
+    lanes.lose("lamp")
+    lanes.offer(message(1), T)  # both wait for the lamp
+    lanes.forget("lamp")
+    assert lanes.waiting == 0
+    lanes.learn({mark_name(message(0)): (0, T // MS)})
+    for n in (1, 2):
+        assert lanes.offer(message(n), T) == []
+    assert numbers(lanes.reach("lamp"))[0] == [1, 2]
+
+
+def test_a_late_one_says_for_which_mark() -> None:
+    lanes = Lanes()
+    lanes.offer(message(0), T)
+    lanes.offer(message(1), T)
+    (late,) = lanes.offer(message(0), T)
+    assert isinstance(late, Supersede)
+    assert (late.mark, late.n) == (mark_name(message(0)), 0)
+
+
 class AnyArrival(RuleBasedStateMachine):
     """Whatever comes, however late: released numbers rise, each moves once, nothing waits for ever."""
 
@@ -261,7 +371,7 @@ class AnyArrival(RuleBasedStateMachine):
             self.offered.add(n)
             if lost == 0:
                 self.moved.append(n)  # refused elsewhere
-                self.take(self.lanes.arrived("app", n, self.sent[n].made))
+                self.take(self.lanes.arrived("app", n, self.sent[n].made, self.now))
             else:
                 self.take(self.lanes.offer(self.sent[n], self.now))
 
@@ -332,3 +442,13 @@ def test_what_was_under_way_before_a_restart_counts() -> None:
 def test_a_lane_is_at_least_one_wide() -> None:
     with pytest.raises(Malformed, match="wide"):
         LanePolicy(width=0)
+
+
+def test_without_a_counter_those_of_one_millisecond_that_wait_together_all_run_in_order_of_arrival() -> None:
+    lanes = Lanes()
+    same = [Message("app", f"id-{n}", "k", "lamp", time=T, order=Order("power")) for n in range(4)]
+    for each in same:
+        assert lanes.offer(each, T) == []
+    moves = lanes.wake(T + 300 * MS)
+    assert [move.message for move in moves] == same
+    assert all(isinstance(move, Release) for move in moves)

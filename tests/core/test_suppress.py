@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -60,6 +61,13 @@ def test_a_harmless_flutter_does_not_swallow_the_critical_signal_after_it() -> N
     assert rulings(suppressor, 5, 6, critical=True) == [PASS, DEBOUNCED]
 
 
+def test_another_reason_is_another_event_however_soon_it_comes() -> None:
+    suppressor = Suppressor(POLICY)
+    assert suppressor.signal("door", T, reason="disconnect").passes
+    assert suppressor.signal("door", T + SECOND, reason="fall").passes
+    assert suppressor.signal("door", T + 2 * SECOND, reason="fall").ruling is DEBOUNCED
+
+
 def test_what_is_held_back_is_told_when_the_reason_ends() -> None:
     suppressor = Suppressor(POLICY)
     assert suppressor.signal("door", T) == Decision(PASS, None)
@@ -88,9 +96,17 @@ def test_what_the_limit_held_back_is_summed_up_once_when_it_is_free_again() -> N
     rulings(suppressor, 700, 800, 900)
     assert suppressor.next_wake() == T + HOUR
     assert suppressor.wake(T + HOUR - 1) == []
-    assert suppressor.wake(T + HOUR) == [Summary("door", 3, T + 700 * SECOND, T + 900 * SECOND)]
+    assert suppressor.wake(T + HOUR) == [Summary("door", {"": 3}, T + 700 * SECOND, T + 900 * SECOND)]
     assert suppressor.wake(T + HOUR) == []
     assert suppressor.next_wake() is None
+
+
+def test_a_summary_says_what_was_held_back_for_which_reason() -> None:
+    suppressor = exhausted()
+    for reason, at in (("fall", 700), ("fall", 800), ("low battery", 801)):
+        suppressor.signal("door", T + at * SECOND, reason=reason)
+    (summary,) = reloaded(suppressor, POLICY).wake(T + HOUR)
+    assert (summary.held, summary.reasons) == (3, {"fall": 2, "low battery": 1})
 
 
 def test_a_late_wake_still_tells_everything() -> None:
@@ -98,7 +114,7 @@ def test_a_late_wake_still_tells_everything() -> None:
     rulings(suppressor, 700)
     assert rulings(suppressor, 3600, 3630) == [PASS, LIMITED]
     assert suppressor.next_wake() == T + HOUR
-    assert suppressor.wake(T + 2 * HOUR) == [Summary("door", 2, T + 700 * SECOND, T + 3630 * SECOND)]
+    assert suppressor.wake(T + 2 * HOUR) == [Summary("door", {"": 2}, T + 700 * SECOND, T + 3630 * SECOND)]
 
 
 def test_without_anything_held_back_there_is_no_summary() -> None:
@@ -151,7 +167,9 @@ def test_a_clock_set_back_makes_the_marks_in_its_future_void() -> None:
     suppressor.cancelled("door", T + 700 * SECOND)
     assert rulings(suppressor, -5000) == [PASS]
     assert suppressor.next_wake() == T - 5000 * SECOND
-    assert suppressor.wake(T - 5000 * SECOND) == [Summary("door", 1, T + 700 * SECOND, T + 700 * SECOND)]
+    assert suppressor.wake(T - 5000 * SECOND) == [
+        Summary("door", {"": 1}, T + 700 * SECOND, T + 700 * SECOND)
+    ]
 
 
 def test_after_a_clock_set_back_a_summary_is_told_at_the_next_wake() -> None:
@@ -196,7 +214,7 @@ def test_a_restart_forgets_nothing() -> None:
     suppressor = reloaded(suppressor, POLICY)
     assert rulings(suppressor, 800) == [LIMITED]
     suppressor = reloaded(suppressor, POLICY)
-    assert suppressor.wake(T + HOUR) == [Summary("door", 2, T + 700 * SECOND, T + 800 * SECOND)]
+    assert suppressor.wake(T + HOUR) == [Summary("door", {"": 2}, T + 700 * SECOND, T + 800 * SECOND)]
 
 
 def test_a_restart_with_another_limit_obeys_the_new_one() -> None:
@@ -246,26 +264,31 @@ class SuppressorMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1_000
         self.suppressor = Suppressor(tiny)
-        self.passed: list[tuple[str, int, bool]] = []
+        self.passed: list[tuple[str, int, bool, str]] = []
         self.cancels: list[tuple[str, int]] = []
-        self.held: dict[str, list[int]] = {}
+        self.held: dict[str, list[tuple[int, str]]] = {}
         self.due: dict[str, int] = {}
 
     devices = st.sampled_from("ab")
+    reasons = st.sampled_from(["lost", "fall"])
 
-    @rule(device=devices, critical=st.booleans())
-    def signal(self, device: str, critical: bool) -> None:
-        expected = self.expected(device, critical)
-        assert self.suppressor.signal(device, self.now, critical) == expected
+    @rule(device=devices, critical=st.booleans(), reason=reasons)
+    def signal(self, device: str, critical: bool, reason: str) -> None:
+        expected = self.expected(device, critical, reason)
+        assert self.suppressor.signal(device, self.now, critical, reason) == expected
         if expected.ruling is PASS:
-            self.passed.append((device, self.now, critical))
+            self.passed.append((device, self.now, critical, reason))
         elif expected.ruling is LIMITED:
             assert expected.until is not None
-            self.held.setdefault(device, []).append(self.now)
+            self.held.setdefault(device, []).append((self.now, reason))
             self.due.setdefault(device, expected.until)
 
-    def expected(self, device: str, critical: bool) -> Decision:
-        same = [time for name, time, was in self.passed if name == device and (was or not critical)]
+    def expected(self, device: str, critical: bool, reason: str) -> Decision:
+        same = [
+            time
+            for name, time, was, why in self.passed
+            if name == device and why == reason and (was or not critical)
+        ]
         last = max(same, default=-1_000)
         if self.now < last + tiny.debounce:
             return Decision(DEBOUNCED, last + tiny.debounce)
@@ -276,7 +299,7 @@ class SuppressorMachine(RuleBasedStateMachine):
             return Decision(COOLING, cancel + tiny.cooldown)
         recent = [
             time
-            for name, time, was_critical in self.passed
+            for name, time, was_critical, _ in self.passed
             if name == device and not was_critical and self.now < time + tiny.window
         ]
         if len(recent) >= tiny.per_hour:
@@ -295,13 +318,18 @@ class SuppressorMachine(RuleBasedStateMachine):
     @rule()
     def wake(self) -> None:
         expected = {
-            Summary(device, len(self.held[device]), self.held[device][0], self.held[device][-1])
+            device: Summary(
+                device,
+                Counter(reason for _, reason in self.held[device]),
+                self.held[device][0][0],
+                self.held[device][-1][0],
+            )
             for device, due in self.due.items()
             if due <= self.now
         }
-        assert set(self.suppressor.wake(self.now)) == expected
-        for summary in expected:
-            del self.held[summary.device], self.due[summary.device]
+        assert {summary.device: summary for summary in self.suppressor.wake(self.now)} == expected
+        for device in expected:
+            del self.held[device], self.due[device]
 
     @rule()
     def restart(self) -> None:

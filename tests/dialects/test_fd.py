@@ -172,6 +172,13 @@ def test_values_come_back(value: Any, form: Form) -> None:
         assert back.value.value == value
 
 
+def test_a_tasks_place_comes_back_and_is_left_out_where_there_is_none() -> None:
+    placed = pending(order={"key": "power", "after": 4})
+    assert json.loads(placed.order) == {"key": "power", "after": 4}
+    assert fd.decode_pending(fd.encode(placed)).order == placed.order
+    assert b"order" not in fd.encode(pending())
+
+
 @given(names, names, names, names, times, times, st.binary(max_size=50), st.booleans(), st.text(max_size=5))
 def test_tasks_come_back(
     sender: str,

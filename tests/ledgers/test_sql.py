@@ -22,7 +22,7 @@ ASKED = {
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(
-    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all)\(\s*"(\w+)"|(?:queries|_sql|queries\("\w+"\))\["(\w+)"\]'
+    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all|_count)\(\s*"(\w+)"|(?:queries|_sql|queries\("\w+"\))\["(\w+)"\]'
     r'|\("(hold|known)",'
 )
 

@@ -13,6 +13,7 @@ from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED
 from tests.testing.planted_in_chat import PLANTED as IN_CHAT
+from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
 
 KEPT = [
     2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301, 25437, 26026, 28813,
@@ -71,6 +72,19 @@ def test_a_bug_planted_in_chat_is_caught_within_200_seeds(name: str, monkeypatch
 @pytest.mark.parametrize("seed", [6, 20, 82, 201, 365])
 def test_a_seed_that_once_failed_in_the_chat_world_passes(seed: int) -> None:
     assert run_seed(seed, "chat").violations == ()
+
+
+@pytest.mark.parametrize("seed", [69, 109, 148, 447, 561, 710, 772])
+def test_a_seed_that_once_failed_in_the_sentinels_world_passes(seed: int) -> None:
+    assert run_seed(seed, "sentinels").violations == ()
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_SENTINELS)
+def test_a_bug_planted_in_a_sentinel_is_caught_within_100_seeds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLANTED_IN_SENTINELS[name](monkeypatch)
+    assert any(_run(plan(seed), "sentinels").violations for seed in range(100))
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

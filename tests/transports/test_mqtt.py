@@ -21,7 +21,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded
 from duly.transport import Ack, Link
-from duly.transports import mqtt
+from duly.transports import mqtt_session
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink, Will
 from tests import servers
@@ -455,7 +455,7 @@ async def test_says_why_it_is_refused() -> None:
 async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mqtt, "CONNECT_WITHIN", 0.1)
+    monkeypatch.setattr(mqtt_session, "CONNECT_WITHIN", 0.1)
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
@@ -475,7 +475,7 @@ async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
 
 
 async def test_a_broker_that_confirms_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt, "CONFIRM_WITHIN", 0.2)
+    monkeypatch.setattr(mqtt_session, "CONFIRM_WITHIN", 0.2)
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
@@ -495,7 +495,7 @@ async def test_a_broker_that_confirms_nothing_is_left(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_survives_garbage(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mqtt, "CONNECT_WITHIN", 0.2)
+    monkeypatch.setattr(mqtt_session, "CONNECT_WITHIN", 0.2)
     draw = random.Random(seed)
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

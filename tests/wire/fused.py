@@ -13,6 +13,8 @@ from typing import Any
 
 from duly.apps.chat import Chat
 from duly.apps.gateway import Gateway
+from duly.channel import Notice
+from duly.channels.webhook import Webhook
 from duly.cli.device import Effects
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
@@ -28,7 +30,7 @@ def around(*names: str) -> list[str]:
 
 
 HUB_POINTS = around("commit", *HUB_EFFECTS)
-CHAT_POINTS = around("commit", "telling")
+TOWER_POINTS = CHAT_POINTS = around("commit", "telling")
 DEVICE_POINTS = around("commit", "effect", "answer")
 
 
@@ -49,7 +51,7 @@ class Fuse:
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
     commit, perform, add, say = SqliteLedger.commit, Gateway._perform, Effects.add, Device._say
-    tell = Chat._perform
+    tell, notify = Chat._perform, Webhook.send
 
     def deadly_tell(self: Chat, effect: Effect) -> None:
         fuse("before telling")
@@ -78,6 +80,12 @@ def wire(fuse: Fuse) -> None:
         say(self, app, seq_id, answer, state)
         fuse("after answer")
 
+    async def deadly_notify(self: Webhook, notice: Notice) -> None:
+        fuse("before telling")
+        await notify(self, notice)
+        fuse("after telling")
+
+    Webhook.send = deadly_notify  # type: ignore[method-assign]
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
     Gateway._perform = deadly_perform  # type: ignore[method-assign]
     Chat._perform = deadly_tell  # type: ignore[method-assign]

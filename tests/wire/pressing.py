@@ -12,12 +12,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 import aiohttp
 
-from tests.wire.processes import HubProcess
 from tests.wire.raw import Closed, Ids, Json, join
 
 Key = tuple[str, str]
@@ -25,24 +25,35 @@ ENDS = ("done", "superseded", "unknown")
 BROKEN = (Closed, aiohttp.ClientError, OSError, TimeoutError, AssertionError)
 
 
+class Server(Protocol):
+    """A hub; or several, of which each asking names another."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def errors(self) -> str:
+        """What it has complained about."""
+        ...
+
+
 class Doer(Protocol):
     @property
-    def effects(self) -> Counter[Key]:
-        """How often it did what, by its own file: (app, id)."""
+    def did(self) -> list[Key]:
+        """What it did, in order, by its own file: (app, id)."""
         ...
 
 
 class Lock:
     """A device as one would be built: it remembers what it did, and writes it down before it says so."""
 
-    def __init__(self, hub: HubProcess, token: str, log: Path) -> None:
+    def __init__(self, hub: Server, token: str, log: Path) -> None:
         self._hub, self._token, self._log = hub, token, log
         self._answers: dict[Key, Json] = {}
 
     @property
-    def effects(self) -> Counter[Key]:
+    def did(self) -> list[Key]:
         lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return Counter(tuple(json.loads(line)) for line in lines)
+        return [tuple(json.loads(line)) for line in lines]
 
     async def run(self) -> None:
         while True:
@@ -62,7 +73,7 @@ class Lock:
 class Remote:
     """An app as one would be built: it sends again, with the same id, until it knows the end."""
 
-    def __init__(self, hub: HubProcess, name: str, token: str, *, ordered: bool) -> None:
+    def __init__(self, hub: Server, name: str, token: str, *, ordered: bool) -> None:
         self._hub, self.name, self.token, self.ordered = hub, name, token, ordered
         self._ids = Ids()
         self._waiting: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
@@ -170,15 +181,18 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[None]:
         await asyncio.gather(*living, *pressing, return_exceptions=True)
 
 
-async def judge(hub: HubProcess, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0) -> None:
-    """`unknown`: of how many commands it may be so that nobody can tell."""
-    effects = sum((device.effects for device in devices), Counter[Key]())
+async def judge(
+    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, least: int = 50
+) -> None:
+    """`unknown`: of how many commands it may be so that nobody can tell; `least`: how many must be done."""
+    did = [key for device in devices for key in device.did]
+    effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
     for remote in remotes:
         assert remote.trouble == []
         assert remote.accepted <= set(remote.ends), "accepted and lost"
         states = Counter(end["state"] for end in remote.ends.values())
-        assert states["done"] > 100, f"too little load to say anything: {states}"
+        assert states["done"] > least, f"too little load to say anything: {states}"
         strange = [end for end in remote.ends.values() if end["state"] not in ENDS]
         assert not strange, strange
         assert remote.ordered or states["superseded"] == 0
@@ -189,13 +203,18 @@ async def judge(hub: HubProcess, devices: list[Doer], remotes: list[Remote], *, 
                     assert (times, end["data"]["n"]) == (1, seq_id), (end, times)
                 case "superseded":
                     assert times == 0, end
+        for device in devices:
+            numbers = [int(seq_id.split("_")[1]) for app, seq_id in device.did if app == remote.name]
+            late = [(n, then) for n, then in pairwise(numbers) if then < n]
+            assert not (remote.ordered and late), f"out of order: {late}"
         await _ask_again(hub, remote)
-    assert sum(end["state"] == "unknown" for remote in remotes for end in remote.ends.values()) <= unknown
-    assert sum((device.effects for device in devices), Counter[Key]()) == effects
+    doubts = [end for remote in remotes for end in remote.ends.values() if end["state"] == "unknown"]
+    assert len(doubts) <= unknown, doubts
+    assert [key for device in devices for key in device.did] == did
     assert "Traceback" not in hub.errors, hub.errors
 
 
-async def _ask_again(hub: HubProcess, remote: Remote) -> None:
+async def _ask_again(hub: Server, remote: Remote) -> None:
     """Whoever asks again hears the same."""
     async with join(hub.url, remote.token) as peer:
         for seq_id, end in random.Random(4).sample(sorted(remote.ends.items()), 20):

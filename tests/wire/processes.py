@@ -5,30 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
 from duly.cli.device import Effects
 from duly.ledgers import open_ledger
+from tests.servers import quiet_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def quiet_port() -> int:
-    """A free port that no outgoing connection is given: clients that knock while a server is down would
-    sooner or later connect to themselves there, and the server could not have it back."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 class Killable:
@@ -56,6 +45,11 @@ class Killable:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+    def suspend(self) -> None:
+        """It says nothing more, not even goodbye, until it is killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     @property
     def alive(self) -> bool:
@@ -87,16 +81,22 @@ class HubProcess(Killable):
             settings["no_mqtt"] = "true"
         self._env = {f"DULY_{name.upper()}": str(value) for name, value in settings.items()}
 
-    async def prepare(self, apps: list[str], devices: list[str]) -> dict[str, str]:
-        """Accounts for everybody, every app allowed every device; their tokens."""
+    async def prepare(
+        self, apps: list[str], devices: list[str], sentinels: list[str] | None = None, *tell: str
+    ) -> dict[str, str]:
+        """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
+        addresses of every alert for itself; their tokens."""
         self.folder.mkdir(parents=True)
         async with await open_ledger(f"sqlite:///{self.folder}/ledger.db") as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
             tokens |= {name: await accounts.add(Role.DEVICE, name) for name in devices}
+            tokens |= {name: await accounts.add(Role.SENTINEL, name) for name in sentinels or []}
             for app in apps:
                 for device in devices:
                     await accounts.grant(app, device)
+            if sentinels:
+                await Profiles(ledger).set("home", Draft(send=tell, most=0))
         return tokens
 
     async def start(self, point: str = "") -> None:
@@ -123,9 +123,9 @@ class DeviceProcess(Killable):
         self._args += ["--effects", f"{folder}/effects", *(["--token", token] if token else [])]
 
     @property
-    def effects(self) -> Counter[tuple[str, str]]:
-        """How often it did what, by its own file: (app, id)."""
-        return Counter((app, id_) for id_, app, _, _ in Effects(self.folder / "effects").read())
+    def did(self) -> list[tuple[str, str]]:
+        """What it did, in order, by its own file: (app, id)."""
+        return [(app, id_) for id_, app, _, _ in Effects(self.folder / "effects").read()]
 
     async def start(self, point: str = "") -> None:
         """It goes on trying until its hub is there."""

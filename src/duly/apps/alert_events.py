@@ -14,24 +14,14 @@ from msgspec import Raw, Struct, structs
 
 from duly.core.messages import Message, names_in
 from duly.core.parcels import CORRECTION, Traits
+from duly.core.signals import Severity
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
-
-EVENT: Final = "alert_event"
-UPDATE: Final = "alert_update"
-CANCEL: Final = "alert_cancel"
 
 FIELD_LIMIT: Final = 64 * 1024
 """Of a location, or what is known about a device."""
 NAMED: Final = 50
 """Of many alerts that are told together, so many are named one by one to people; programs get them all."""
-
-
-class Severity(Enum):
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
-    """passes quiet hours, and has a way of its own to every recipient"""
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
@@ -61,13 +51,13 @@ def read_event(body: bytes) -> Event:
         event = _decode_event(body or b"{}")
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not an alert: {problem}") from None
-    for name in ("device_meta", "location", "summary"):
-        size = len(bytes(getattr(event, name)))
-        if size > FIELD_LIMIT:
-            raise TooLarge(f"{name} has {size} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    for name in ("profile_id", "trigger_reason"):
-        if not getattr(event, name):
-            raise Malformed(f"an alert needs its {name}")
+    if len(body) > FIELD_LIMIT:
+        for name in ("device_meta", "location", "summary"):
+            size = len(bytes(getattr(event, name)))
+            if size > FIELD_LIMIT:
+                raise TooLarge(f"{name} has {size} bytes, the limit is {FIELD_LIMIT}; leave something out")
+    if not event.profile_id or not event.trigger_reason:
+        raise Malformed("an alert needs its profile_id and its trigger_reason")
     if event.cancelled_count < 0:
         raise Malformed("cancelled_count counts from 0")
     return event
@@ -149,9 +139,9 @@ def _said(by: Change | Status) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value not in (UNSAID, None)}
 
 
-def traits_of(message: Message) -> Traits:
+def traits_of(message: Message, event: Event | None = None) -> Traits:
     """Events of one device in one session are one episode."""
-    event = _decode_event(message.body)
+    event = event or _decode_event(message.body)
     urgent = event.severity is Severity.CRITICAL
     if not event.session_id:
         return Traits(urgent=urgent)

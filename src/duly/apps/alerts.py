@@ -21,12 +21,9 @@ from typing import Any, Final
 import msgspec
 
 from duly.apps.alert_events import (
-    CANCEL,
-    EVENT,
     NAMED,
     NOTHING_SAID,
-    UPDATE,
-    Severity,
+    Event,
     Standing,
     Status,
     line,
@@ -38,7 +35,7 @@ from duly.apps.alert_events import (
     traits_of,
     updated,
 )
-from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence
+from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence, calls_off
 from duly.apps.profiles import Address, Profiles
 from duly.auth import Principal, Role
 from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
@@ -57,6 +54,7 @@ from duly.core.parcels import (
     Look,
     Plan,
 )
+from duly.core.signals import CANCEL, EVENT, UPDATE
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS, SECOND
 from duly.core.writes import Open, Ref
@@ -72,8 +70,13 @@ CARRY_SECONDS: Final = 50.0
 """The longest attempt, whatever a channel says; shorter than the courier's lease."""
 STOP_SECONDS: Final = 3.0
 """How long those on their way are waited for when the hub stops."""
+READ_KEPT: Final = 1_000
 EARLIEST: Final = 10**11
 """Milliseconds since 1970 that are not seconds by mistake."""
+
+
+_LISTED: Final = Plan()
+"""A profile that tells nobody."""
 
 
 class Alerts:
@@ -81,6 +84,7 @@ class Alerts:
 
     roles = frozenset({Role.SENTINEL})
     types = frozenset({EVENT, UPDATE, CANCEL})
+    prompt = frozenset({EVENT})
 
     def __init__(
         self, ledger: Ledger, journal: Journal, policy: CourierPolicy | None = None, *, private: bool = False
@@ -97,6 +101,7 @@ class Alerts:
             traits=traits_of,
             route=self.profiles.route,
             doubt=self.profiles.doubt,
+            wanted=self._is_wanted,
             cancelled=self._is_cancelled,
             sole=ledger.sole,
         )
@@ -104,18 +109,25 @@ class Alerts:
         self._sessions: dict[str, set[Session]] = {}
         self._statuses: dict[bytes, Status] = {}
         """of the alerts that something has been said about"""
+        self._read: dict[bytes, tuple[Message, Event]] = {}
+        """alerts that were just read, and will be planned next"""
         self._silences: list[Silence] = []
         self._amending = asyncio.Lock()
         self._channels: dict[str, tuple[Address, Channel]] = {}
         self._on_the_way: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        await self.profiles.refresh()
-        self._silences = list((await self.desk.silences()).values())
+        await self.refresh()
         for name, body in (await self._ledger.shelf(STATUSES)).items():
             scope, _, id_ = name.partition("/")
             self._statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
+        self._spawn(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """A crash may have come between a cancellation and its corrections."""
+        for key in [key for key in self._statuses if self._is_cancelled(key)]:
+            await self._changed(key)
 
     async def stop(self) -> None:
         if self._on_the_way:
@@ -179,12 +191,15 @@ class Alerts:
         event = read_event(body)
         if event.sentinel_id not in (None, who.name):
             raise NotAllowed(f"{who.name} may not report for another sentinel")
-        made = event.timestamp or frame.time or 0
+        made = (event.timestamp or frame.time or 0) + (event.offset_ms or 0)
         if made < EARLIEST:
             raise Malformed("an alert needs its timestamp, in milliseconds since 1970: set the clock")
-        made += event.offset_ms or 0
         expires = 0 if frame.exp is None else frame.exp * MS
-        return Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+        message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+        if len(self._read) >= READ_KEPT:
+            self._read.clear()  # repeats are never planned
+        self._read[message.key] = (message, event)
+        return message
 
     async def _change(self, session: Session, who: Principal, frame: Frame) -> None:
         """An update or a cancellation: one at a time, so that none overlooks another."""
@@ -215,7 +230,8 @@ class Alerts:
             await stored
 
     def _plan(self, message: Message, now: int) -> Plan:
-        event = read_event(message.body)
+        known = self._read.pop(message.key, None)
+        event = known[1] if known is not None and known[0] is message else read_event(message.body)
         for silence in self._silences:
             if silence.covers(message, event, now):
                 by = f" by {silence.by}" if silence.by else ""
@@ -224,8 +240,14 @@ class Alerts:
         if profile is None:
             reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
             return Plan(end=(State.FAILED, Answer(2, b"", reason)))
-        urgent = event.severity is Severity.CRITICAL
-        return Plan(profile.plan(now, urgent=urgent))
+        if not profile.steps:
+            return _LISTED
+        traits = traits_of(message, event)
+        return Plan(profile.plan(now, urgent=traits.urgent), traits=traits)
+
+    def _is_wanted(self, ref: Ref) -> bool:
+        status = self._statuses.get(ref.key)
+        return status is None or not calls_off(status.standing, ref.round)
 
     def _is_cancelled(self, key: bytes) -> bool:
         status = self._statuses.get(key)
@@ -239,7 +261,8 @@ class Alerts:
                 self._reply(origin, message, verdict)
             case Report(key, state, answer, origins):
                 scope, id_ = names_in(key)
-                self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+                if self._journal.watchers:
+                    self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
                 for origin in origins:
                     _push(origin, frame)
@@ -267,11 +290,25 @@ class Alerts:
         self._on_the_way.add(task)
         task.add_done_callback(self._on_the_way.discard)
 
+    async def refresh(self) -> None:
+        """Read again who is told, and what is silenced."""
+        await self.profiles.refresh()
+        self._silences = list((await self.desk.silences()).values())
+
+    async def adopt(self) -> None:
+        """Take up what other hubs on the same ledger have left: theirs it is until its lease ends."""
+        if self._ledger.sole:
+            return
+        still: dict[bytes, list[Open]] = {}
+        for one in await self._ledger.open_deliveries(CHANNEL):
+            still.setdefault(one.message.key, []).append(one)
+        for key, found in still.items():
+            await self.engine.put(Told(Look(key, tuple(found))))
+
     async def _changed(self, key: bytes) -> None:
         """Somebody has changed something in the ledger: look again. No key: what is configured."""
         if not key:
-            await self.profiles.refresh()
-            self._silences = list((await self.desk.silences()).values())
+            await self.refresh()
             return
         with contextlib.suppress(DulyError):
             alert = await self.desk.get(key)
@@ -280,6 +317,12 @@ class Alerts:
                 return
             if alert.status is not NOTHING_SAID:
                 self._statuses[key] = alert.status
+            if self._is_cancelled(key):
+                # Somebody may have been told just while it was being cancelled.
+                missing = self.desk.corrections(alert, self._ledger.clock.now())
+                if missing:
+                    await self._ledger.write(*missing)
+                    alert = await self.desk.get(key) or alert
             record = alert.record
             still = tuple(
                 Open(record.message, record.state, one) for one in alert.deliveries if not one.state.terminal
@@ -292,8 +335,11 @@ class Alerts:
         fate, reason, rest = Fate.ARRIVED, "", 0
         try:
             channel = await self._channel(parcel.recipient)
+            # Thousands of alerts take a while to write down: others want to store something, too.
+            many = len(parcel.loads) > NAMED
+            notice = await asyncio.to_thread(self._notice, parcel) if many else self._notice(parcel)
             async with asyncio.timeout(CARRY_SECONDS):
-                await channel.send(self._notice(parcel))
+                await channel.send(notice)
         except NotSent as problem:
             fate, reason, rest = Fate.NOT_SENT, str(problem), problem.rest
         except (Declined, Malformed) as problem:
@@ -319,7 +365,10 @@ class Alerts:
         known = self._channels.get(label)
         if known is not None and known[0] == address:
             return known[1]
-        channel = open_channel(address.url, address.secret, private=self._private)
+        channel = await asyncio.to_thread(open_channel, address.url, address.secret, private=self._private)
+        others = self._channels.get(label)
+        if others is not known and others is not None and others[0] == address:
+            return others[1]  # somebody was faster
         self._channels[label] = (address, channel)
         if known is not None:
             await known[1].close()

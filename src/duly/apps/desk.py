@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from duly.apps.alert_events import (
-    EVENT,
     NOTHING_SAID,
     Event,
     Standing,
@@ -29,6 +28,7 @@ from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.parcels import BY_HAND, CORRECTION
+from duly.core.signals import EVENT
 from duly.core.units import DAY, MS, SECOND
 from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
 from duly.errors import Malformed
@@ -178,27 +178,30 @@ class Desk:
         for one in alert.deliveries:
             if one.state.terminal:
                 continue
-            escalation = 0 < one.ref.round < CORRECTION
-            off = escalation if standing is Standing.ACKNOWLEDGED else one.ref.round < CORRECTION
-            if standing is not Standing.OPEN and off and one.state is State.ACCEPTED:
+            if calls_off(standing, one.ref.round) and one.state is State.ACCEPTED:
                 writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
             else:
                 left += 1
         if standing is Standing.CANCELLED:
-            told = {
-                one.ref.recipient: one
-                for one in alert.deliveries
-                if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
-            }
-            for recipient in sorted(told):
-                ref = Ref(alert.key, CHANNEL, recipient, CORRECTION)
-                writes.append(Deliver(ref, now, now + self._lasts(alert)))
-            left += len(told)
+            corrections = self.corrections(alert, now)
+            writes += corrections
+            left += len(corrections)
         if not left and not alert.record.state.terminal:
             reached = any(one.state is State.DONE for one in alert.deliveries)
             end = State.DONE if reached else State.CANCELLED
             writes.append(Advance(alert.key, end, now, Answer(0, b"", reason)))
         return tuple(writes)
+
+    def corrections(self, alert: Alert, now: int) -> list[Write]:
+        """To whoever was told, or may have been, of an alert that was then taken back; each gets one."""
+        told = {
+            one.ref.recipient
+            for one in alert.deliveries
+            if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
+        }
+        told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
+        expires = now + self._lasts(alert)
+        return [Deliver(Ref(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)]
 
     def _lasts(self, alert: Alert) -> int:
         profile = self._profiles.get(alert.record.message.recipient)
@@ -285,6 +288,17 @@ class Desk:
         return {name: msgspec.json.decode(body, type=Silence) for name, body in shelf.items()}
 
 
+def calls_off(standing: Standing, round_: int) -> bool:
+    """Whether a delivery of this round is no longer wanted; what is sent by hand always is."""
+    match standing:
+        case Standing.OPEN:
+            return False
+        case Standing.ACKNOWLEDGED:
+            return 0 < round_ < CORRECTION
+        case Standing.RESOLVED | Standing.CANCELLED:
+            return round_ < CORRECTION
+
+
 def _is(wanted: str, state: State) -> bool:
     match wanted:
         case "":
@@ -341,7 +355,7 @@ async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str
             made = await desk.edit(alert, wanted["recipient"], wanted["url"])
             return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
         case "profile.set":
-            draft = msgspec.json.decode(wanted["draft"], type=Draft)
+            draft = draft_of(msgspec.json.decode(wanted["draft"]))
             profile, secrets = await profiles.set(wanted["name"], draft)
             return show_profile(wanted["name"], profile) | {"secrets": secrets}
         case "profile.list":
@@ -352,6 +366,14 @@ async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str
             return {"changed": await profiles.remove(wanted["name"])}
         case _:
             raise Malformed(f"there is no verb {verb!r}")
+
+
+def draft_of(raw: object) -> Draft:
+    """A profile as it was written down, or what is wrong with it."""
+    try:
+        return msgspec.convert(raw, Draft)
+    except msgspec.ValidationError as problem:
+        raise Malformed(f"this is not a profile: {problem}") from None
 
 
 async def _asked(desk: Desk, wanted: dict[str, str]) -> Alert:

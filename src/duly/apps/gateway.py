@@ -8,34 +8,47 @@ says.
 
 Everything durable rides on the kernel: `Inbox`, `Engine`, streams. Here is what a frame means, who is
 connected, and who may talk to whom. A session is anything that frames can be pushed to: a WebSocket, an
-HTTP request that waits, an MQTT node.
+HTTP request that waits, an MQTT node. Where this is not the only hub, `neighbours` says what that means.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, cast
 
 import msgspec
 from msgspec import Struct
 
 from duly.apps.control import ControlPolicy
+from duly.apps.neighbours import Neighbours
 from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
 from duly.core.ids import time_of
 from duly.core.inbox import Inbox
-from duly.core.messages import Message, Mode, Order, Verdict, Word, key_of, names_in
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in
 from duly.core.outbox import OutboxPolicy
-from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, Report, Transmit, Unreachable
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    Effect,
+    Origin,
+    Reachable,
+    Reply,
+    Report,
+    Transmit,
+    Unreachable,
+)
 from duly.core.units import DAY, MINUTE, MS
 from duly.core.writes import Append
 from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
+from duly.doorbell import Doorbell
 from duly.engine import Engine
 from duly.errors import Malformed, NotAllowed
 from duly.journal import Journal
-from duly.ledger import Ledger
+from duly.ledger import Ledger, Record
 from duly.transport import Session
 
 CHUNK: Final = "media_download_chunk"
@@ -66,13 +79,23 @@ class GatewayPolicy(Struct, frozen=True):
     pushes: frozenset[str] = frames.PUSHES
 
 
+REPLACED: Final = "replaced by a newer connection of the same device"
+ONLINE: Final = msgspec.Raw(b'{"online":true}')
+OFFLINE: Final = msgspec.Raw(b'{"online":false}')
+
+
 class Gateway:
-    """One gateway on one ledger."""
+    """One gateway on one ledger; with a `bell`, one of several."""
 
     roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
 
     def __init__(
-        self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: GatewayPolicy | None = None
+        self,
+        ledger: Ledger,
+        accounts: Accounts,
+        journal: Journal,
+        policy: GatewayPolicy | None = None,
+        bell: Doorbell | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._journal = journal
@@ -86,25 +109,36 @@ class Gateway:
             lanes=control.lanes(),
             horizon=self._horizon,
             refuse=self._refuse_offline,
+            shared=bell is not None,
         )
-        self.engine = Engine(self._inbox, ledger, self._perform)
+        self.neighbours = None if bell is None else Neighbours(ledger, bell, self._inbox.channel, self)
+        ours = None if self.neighbours is None else self.neighbours.ours
+        self.engine = Engine(self._inbox, ledger, self._perform, ours=ours)
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
         self._told: dict[Session, dict[str, int]] = {}
         """how far each app's session has been told what each device pushed"""
-        self._behind: set[tuple[Session, str]] = set()
-        """who is just being told what they missed"""
+        self._behind: dict[tuple[Session, str], bool] = {}
+        """who is just being told what they missed, and whether there is more since"""
         self._trails: OrderedDict[bytes, list[Hop]] = OrderedDict()
 
     @property
     def types(self) -> frozenset[str]:
         return self.policy.commands | self.policy.pushes | {"ack"}
 
+    @property
+    def prompt(self) -> frozenset[str]:
+        return self.policy.commands
+
     async def start(self) -> None:
+        if self.neighbours is not None:
+            await self.neighbours.start()
         await self.engine.start()
 
     async def stop(self) -> None:
         await self.engine.stop()
+        if self.neighbours is not None:
+            await self.neighbours.stop()
 
     # ── who is here ──────────────────────────────────────────────────────────────────────────────
 
@@ -113,14 +147,20 @@ class Gateway:
     ) -> None:
         """Somebody has authenticated: greet them, and give them what they missed."""
         if who.role is Role.DEVICE:
+            new = self.neighbours is None or await self.neighbours.homes.move_in(who.name)
             before = self._devices.get(who.name)
             self._devices[who.name] = session
             if before is not None:
-                before.close("replaced by a newer connection of the same device")
+                new = False
+                before.close(REPLACED)
             session.push(frames.encode(self._welcome(who, {})))
+            if self.neighbours is not None:
+                await self.neighbours.welcome(who.name)
+                if self._devices.get(who.name) is not session:
+                    return  # it has left meanwhile, or come again
             await self.engine.put(Reachable(who.name))
-            if before is None:
-                await self._push(who.name, DEVICE_STATUS, msgspec.Raw(b'{"online":true}'))
+            if new:
+                await self._push(who.name, DEVICE_STATUS, ONLINE)
             return
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(_stream(device))).last for device in devices}
@@ -141,7 +181,8 @@ class Gateway:
         if self._devices.get(who.name) is session:
             del self._devices[who.name]
             await self.engine.put(Unreachable(who.name))
-            await self._push(who.name, DEVICE_STATUS, msgspec.Raw(b'{"online":false}'))
+            if self.neighbours is None or await self.neighbours.homes.move_out(who.name):
+                await self._push(who.name, DEVICE_STATUS, OFFLINE)
 
     def dismiss(self, name: str) -> None:
         """Hang up on everybody of this name: they are no longer who they were let in as."""
@@ -150,11 +191,18 @@ class Gateway:
             session.close("your token is no longer valid")
 
     def online(self, device: str) -> bool:
-        return device in self._devices
+        """Whether a device is connected, here or, as far as is known, to another hub."""
+        if device in self._devices:
+            return True
+        return self.neighbours is not None and self.neighbours.homes.at_home(device)
+
+    def session(self, device: str) -> Session | None:
+        """The session of a device that is connected here."""
+        return self._devices.get(device)
 
     def presence(self) -> list[str]:
-        """The devices that are connected."""
-        return sorted(self._devices)
+        """The devices that are connected, here or to another hub."""
+        return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
     def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
         return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
@@ -179,6 +227,8 @@ class Gateway:
         message = frames.message_of(frame, who.name, self._end_of(frame))
         if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
             raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
+        if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
+            await self.neighbours.homes.ask(message.recipient)
         if frame.queue and not message.expires:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
@@ -208,8 +258,9 @@ class Gateway:
         else:
             # On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was.
             record = await self._ledger.find(key)
-            ended = record.message if record is not None and record.state.terminal else None
-            kind, recipient = (ended.kind, ended.recipient) if ended is not None else ("", "")
+            if record is not None and not record.state.terminal and not self._handed_over(record):
+                record = None
+            kind, recipient = ("", "") if record is None else (record.message.kind, record.message.recipient)
         if recipient != who.name:
             await self._journal.refuse(
                 who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
@@ -217,11 +268,19 @@ class Gateway:
             return
         await self.engine.put(Answered(key, state, answer, by=who.name, keep=kind != CHUNK))
 
+    def _handed_over(self, record: Record) -> bool:
+        """Whether its device may have it from another hub."""
+        return self.neighbours is not None and record.state is not State.ACCEPTED
+
     async def push_from(self, device: str, kind: str, data: object) -> None:
         """A device behind a broker tells something."""
         if kind not in self.policy.pushes:
             raise Malformed(f"there is no push type {kind!r}")
         await self._push(device, kind, frames.dump(data))
+
+    def has(self, key: bytes) -> bool:
+        """Whether a command is under way here."""
+        return self._inbox.is_live(key)
 
     async def recipient_of(self, key: bytes) -> str | None:
         """Whom a command was for, as long as anything is known of it."""
@@ -241,7 +300,7 @@ class Gateway:
         message = event.message
         if message.made and message.made + control.max_age <= now and not event.patient:
             return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
-        if event.patient or message.recipient in self._devices:
+        if event.patient or self.online(message.recipient):
             return None
         return Verdict(
             Word.REFUSED,
@@ -273,6 +332,8 @@ class Gateway:
                 kind=message.kind,
             )
         _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
+        if self.neighbours is not None:
+            self.neighbours.told(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
             ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
             _push_to([reply.origin], frames.encode(ended))
@@ -290,14 +351,20 @@ class Gateway:
             )
 
     def _report(self, report: Report) -> None:
-        state, answer, origins = report.state, report.answer, report.origins
-        scope, id_ = names_in(report.key)
-        self._note_hop(report.key, state.word)
+        origins = report.origins
+        if self.neighbours is not None:
+            also = self.neighbours.ended(report.key, report.state)
+            origins = (*origins, *(origin for origin in also if origin not in origins))
+        self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
+
+    def _tell_end(
+        self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
+    ) -> None:
+        scope, id_ = names_in(key)
+        self._note_hop(key, state.word)
         if self._journal.watchers:
-            self._journal.see(
-                "ended", scope=scope, id=id_, state=state.word, code=answer.code, to=report.recipient
-            )
-        frame = frames.encode(frames.ack(id_, report.recipient, state, answer))
+            self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
+        frame = frames.encode(frames.ack(id_, recipient, state, answer))
         _push_to(origins, frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
         for session in self._apps.get(scope, ()):
@@ -328,6 +395,8 @@ class Gateway:
         if self._journal.watchers:
             shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
             self._journal.see("pushed", device=device, kind=kind, cursor=n, data=shown)
+        if self.neighbours is not None:
+            self.neighbours.pushed(device)
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._tell(session, device, n, frame)
@@ -342,27 +411,67 @@ class Gateway:
         if n == told.setdefault(device, n - 1) + 1:
             told[device] = n
             session.push(frame)
-        elif n > told[device] and (session, device) not in self._behind:
+        elif n > told[device]:
             await self._catch_up(session, device)
 
     async def _catch_up(self, session: Session, device: str) -> None:
         told = self._told.get(session)
         if told is None:
             return  # they have left meanwhile
-        self._behind.add((session, device))
+        if (session, device) in self._behind:
+            self._behind[session, device] = True
+            return
+        self._behind[session, device] = True
         try:
             extent = await self._ledger.extent(_stream(device))
-            if told[device] + 1 < extent.first:
+            if told.setdefault(device, extent.last) + 1 < extent.first:
                 gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
                 session.push(msgspec.json.encode(gap))
                 told[device] = extent.first - 1
-            while entries := await self._ledger.entries(_stream(device), told[device]):
-                for entry in entries:
-                    if entry.n > told[device]:  # it may have been told while we read
-                        told[device] = entry.n
-                        session.push(_numbered(entry.body, entry.n))
+            while self._behind[session, device]:
+                self._behind[session, device] = False
+                while entries := await self._ledger.entries(_stream(device), told[device]):
+                    for entry in entries:
+                        if entry.n > told[device]:  # it may have been told while we read
+                            told[device] = entry.n
+                            session.push(_numbered(entry.body, entry.n))
         finally:
-            self._behind.discard((session, device))
+            self._behind.pop((session, device), None)
+
+    # ── what the neighbours ask for ──────────────────────────────────────────────────────────────
+
+    @property
+    def here(self) -> Collection[str]:
+        return self._devices.keys()
+
+    def hears(self, scope: str) -> bool:
+        return scope in self._apps
+
+    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        message, answer = record.message, record.answer or Answer()
+        self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
+
+    async def replaced(self, device: str) -> None:
+        session = self._devices.pop(device, None)
+        if session is not None:
+            session.close(REPLACED)
+            await self.engine.put(Unreachable(device))
+
+    async def vanished(self, device: str) -> None:
+        if device not in self._devices:
+            await self._push(device, DEVICE_STATUS, OFFLINE)
+
+    def heads(self) -> dict[str, int]:
+        heads: dict[str, int] = {}
+        for told in self._told.values():
+            for device, n in told.items():
+                heads[device] = min(n, heads.get(device, n))
+        return heads
+
+    async def catch_up_all(self, device: str) -> None:
+        for app in sorted(self._accounts.apps_of(device)):
+            for session in list(self._apps.get(app, ())):
+                await self._catch_up(session, device)
 
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:

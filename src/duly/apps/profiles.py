@@ -8,6 +8,7 @@ escalation is at is the delivery's round, and its time is the delivery's due: no
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
@@ -54,7 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     zone: str = "UTC"
     lasts: int = DAY
     """how long a delivery is tried"""
-    most: int = 20
+    most: int = 10
     """messages to one recipient in a minute; what is more goes together; 0: no limit"""
     together: int = MINUTE
     """how long the later events of one episode wait for each other"""
@@ -129,7 +130,7 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet: str = ""
     zone: str = "UTC"
     lasts: float = 86_400.0
-    most: int = 20
+    most: int = 10
     together: float = 60.0
 
 
@@ -193,7 +194,7 @@ class Profiles:
         writes: list[Write] = []
         steps: dict[int, list[str]] = {}
         for after, url in [(0.0, url) for url in draft.send] + list(draft.escalate):
-            label, write, secret = self._note(url, draft.secret)
+            label, write, secret = await self._note(url, draft.secret)
             writes += write
             if secret:
                 made[label] = secret
@@ -214,7 +215,7 @@ class Profiles:
 
     async def add_address(self, url: str) -> str:
         """Note an address that no profile names (yet); its label."""
-        label, writes, _ = self._note(url, "")
+        label, writes, _ = await self._note(url, "")
         if writes:
             await self._ledger.write(*writes)
             await self.refresh()
@@ -226,9 +227,9 @@ class Profiles:
         await self.refresh()
         return bool(gone)
 
-    def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
+    async def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
         """The label of an address, what to write down of it, and its secret if that is new."""
-        check_url(url, private=self._private)
+        await asyncio.to_thread(check_url, url, private=self._private)  # some services are slow to load
         label = label_of(url)
         known = self._addresses.get(label)
         if known is not None and known.url != url:

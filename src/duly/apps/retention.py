@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from duly.apps.alert_events import EVENT
 from duly.apps.desk import Desk, show
 from duly.archive import Archive
+from duly.core.signals import EVENT
 from duly.ledger import Ledger
 
 STEP: Final = 500

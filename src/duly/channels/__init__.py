@@ -96,7 +96,8 @@ def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channe
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        if parts.scheme in WEBHOOK | MAIL:  # others put tokens where a port would be
+            _ = parts.port
     except ValueError:
         raise Malformed("this address has a host or port that cannot be one; write scheme://host…") from None
     if not parts.scheme or ":" not in url:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+import warnings
+from functools import cache
+from typing import Any, Final
 
 from duly.channel import InDoubt, Notice, NotSent
 from duly.core.parcels import Doubt
@@ -18,9 +20,7 @@ SECONDS: Final = 30.0
 
 
 def check_service(url: str) -> None:
-    import apprise
-
-    _be_silent()
+    apprise = _apprise()
     if apprise.Apprise.instantiate(url, suppress_exceptions=True) is None:
         raise Malformed("no service is known that this address could belong to; see Apprise's list of them")
 
@@ -29,19 +29,16 @@ class Service:
     """One address."""
 
     def __init__(self, url: str, doubt: Doubt) -> None:
-        import apprise
-
-        _be_silent()
+        apprise = _apprise()
         self.doubt = doubt
+        self._kinds = apprise.NotifyType
         self._apprise = apprise.Apprise()
         self._usable = self._apprise.add(url)
 
     async def send(self, notice: Notice) -> None:
-        import apprise
-
         if not self._usable:
             raise NotSent("Apprise does not know this kind of address")
-        kind = apprise.NotifyType.FAILURE if notice.urgent else apprise.NotifyType.WARNING
+        kind = self._kinds.FAILURE if notice.urgent else self._kinds.WARNING
         try:
             async with asyncio.timeout(SECONDS):
                 told = await asyncio.to_thread(
@@ -56,6 +53,14 @@ class Service:
         pass
 
 
-def _be_silent() -> None:
-    """Apprise logs addresses, and addresses are secrets."""
+@cache
+def _apprise() -> Any:
+    """Apprise, loaded only by those who need it, which takes a while; and silent: it logs addresses, and
+    addresses are secrets."""
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import apprise
+
+        apprise.Apprise.instantiate("json://localhost")  # loads the services, too
+    return apprise

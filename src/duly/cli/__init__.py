@@ -24,6 +24,7 @@ from duly.cli import (
     profiles,
     prune,
     send,
+    sentinel,
     sim,
     task,
     up,
@@ -79,6 +80,7 @@ app.command("why")(look.why)
 app.command("watch")(look.watch)
 app.add_typer(alerts.alert, name="alert")
 app.add_typer(alerts.deliveries, name="deliveries")
+app.add_typer(sentinel.sentinel, name="sentinel")
 app.add_typer(profiles.profile, name="profile")
 app.add_typer(profiles.channel, name="channel")
 app.command("prune")(prune.prune)

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 import typer
 
+from duly.cli.borrow import borrower, check_account
 from duly.cli.common import (
     Data,
     Exit,
@@ -32,12 +33,11 @@ from duly.cli.common import (
     Unreachable,
     Url,
     clock,
-    find_hub,
     need_hub,
     print_json,
     settings_of,
 )
-from duly.errors import DeviceError, NotAuthenticated
+from duly.errors import DeviceError
 
 if TYPE_CHECKING:
     from duly.clients.device import Command, Device
@@ -83,20 +83,10 @@ def device(
         return
     hub = need_hub(data, url, token)
     if token is None:
-        _check_account(hub, name)
+        check_account(hub, name, "device")
     if store is None and hub.local:
         store = Path(settings_of(data).data) / f"device-{name}.db"
     asyncio.run(_run(_at_hub(hub, name, data, token, store), hub.url, thing, store, json))
-
-
-def _check_account(hub: Hub, name: str) -> None:
-    roles = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
-    if name not in roles:
-        raise Trouble(Exit.NOT_ALLOWED, f"there is no device {name}; make it with: duly add device {name}")
-    if roles[name] != "device":
-        raise Trouble(
-            Exit.USAGE, f"{name} is of kind {roles[name]}, not a device; 'duly list' shows who there is"
-        )
 
 
 class Effects:
@@ -221,28 +211,14 @@ Make = Callable[[Callable[[str], None]], "Device"]
 
 
 def _at_hub(hub: Hub, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
-    """A device at this hub. Without a token of its own it borrows one, which ends with the hub that lent it:
-    so it borrows again from each new one."""
+    """A device at this hub. Without a token of its own it borrows one."""
     from duly.clients.device import Device
     from duly.clients.link import Link
 
-    lender, lent = hub, ""
-
-    async def borrow() -> tuple[str, str]:
-        nonlocal lender, lent
-        now = find_hub(data) or lender
-        if not lent or now.token != lender.token:
-            try:
-                lender, lent = now, await asyncio.to_thread(now.borrow, name)
-            except Unreachable as problem:
-                raise TimeoutError(str(problem)) from None
-            except Trouble as problem:
-                raise NotAuthenticated(str(problem)) from None
-        return lender.url, lent
+    where = borrower(hub, name, data) if token is None else None
 
     class CommandLineDevice(Device):
         def _open_link(self) -> Link:
-            where = borrow if token is None else None
             return Link(self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls)
 
     return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)

@@ -389,11 +389,13 @@ def _seen(seen: dict[str, Any]) -> str:
             what = "sent" if seen["attempt"] == 1 else f"sent again, attempt {seen['attempt']}"
         case "ended":
             what = f"{tint(seen['state'])}, code {seen['code']}"
+        case "told":
+            what = f"told: {seen['fate']}"
         case "pushed":
             what = f"{seen['kind']} #{seen['cursor']}{_data(seen)}"
         case "refused":
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
-    id_ = f"   [{seen['id']}]" if seen.get("id") else ""
+    id_ = typer.style(f"   [{seen['id']}]", dim=True) if seen.get("id") else ""
     return f"{clock(seen['time'])}  {who:<20}  {what}{id_}"

@@ -60,7 +60,7 @@ def set_profile(
     ] = None,
     most: Annotated[
         int, typer.Option("--most", min=0, help="Messages a minute to one recipient; 0: no limit.")
-    ] = 20,
+    ] = 10,
     together: Annotated[
         float | None,
         typer.Option(

@@ -33,6 +33,12 @@ def up(
         str | None, typer.Option("--listen", metavar="ADDR", help="Where to listen. [127.0.0.1]")
     ] = None,
     ledger: LedgerUrl = None,
+    doorbell: Annotated[
+        str | None,
+        typer.Option(
+            "--doorbell", metavar="URL", help="How hubs on one ledger wake each other: redis://… [postgres]"
+        ),
+    ] = None,
     mqtt_port: Annotated[
         int | None, typer.Option("--mqtt-port", metavar="N", help="The embedded MQTT broker's. [7883]")
     ] = None,
@@ -72,6 +78,7 @@ def up(
             "port": port,
             "listen": listen,
             "ledger": ledger,
+            "doorbell": doorbell,
             "mqtt_port": mqtt_port,
             "mqtt": mqtt,
             "no_mqtt": no_mqtt,

@@ -124,6 +124,8 @@ class App:
 
     async with duly.App("http://127.0.0.1:7800", token) as app:
         ack = await app.send("lock-1", "lock_control", {"open": True})
+
+    Where there are several hubs, name them all, with commas between: any of them will do.
     """
 
     def __init__(self, url: str, token: str, *, data: str | None = None) -> None:

@@ -104,7 +104,7 @@ class FdLink:
             from_=app,
             data=frames.dump(value),
             exp=task.exp // MS if task.exp else None,
-            order=False,
+            order=frames.load_order(task.order),
         )
         self._senders[task.msg_id] = task.sender
 

@@ -9,6 +9,7 @@ again; `at_most_once` does not, and its sender is told that nobody can tell.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from duly.clients.mailbox import Mailbox
 from duly.clients.peers import Peers, Refusals
-from duly.clients.tasks import Task, TaskFailed, asked_as, pack, unpack
+from duly.clients.tasks import Task, TaskFailed, as_kept, asked_as, pack, unpack
 from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -31,12 +32,18 @@ from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.dialects.seal import Seal
 from duly.engine import Engine
-from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped
+from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TooLarge
 from duly.ledger import Ledger
 from duly.transport import Ack
 
 REASON: Final = 500
 """Characters of an exception that are told."""
+
+BACKLOG: Final = 10_000
+"""Tasks under way or waiting for their turn. More are left to the broker, by not acknowledging them."""
+
+ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
+"""Bytes of JSON in an answer, with room for everything around them."""
 
 _ITSELF: Final = "/self"
 """Behind the scope of a task a node sent to itself: no username has a slash, so it meets nobody's ids."""
@@ -75,7 +82,7 @@ class Incoming:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
         self._seal, self._budget, self._do, self._ordered = seal, budget, do, ordered
-        inbox = Inbox(
+        self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
             lanes=lanes,
@@ -83,7 +90,10 @@ class Incoming:
             repeatable=self._repeatable,
             refuse=self._unaffordable,
         )
-        self.engine = Engine(inbox, ledger, self._perform)
+        self.engine = Engine(self._inbox, ledger, self._perform)
+        self._held: deque[tuple[Arrived, Ack]] = deque()
+        self._offered = 0
+        """tasks that the engine has and that are not stored"""
         self._running: set[asyncio.Task[None]] = set()
         self._asked: dict[bytes, bytes] = {}
         """how each task under way was asked"""
@@ -124,12 +134,33 @@ class Incoming:
             task.exp,
             Order(task.sender) if self._ordered else None,
         )
+        if self._held or self._full:
+            self._held.append((Arrived(message), ack))
+        else:
+            self._offer(Arrived(message), ack)
+
+    def _offer(self, event: Arrived, ack: Ack) -> None:
+        self._offered += 1
+
+        def stored() -> None:
+            self._offered -= 1
+            ack()
+
         try:
-            self.engine.offer(Arrived(message), ack)
+            self.engine.offer(event, stored)
         except Overloaded:
-            self._do(self._put(Arrived(message), ack))
+            self._do(self._put(event, stored))
         except Stopped:
             return  # not acknowledged: it comes again
+
+    @property
+    def _full(self) -> bool:
+        return self._inbox.live + self._offered >= BACKLOG
+
+    def reconnected(self) -> None:
+        """What was held back or could not be stored was not acknowledged: it comes again."""
+        self._held.clear()
+        self._offered = 0
 
     async def _put(self, event: Arrived | Answered, ack: Ack | None = None) -> None:
         with suppress(Stopped):
@@ -162,6 +193,8 @@ class Incoming:
             case Reply(message=message, verdict=verdict):
                 self._reply(message, verdict)
             case Report(key=key, state=state, answer=answer):
+                while self._held and not self._full:
+                    self._offer(*self._held.popleft())
                 asked = self._asked.pop(key, None)
                 if asked is None:
                     self._do(self._find_and_tell(key, state, answer))
@@ -193,7 +226,7 @@ class Incoming:
         form, old = asked_as(asked)
         form = form or self._form
         if state in (State.DONE, State.FAILED) and answer.data:
-            content = unpack(answer.data)
+            content = as_kept(answer.data)
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
@@ -218,11 +251,10 @@ class Incoming:
         state, error = State.FAILED, ""
         try:
             value = await self._act(message, Task(message, unpack(message.body), sender, attempt, progress))
-            said = fd.content_of(value, form)
-            fd.encode(fd.Complete(message.id, said), form)  # too large is a failure of ours to tell
+            said = _within(fd.content_of(value, form))
             state = State.DONE
         except TaskFailed as problem:
-            said, error = fd.content_of(problem.error, form), str(problem)
+            said, error = _within(fd.content_of(problem.error, form)), str(problem)
         except Exception as problem:
             error = repr(problem)[:REASON]
             said = fd.content_of(error, form)
@@ -243,6 +275,12 @@ class Incoming:
             if timeout.expired():
                 raise TaskFailed(f"it took longer than {action.deadline:g} s") from None
             raise
+
+
+def _within(said: fd.Content) -> fd.Content:
+    if len(said.raw) > ANSWER_LIMIT:
+        raise TooLarge(f"the answer takes {len(said.raw)} bytes, the limit is {ANSWER_LIMIT}")
+    return said
 
 
 def _sender(scope: str) -> str:

@@ -3,7 +3,10 @@
 The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
 outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
 `down` of every end of one that was not our own doing. `where` says before each try where the hub is and
-which token it wants, for those who cannot know that beforehand.
+which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
+asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
+
+Several hubs may be named, with commas between: when one no longer answers, the next is tried.
 """
 
 from __future__ import annotations
@@ -37,13 +40,15 @@ class Link:
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
         where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
+        denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
-        self._url, self._token = url, token
+        self._urls, self._token = _hubs(url), token
         self._where = where
         self._up = up
         self._heard = heard
         self._down = down
         self._cursors = cursors
+        self._denied = denied
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -76,20 +81,24 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        attempt = 0
+        attempt = hub = 0
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
                     if self._where is not None:
-                        self._url, self._token = await self._where()
+                        url, self._token = await self._where()
+                        self._urls = _hubs(url)
+                    url = _endpoint(self._urls[hub % len(self._urls)])
                     async with http.ws_connect(
-                        _endpoint(self._url), heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                        url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
                         attempt = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
-                    if not self._first.done():
+                    if self._denied is not None:
+                        self._denied(problem)
+                    elif not self._first.done():
                         self._first.set_exception(problem)
                         return
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
@@ -97,7 +106,9 @@ class Link:
                 finally:
                     self._socket = None
                 attempt += 1
-                pause = RECONNECT.delay(attempt, self._token.encode()) or 0
+                hub += 1
+                # Where there are others to try, all of them are tried before we wait any longer.
+                pause = RECONNECT.delay(1 + (attempt - 1) // len(self._urls), self._token.encode()) or 0
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause / SECOND)
 
@@ -133,6 +144,10 @@ class Link:
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+
+def _hubs(urls: str) -> list[str]:
+    return [url.strip() for url in urls.split(",")]
 
 
 def _endpoint(url: str) -> str:

@@ -120,7 +120,7 @@ class Node:
         self._lanes = LanePolicy(serial=True, width=concurrency)
         self._actions: dict[str, Action] = {}
         self._ledger: Ledger | None = None
-        self._begun = False
+        self._begun = asyncio.Event()
         self._standby = ""
         self._chores: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -231,13 +231,14 @@ class Node:
         await self._incoming.drain(DRAIN)
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._incoming.engine.stop()
+        self._outgoing.flush()
         await self._outgoing.engine.stop()
         await self._mailbox.stop()
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._save(ledger)
         await ledger.close()
         self._outgoing.close()
-        self._begun = False
+        self._begun.clear()
 
     async def _open_ledger(self, serve: bool) -> Ledger:
         url = self._data or "memory:"
@@ -286,10 +287,11 @@ class Node:
     async def _begin(self) -> None:
         await self._incoming.engine.start()
         await self._outgoing.engine.start()
-        self._begun = True
+        self._begun.set()
 
     def _up(self, present: bool) -> None:
-        if self._begun:
+        if self._begun.is_set():
+            self._incoming.reconnected()
             self._outgoing.reconnected()
         else:
             self._do(self._begin_late())
@@ -335,21 +337,25 @@ class Node:
         """Send a task; returns when it is stored. It is not to take effect later than `expires` seconds from
         now. The same `id` again is the same task."""
         self._running()
+        await self._begun.wait()
         return await self._outgoing.send(to, action, payload, expires, id, Form(form) if form else None)
 
     async def find(self, id: str) -> Sent:
         """A task that this node sent, also before it was restarted."""
         self._running()
+        await self._begun.wait()
         return await self._outgoing.find(id)
 
     async def cancel(self, id: str) -> Sent:
         """No longer send a task, nor wait for it. What its receiver has, it may still do."""
         self._running()
+        await self._begun.wait()
         return await self._outgoing.cancel(id)
 
     async def retry(self, id: str, *, expires: float = 86_400.0) -> Sent:
         """Send a task that has ended once more, as a new one."""
         self._running()
+        await self._begun.wait()
         return await self._outgoing.retry(id, expires)
 
     # ── status ───────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,7 @@ PATIENCE: Final = HOUR
 """How long after its expiry a task that was received may still be answered before it is called unknown."""
 
 REMEMBER: Final = 7 * DAY
+RECEIPTS_AFTER: Final = 0.1
 CHANNEL: Final = "task"
 CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
 UNSETTLED: Final = 10_000
@@ -71,7 +72,10 @@ class Outgoing:
         self._sent: OrderedDict[bytes, Sent] = OrderedDict()
         self._leaving: set[bytes] = set()
         """tasks that the transport has and the broker has not confirmed"""
+        self._receipts: set[bytes] = set()
+        self._storing: asyncio.TimerHandle | None = None
         self._ids = Uuid7Ids()
+        self._random = b""
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +96,7 @@ class Outgoing:
     async def _send(self, task: fd.Pending, expires: float, form: Form) -> Sent:
         now = self._ledger.clock.now()
         until = -(-(now + seconds(expires)) // SECOND) * SECOND  # the wire has whole seconds: none is lost
-        msg_id = task.msg_id or self._ids.next(now, secrets.randbits(80))
+        msg_id = task.msg_id or self._mint(now)
         key = key_of(self._name, msg_id)
         sent = self._sent.get(key)
         known = await self._ledger.find(key) if task.msg_id and sent is None else None
@@ -104,9 +108,18 @@ class Outgoing:
             else:
                 message = known.message  # the same task, whatever the clock says now
             sent = self._sent[key] = Sent(message)
-            await self.engine.put(Arrived(message))
+            try:
+                self.engine.offer(Arrived(message))
+            except Overloaded:
+                await self.engine.put(Arrived(message))
         await sent.stored
         return sent
+
+    def _mint(self, now: int) -> str:
+        if not self._random:
+            self._random = secrets.token_bytes(10 * 256)  # one call to the system for many ids
+        bits, self._random = self._random[:10], self._random[10:]
+        return self._ids.next(now, int.from_bytes(bits, "big"))
 
     async def find(self, id: str) -> Sent:
         key = key_of(self._name, id)
@@ -137,6 +150,12 @@ class Outgoing:
         """Whether or not the broker kept our session: what it had of ours may be lost."""
         self._offer(Reachable(""))
 
+    def flush(self) -> None:
+        """Store what has waited for that."""
+        if self._storing is not None:
+            self._storing.cancel()
+        self._store_receipts()
+
     def close(self) -> None:
         for sent in self._sent.values():
             sent._refuse(Stopped("the node was stopped before the task ended; with data= it goes on"))
@@ -159,6 +178,7 @@ class Outgoing:
         try:
             record = await self._ledger.find(key)
         except LedgerError:
+            self._mailbox.link.reconnect("the ledger cannot be read now; what was not stored comes again")
             return
         if record is None:
             self._refusals.note(
@@ -182,7 +202,8 @@ class Outgoing:
             case fd.Ack(progress=progress):
                 if sent is not None and progress is not fd.NOTHING:
                     sent._tell(self._peers.read(by, progress).value)
-                self._offer(Received(key), lambda: _received(sent, ack))
+                self._received(key, sent)
+                ack()
             case fd.Complete(value=value):
                 content = self._peers.read(by, value)
                 self._offer(Answered(key, State.DONE, Answer(0, pack(content, content.form))), ack)
@@ -190,6 +211,22 @@ class Outgoing:
                 content = self._peers.read(by, error)
                 state, reason = _failure(content.value)
                 self._offer(Answered(key, state, Answer(1, pack(content, content.form), reason)), ack)
+
+    def _received(self, key: bytes, sent: Sent | None) -> None:
+        """The other side has it. That is stored with a little delay: most tasks are answered before, and who
+        forgets it in a crash asks again and is told again."""
+        if sent is not None and not sent.delivered.done:
+            sent._move(State.DELIVERED)
+        self._receipts.add(key)
+        if self._storing is None:
+            self._storing = asyncio.get_running_loop().call_later(RECEIPTS_AFTER, self._store_receipts)
+
+    def _store_receipts(self) -> None:
+        self._storing = None
+        receipts, self._receipts = self._receipts, set()
+        for key in receipts:
+            if self._outbox.state(key) is State.SENT:
+                self._offer(Received(key))
 
     def _offer(self, event: Event, ack: Ack | None = None) -> None:
         try:
@@ -261,12 +298,6 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
     end = Advance(message.key, State.CANCELLED, now, CANCELLED)
     finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
     return bool(finished)
-
-
-def _received(sent: Sent | None, ack: Ack) -> None:
-    ack()
-    if sent is not None and not sent.delivered.done:
-        sent._move(State.DELIVERED)
 
 
 def _failure(error: Any) -> tuple[State, str]:

@@ -7,8 +7,9 @@ settled, by a late result: then `result` and `state` say that.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
@@ -63,24 +64,44 @@ class Task:
 class Moment(Generic[T]):
     """Something that will be known: await it, as often and by as many as you like."""
 
+    __slots__ = ("_known", "_problem", "_value", "_waiting")
+
     def __init__(self) -> None:
-        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._known = False
+        self._value: T | None = None
+        self._problem: Exception | None = None
+        self._waiting: list[asyncio.Future[None]] | None = None
 
     @property
     def done(self) -> bool:
-        return self._future.done()
+        return self._known
 
     def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.shield(self._future).__await__()
+        if not self._known:
+            # One of its own for each who waits: whoever is cancelled takes nobody with him.
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiting is None:
+                self._waiting = []
+            self._waiting.append(told)
+            yield from told
+        if self._problem is not None:
+            raise self._problem
+        return cast("T", self._value)
 
     def tell(self, value: T) -> None:
-        if not self._future.done():
-            self._future.set_result(value)
+        self._settle(value, None)
 
     def fail(self, problem: Exception) -> None:
-        if not self._future.done():
-            self._future.set_exception(problem)
-            self._future.exception()  # nobody has to ask
+        self._settle(None, problem)
+
+    def _settle(self, value: T | None, problem: Exception | None) -> None:
+        if self._known:
+            return
+        self._known, self._value, self._problem = True, value, problem
+        waiting, self._waiting = self._waiting, None
+        for told in waiting or ():
+            if not told.done():
+                told.set_result(None)
 
 
 class Sent:
@@ -97,7 +118,8 @@ class Sent:
         self.result: Moment[Any] = Moment()
         self.progress: Any = None
         """what its handler last told"""
-        self._updates: asyncio.Queue[Any] = asyncio.Queue(UPDATES_KEPT)
+        self._updates: deque[Any] = deque(maxlen=UPDATES_KEPT)
+        self._news: asyncio.Event | None = None
         if state is not State.ACCEPTED:
             self._move(state)
 
@@ -107,18 +129,23 @@ class Sent:
 
     async def updates(self) -> AsyncIterator[Any]:
         """What its handler tells on the way, until it has ended."""
+        self._news = self._news or asyncio.Event()
         while True:
-            update = await self._updates.get()
-            if update is _END:
-                self._updates.put_nowait(_END)
+            while self._updates:
+                yield self._updates.popleft()
+            if self.result.done:
                 return
-            yield update
+            self._news.clear()
+            await self._news.wait()
 
     def _tell(self, value: Any) -> None:
         self.progress = value
-        if self._updates.full():
-            self._updates.get_nowait()
-        self._updates.put_nowait(value)
+        self._updates.append(value)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
 
     def _move(self, state: State) -> None:
         self.state = state.word
@@ -134,17 +161,12 @@ class Sent:
         except (OutcomeError, Expired) as problem:
             self.result.fail(problem)
         self._move(state)
-        if self._updates.full():
-            self._updates.get_nowait()
-        self._updates.put_nowait(_END)
+        self._wake()
 
     def _refuse(self, problem: Exception) -> None:
         self.stored.fail(problem)
         self.delivered.fail(problem)
         self.result.fail(problem)
-
-
-_END: Final = object()
 
 
 def outcome(state: State, answer: Answer) -> Any:
@@ -177,6 +199,11 @@ def unpack(kept: bytes) -> Content:
     'test'
     """
     return fd.read_content(kept[1:], asked_as(kept)[0])
+
+
+def as_kept(kept: bytes) -> Content:
+    """The same, to be sent as it stands: nobody reads what is in it."""
+    return Content(kept[1:], asked_as(kept)[0], kept[1:])
 
 
 def asked_as(kept: bytes) -> tuple[Form | None, bool]:

@@ -8,9 +8,8 @@ somebody was reached, `failed` if nobody could be, `unknown` if nobody can tell.
 An attempt that was cut off (a crash between sending and recording, a connection that broke in the middle) is
 in doubt, and its recipient's channel has declared what that means: `RESEND` with the same key, since the
 receiver can tell; `REPEAT` once, marked as such; `STOP` and show it. The doubt is written down before the
-repeat goes out, so that there is never a second one.
-
-When which delivery is due, and to whom, the application plans; with whom it travels, `Route` decides.
+repeat goes out, so that there is never a second one. To whom and when is the application's plan; with whom
+it travels, `Route` decides.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.outbox import EXPIRED, UNABLE, unable
 from duly.core.parcels import (
     CORRECTION,
+    CUT_OFF,
     DOUBT,
+    NOT_WANTED,
     Amend,
     Carried,
     Carry,
@@ -33,10 +34,12 @@ from duly.core.parcels import (
     CourierPolicy,
     Doubt,
     Fate,
+    Live,
     Load,
     Look,
     Plan,
     Traits,
+    correction,
 )
 from duly.core.route import Item, RoutePolicy, Routes, Where
 from duly.core.steps import (
@@ -76,27 +79,10 @@ AT_ONCE: Final = 500
 _Ends: TypeAlias = list[tuple[Item, State, Answer]]
 
 
-class _Live:
-    """A message under way here."""
-
-    __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
-
-    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
-        self.message = message
-        self.origins = origins
-        self.committed = committed
-        self.items: set[Ref] = set()
-        self.reached = False
-        self.in_doubt = False
-
-
-def _never(_: bytes) -> bool:
-    return False
-
-
 class Courier:
-    """The machine. `plan`, `traits`, `route` and `doubt` are the application's policies; `cancelled(key)`
-    says whether a message was taken back, so that what was just on its way is followed by a correction."""
+    """The machine. `plan`, `traits`, `route` and `doubt` are the application's policies. `wanted(ref)` says
+    whether a delivery should still be tried; `cancelled(key)` whether a message was taken back, so that what
+    was just on its way is followed by a correction."""
 
     def __init__(
         self,
@@ -107,7 +93,8 @@ class Courier:
         traits: Callable[[Message], Traits],
         route: Callable[[str], RoutePolicy],
         doubt: Callable[[str], Doubt],
-        cancelled: Callable[[bytes], bool] = _never,
+        wanted: Callable[[Ref], bool] = lambda ref: True,
+        cancelled: Callable[[bytes], bool] = lambda key: False,
         sole: bool = True,
     ) -> None:
         self.policy = policy
@@ -116,9 +103,10 @@ class Courier:
         self._plan = plan
         self._traits = traits
         self._doubt = doubt
+        self._wanted = wanted
         self._cancelled = cancelled
         self._sole = sole
-        self._live: dict[bytes, _Live] = {}
+        self._live: dict[bytes, Live] = {}
         self._items: dict[Ref, Item] = {}
         self._routes = Routes(route)
         self._expiries: list[tuple[int, int, Item]] = []
@@ -130,7 +118,7 @@ class Courier:
 
     @property
     def keys(self) -> list[bytes]:
-        return list(self._live)
+        return [*self._live]
 
     def __len__(self) -> int:
         """How many deliveries are open here."""
@@ -172,7 +160,9 @@ class Courier:
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now)]
         plan = self._plan(message, now)
-        live = _Live(message, [origin], committed=False)
+        if not plan.deliveries:
+            return [self._note(message, plan, origin, now)]
+        live = self._live[message.key] = Live(message, [origin], committed=False)
         return [self._admit(live, plan, now)]
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
@@ -186,9 +176,26 @@ class Courier:
     def _until(self, message: Message, now: int) -> int:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
 
-    def _admit(self, live: _Live, plan: Plan, now: int) -> Step:
-        message = live.message
-        traits = self._traits(message)
+    def _note(self, message: Message, plan: Plan, origin: Origin, now: int) -> Step:
+        """A message for nobody: it is stored, and has ended."""
+        end, answer = plan.end
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self.counts.duplicates += 1
+                return [Reply(origin, message, verdict)]
+            self.counts.accepted += 1
+            return [Reply(origin, message, verdict), Report(message.key, end, answer, (origin,))]
+
+        plain = answer == Answer()
+        then = () if plain else (Advance(message.key, end, now, answer),)
+        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
+    def _admit(self, live: Live, plan: Plan, now: int) -> Step:
+        message, traits = live.message, plan.traits
         launched: list[Item] = []
         waiting: list[Item] = []
         writes: list[Deliver] = []
@@ -202,48 +209,38 @@ class Courier:
             else:
                 waiting.append(item)
                 writes.append(Deliver(ref, one.due, one.expires))
-        then: Group = tuple(writes)
-        if writes:
-            self._live[message.key] = live
-            state = here = State.SENT if launched else State.ACCEPTED
-        else:
-            state, answer = plan.end
-            here = state
-            if answer != Answer():
-                state = State.ACCEPTED
-                then = (Advance(message.key, here, now, answer), *then)
+        state = State.SENT if launched else State.ACCEPTED
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results[0]
             assert isinstance(verdict, Verdict)
             if not verdict.fresh:
-                self._not_fresh(live, launched)
+                self._not_fresh(live, launched, traits)
                 return [Reply(origin, message, verdict) for origin in live.origins]
             live.committed = True
             self.counts.accepted += 1
             todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
-            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in live.origins[1:])
+            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
             for item in waiting:
                 self._enter(live, item)
-                self._routes[item.ref.recipient, traits.urgent].add(item)
+                where = (item.ref.recipient, traits.urgent)
+                self._routes[where].add(item)
+                self._routes.schedule(where)
             for item in launched:
                 self._enter(live, item)
                 todo.append(self._carry([item], traits.urgent))
-            if not writes:
-                todo.append(Report(message.key, *plan.end, tuple(live.origins), message.recipient))
-            for recipient in {item.ref.recipient for item in waiting}:
-                self._routes.schedule((recipient, traits.urgent))
             return todo
 
-        admit = Admit(message, self._until(message, now), now, state, then)
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 
-    def _not_fresh(self, live: _Live, launched: Iterable[Item]) -> None:
+    def _not_fresh(self, live: Live, launched: Iterable[Item], traits: Traits) -> None:
         self.counts.duplicates += 1
-        urgent = self._traits(live.message).urgent
         for item in launched:
-            self._routes[item.ref.recipient, urgent].abandoned()
+            where = (item.ref.recipient, traits.urgent)
+            self._routes[where].abandoned()
+            self._routes.schedule(where)
         if self._live.get(live.message.key) is live:
             del self._live[live.message.key]
 
@@ -267,14 +264,14 @@ class Courier:
         # A correction waits for nobody.
         return Item(ref, message, due, expires, "" if ref.round >= CORRECTION else traits.episode)
 
-    def _enter(self, live: _Live, item: Item) -> None:
+    def _enter(self, live: Live, item: Item) -> None:
         self._items[item.ref] = item
         live.items.add(item.ref)
         if item.expires:
             self._serial += 1
             heapq.heappush(self._expiries, (item.expires, self._serial, item))
 
-    def _state(self, live: _Live) -> State:
+    def _state(self, live: Live) -> State:
         if live.reached:
             return State.DELIVERED
         return State.SENT if any(self._items[ref].attempt for ref in live.items) else State.ACCEPTED
@@ -283,9 +280,8 @@ class Courier:
         self.counts.parcels += 1
         self.counts.attempts += len(parcel)
         self.counts.retries += sum(item.attempt > 1 for item in parcel)
-        loads = tuple(
-            Load(item.ref, item.attempt, item.message, item.error.startswith(DOUBT)) for item in parcel
-        )
+        marked = self._doubt(parcel[0].ref.recipient) is Doubt.REPEAT
+        loads = tuple(Load(item.ref, item.attempt, item.message, marked and item.doubtful) for item in parcel)
         return Tell(Carry(parcel[0].ref.recipient, loads, urgent))
 
     def _launch(self, parcel: list[Item], where: Where, now: int) -> list[Todo]:
@@ -385,25 +381,28 @@ class Courier:
 
     def _delay(self, items: Sequence[Item]) -> int:
         """How long a way is left alone after these could not go it."""
-        delays = (self.policy.retry.delay(item.attempt, _salt(item.ref)) for item in items)
+        delays = (self.policy.retry.delay(item.attempt, item.salt) for item in items)
         return min((delay for delay in delays if delay is not None), default=self.policy.retry.first)
 
     def _again(
         self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: _Ends
     ) -> list[Todo]:
         """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
+        if item.doubtful and not reason.startswith(DOUBT):
+            reason = DOUBT + reason  # an earlier one may have arrived all the same
+        item.error = reason
         # Who travelled together tries again together.
-        delay = self.policy.retry.delay(item.attempt, b"" if item.bundle else _salt(item.ref))
+        delay = self.policy.retry.delay(item.attempt, b"" if item.bundle else item.salt)
         if delay is None:
-            ends.append(
-                (item, State.FAILED, Answer(1, b"", f"given up after {item.attempt} attempts: {reason}"))
-            )
+            ends.append(_given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
             return []
         if item.expires and item.expires <= now:
-            ends.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", f"{EXPIRED.reason}; {reason}")))
+            ends.append(_given_up(item, State.EXPIRED, f"{EXPIRED.reason}; the last attempt: {reason}"))
+            return []
+        if not self._wanted(item.ref):
+            ends.append(_given_up(item, State.CANCELLED, f"{NOT_WANTED}; the last attempt: {reason}"))
             return []
         item.due = now if rest is None else now + max(delay, rest)
-        item.error = reason
         write = Postpone(item.ref, item.attempt, item.due, reason)
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -421,11 +420,9 @@ class Courier:
     ) -> list[Todo]:
         self.counts.in_doubt += 1
         declared = self._doubt(item.ref.recipient)
-        if declared is Doubt.RESEND:
-            return self._again(item, where, reason, rest, now, ends)
-        if declared is Doubt.REPEAT and not item.error.startswith(DOUBT):
+        if declared is Doubt.RESEND or (declared is Doubt.REPEAT and not item.doubtful):
             return self._again(item, where, DOUBT + reason, rest, now, ends)
-        why = "once repeated, and again " if item.error.startswith(DOUBT) else ""
+        why = "once repeated, and again " if item.doubtful else ""
         ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
         return []
 
@@ -435,7 +432,7 @@ class Courier:
             return []
         some, left = ends[:AT_ONCE], ends[AT_ONCE:]
         writes: list[Finish] = []
-        over: list[tuple[_Live, State, Answer]] = []
+        over: dict[bytes, tuple[Live, State, Answer]] = {}
         for item, state, answer in some:
             then: Group = ()
             key = item.ref.key
@@ -448,25 +445,33 @@ class Courier:
                 if not live.items:
                     how = self._summary(live, state, answer)
                     then = (Advance(key, how[0], now, how[1]),)
-                    over.append((live, *how))
+                    over[key] = (live, *how)
                 elif first:
                     then = (Advance(key, State.DELIVERED, now),)
             if self._cancelled(key) and state in (State.DONE, State.UNKNOWN) and item.ref.round < CORRECTION:
-                then = (*then, _correction(item.ref, now, item.expires))
+                then = (*then, correction(item.ref, now, item.expires))
             self.counts.failed += state is State.FAILED
             writes.append(Finish(item.ref, item.attempt, state, answer.reason, then))
 
         def done(results: Results, now: int) -> list[Todo]:
-            reports: list[Todo] = [
-                Report(live.message.key, state, answer, tuple(live.origins), live.message.recipient)
-                for live, state, answer in over
-            ]
-            tells: list[Todo] = [Tell(item.ref) for item, _, _ in some if self._cancelled(item.ref.key)]
-            return [*reports, *tells, *self._end_all(left, now)]
+            todo: list[Todo] = []
+            left_over = iter(results)
+            for write in writes:
+                if not next(left_over):
+                    continue  # fenced: a newer attempt is under way, or it had ended already
+                for _ in write.then:
+                    next(left_over)
+                key = write.ref.key
+                if key in over:
+                    live, state, answer = over[key]
+                    todo.append(Report(key, state, answer, tuple(live.origins), live.message.recipient))
+                if self._cancelled(key):
+                    todo.append(Tell(write.ref))
+            return [*todo, *self._end_all(left, now)]
 
         return [Step(tuple(writes), done)]
 
-    def _summary(self, live: _Live, state: State, answer: Answer) -> tuple[State, Answer]:
+    def _summary(self, live: Live, state: State, answer: Answer) -> tuple[State, Answer]:
         if live.reached:
             return State.DONE, Answer()
         if live.in_doubt:
@@ -476,16 +481,29 @@ class Courier:
     # ── changed from outside ─────────────────────────────────────────────────────────────────────
 
     def _look(self, look: Look, now: int) -> list[Todo]:
-        still = {one.delivery.ref for one in look.open}
+        still = {one.delivery.ref: one for one in look.open}
         live = self._live.get(look.key)
         todo: list[Todo] = []
-        if live is not None:
-            for ref in sorted(live.items - still, key=_place):
-                item = self._items[ref]
-                if not item.flying:
-                    todo += self._lose(item, now)
-        new = [one for one in look.open if one.delivery.ref not in self._items]
-        return todo + [each for one in new for each in self._take_up(one, now)]
+        ends: _Ends = []
+        for ref in sorted(live.items if live is not None else (), key=lambda ref: (ref.recipient, ref.round)):
+            item = self._items[ref]
+            if item.flying:
+                continue
+            if ref not in still:
+                todo += self._lose(item, now)
+            elif not self._wanted(ref):
+                ends.append(_given_up(item, State.CANCELLED, NOT_WANTED))
+            elif still[ref].delivery.due < item.due:
+                # Somebody wants it tried now, so the way is tried.
+                item.due = still[ref].delivery.due
+                self._routes[ref.recipient, self._traits(item.message).urgent].add(item)
+                self._routes.hurry(ref.recipient, now)
+        todo += self._end_all(ends, now)
+        gone = {item.ref for item, _, _ in ends}
+        for ref, one in still.items():
+            if ref not in self._items and ref not in gone:
+                todo += self._take_up(one, now)
+        return todo
 
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
@@ -507,16 +525,16 @@ class Courier:
             todo += self._take_up(one, now, before)
         return todo
 
-    def _revive(self, one: Open, before: Mapping[bytes, _Live]) -> _Live:
+    def _revive(self, one: Open, before: Mapping[bytes, Live]) -> Live:
         key = one.message.key
         live = self._live.get(key)
         if live is None:
             listening = before[key].origins if key in before else []
-            live = self._live[key] = _Live(one.message, listening, committed=True)
+            live = self._live[key] = Live(one.message, listening, committed=True)
             live.reached = one.state is State.DELIVERED
         return live
 
-    def _take_up(self, one: Open, now: int, before: Mapping[bytes, _Live] | None = None) -> list[Todo]:
+    def _take_up(self, one: Open, now: int, before: Mapping[bytes, Live] | None = None) -> list[Todo]:
         """Go on with an open delivery of the ledger."""
         message, delivery = one.message, one.delivery
         traits = self._traits(message)
@@ -525,12 +543,13 @@ class Courier:
         item.attempt, item.error = delivery.attempt, delivery.error
         self._enter(live, item)
         where = (delivery.ref.recipient, traits.urgent)
-        route = self._routes[where]
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
                 return self._cut_off(item, where, now)
             item.leased = True
-        route.add(item)
+        elif not self._wanted(item.ref):
+            return self._end_all([_given_up(item, State.CANCELLED, NOT_WANTED)], now)
+        self._routes[where].add(item)
         self._routes.schedule(where)
         return []
 
@@ -549,8 +568,8 @@ class Courier:
         while self._expiries and self._expiries[0][0] <= now:
             item = heapq.heappop(self._expiries)[2]
             if not item.gone and not item.flying:
-                reason = f"{EXPIRED.reason}; the last attempt: {item.error}" if item.error else EXPIRED.reason
-                late.append((item, State.EXPIRED, Answer(EXPIRED.code, b"", reason)))
+                why = f"; the last attempt: {item.error}" if item.error else ""
+                late.append(_given_up(item, State.EXPIRED, EXPIRED.reason + why))
         todo += self._end_all(late, now)
         for where, parcel in self._routes.collect(now):
             dead = [item for item in parcel if item.leased]
@@ -570,17 +589,6 @@ class Courier:
         self._routes.shift(by)
 
 
-CUT_OFF: Final = "we stopped before we knew whether it had arrived"
-
-
-def _salt(ref: Ref) -> bytes:
-    return ref.key + ref.recipient.encode()
-
-
-def _place(ref: Ref) -> tuple[str, int]:
-    return ref.recipient, ref.round
-
-
-def _correction(ref: Ref, now: int, expires: int) -> Deliver:
-    """What follows a delivery whose message has been taken back."""
-    return Deliver(Ref(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)
+def _given_up(item: Item, state: State, reason: str) -> tuple[Item, State, Answer]:
+    """The end of what is not tried any more. If one attempt was in doubt, nobody can tell."""
+    return item, State.UNKNOWN if item.doubtful else state, Answer(EXPIRED.code, b"", reason)

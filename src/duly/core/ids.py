@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -231,7 +229,7 @@ def event_id(
     """The id of an alert: the same episode of the same device in the same session is the same event.
 
     Hashed as canonical JSON, since joining with a dash makes ("a-b", "c") and ("a", "b-c") one event.
-    ``window_start`` is an anchor of ``Episodes``. Mint it once and store it; never work it out again.
+    ``window_start`` is the time of its first event. Mint it once and store it; never work it out again.
     """
     fields = {
         "sentinel": sentinel,
@@ -247,46 +245,3 @@ def event_id(
         return sha256(text.encode()).hexdigest()[:32]
     except UnicodeEncodeError as error:
         raise Malformed("an event's fields must be valid Unicode: half a surrogate pair is not") from error
-
-
-class Episodes:
-    """Windows that start with their first event, so that no edge at the full hour cuts an episode in two.
-
-    Events less than ``span`` away from the first one share its anchor, on either side: a clock stepping
-    back a little must not make two events of one. A clock set back further starts a new episode, so none
-    lasts longer than twice its span. Episodes that are over are forgotten as new ones begin.
-
-    >>> episodes = Episodes(span=3_600)
-    >>> [episodes.anchor("lamp", now) for now in (3_599, 3_601, 7_198, 7_199)]
-    [3599, 3599, 3599, 7199]
-    """
-
-    __slots__ = ("_anchors", "_span")
-
-    def __init__(self, span: int) -> None:
-        if span < 1:
-            raise Malformed(f"an episode must last at least a microsecond, not {span}")
-        self._span = span
-        self._anchors: OrderedDict[str, int] = OrderedDict()  # in the order they began: the oldest goes first
-
-    def anchor(self, key: str, now: int) -> int:
-        """The start of the episode that an event of ``key`` at ``now`` belongs to."""
-        anchor = self._anchors.get(key)
-        if anchor is not None and abs(now - anchor) < self._span:
-            return anchor
-        self._anchors[key] = now
-        self._anchors.move_to_end(key)
-        while abs(now - next(iter(self._anchors.values()))) >= self._span:
-            self._anchors.popitem(last=False)
-        return now
-
-    def __len__(self) -> int:
-        return len(self._anchors)
-
-    def snapshot(self) -> dict[str, int]:
-        """Everything remembered, as a plain dict."""
-        return dict(self._anchors)
-
-    def restore(self, snapshot: Mapping[str, int]) -> None:
-        """Go on from a snapshot, forgetting what is here."""
-        self._anchors = OrderedDict(snapshot)

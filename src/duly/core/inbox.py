@@ -6,6 +6,9 @@ is still under way it attaches to it, and hears the end when it comes.
 
 What "run" means is the outbox's business: hand it to a device (the hub), or to a handler of our own (a
 receiver). Either way the inbox ends the message once, and tells everyone who asked.
+
+Where hubs share a ledger, a message for a recipient who is not here is booked and left: the hub that has him
+finds it there, orders it and takes it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from duly.core.steps import (
     Ended,
     Event,
     Failed,
+    Found,
     Origin,
     Reachable,
     Received,
@@ -42,12 +46,16 @@ from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall,
 class _Live:
     """A message under way here."""
 
-    __slots__ = ("committed", "message", "origins")
+    __slots__ = ("away", "committed", "message", "origins")
 
-    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
+    def __init__(
+        self, message: Message, origins: list[Origin], *, committed: bool, away: bool = False
+    ) -> None:
         self.message = message
         self.origins = origins
         self.committed = committed
+        self.away = away
+        """it is left to another hub as soon as it is booked"""
 
 
 def _same_horizon(_: str) -> Horizon:
@@ -66,7 +74,8 @@ class Inbox:
     """The receiver's machine.
 
     `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` is its
-    say over a message that is new: a repeat of what was accepted is answered whatever it says.
+    say over a message that is new: a repeat of what was accepted is answered whatever it says. `shared`:
+    other workers serve the same channel, each the recipients that it can reach.
     """
 
     def __init__(
@@ -78,9 +87,11 @@ class Inbox:
         horizon: Callable[[str], Horizon] = _same_horizon,
         repeatable: Callable[[Message], bool] = _always,
         refuse: Callable[[Arrived, int], Verdict | None] = _welcome,
+        shared: bool = False,
     ) -> None:
         self._refuse = refuse
-        self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended)
+        self._shared = shared
+        self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost)
         self._lane_policy = lanes or LanePolicy()
         self.lanes = Lanes(self._lane_policy)
         self._horizon = horizon
@@ -120,8 +131,14 @@ class Inbox:
                 again = self.outbox.reached(recipient, now)
                 return again + self._move_all(self.lanes.reach(recipient), now)
             case Unreachable(recipient=recipient):
-                self.lanes.lose(recipient)
+                if self._shared:
+                    self._forget(recipient)
+                else:
+                    self.lanes.lose(recipient)
                 return []
+            case Found(open_=open_, marks=marks):
+                self.lanes.learn(marks)
+                return [todo for item in open_ for todo in self._find(item, now)]
             case Received() | Answered() | Failed():
                 return self.outbox.handle(event, now)
             case Told():
@@ -136,6 +153,8 @@ class Inbox:
         refusal = horizons.judge(message, horizon, now) or self._refuse(event, now)
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
+        if self._shared and message.recipient not in self.lanes.reachable:
+            return self._leave(message, origin, horizon, now)
         live = self._live[message.key] = _Live(message, [origin], committed=False)
         moves = self.lanes.offer(message, now)
         if len(moves) == 1 and moves[0].message is message:
@@ -211,9 +230,16 @@ class Inbox:
             origins = tuple(before[end.key].origins)
             todo.append(Report(end.key, end.state, end.answer, origins))
         for message in waiting:
-            self._watch_expiry(message)
-            todo += self._move_all(self.lanes.offer(message, now), now)
+            todo += self._queue(message, now)
         return todo
+
+    def _queue(self, message: Message, now: int) -> list[Todo]:
+        """Put a message that was booked into its lane."""
+        if message.expires and message.expires <= now:
+            return [self._finish(message, State.EXPIRED, EXPIRED, now), *self._count(message, now)]
+        self._watch_expiry(message)
+        todo = self._move_all(self.lanes.offer(message, now), now)
+        return todo + self._move_all(self.lanes.catch_up(message), now)
 
     def _watch_expiry(self, message: Message) -> None:
         """While it waits for its turn nobody else watches its clock."""
@@ -236,7 +262,7 @@ class Inbox:
         """A refused number has arrived all the same: nobody need wait for it."""
         if message.order is None or message.order.n is None or message.order.after is not None:
             return []
-        return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made), now)
+        return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made, now), now)
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
         def done(results: Results, now: int) -> list[Todo]:
@@ -267,6 +293,8 @@ class Inbox:
             if not verdict.fresh:
                 return self._not_fresh(live, verdict, now)
             live.committed = True
+            if live.away:
+                self._live.pop(message.key, None)
             first, *others = live.origins
             todo: list[Todo] = [Reply(first, message, verdict)]
             here = State.ACCEPTED
@@ -291,6 +319,38 @@ class Inbox:
         todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
         return todo + self._next(message, now)
 
+    # ── other hubs ───────────────────────────────────────────────────────────────────────────────
+
+    def _leave(self, message: Message, origin: Origin, horizon: Horizon, now: int) -> list[Todo]:
+        """Book a message for a recipient who is not here."""
+        message, moves = self.lanes.leave(message, now)
+        live = self._live[message.key] = _Live(message, [origin], committed=False, away=True)
+        return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
+
+    def _find(self, item: Open, now: int) -> list[Todo]:
+        """See to a delivery that others have left."""
+        message = item.message
+        live = self._live.get(message.key)
+        if item.delivery.attempt:
+            if live is None:
+                self._live[message.key] = _Live(message, [], committed=True)
+            return self.outbox.resume(item, now)
+        if live is not None:
+            return []
+        self._live[message.key] = _Live(message, [], committed=True)
+        return self._queue(message, now)
+
+    def _forget(self, recipient: str) -> None:
+        """A recipient has left, perhaps for another hub. What was handed over goes on being watched here
+        until somebody takes it over; what waits is in the ledger, for whichever hub has him next."""
+        self.lanes.forget(recipient)
+        waiting = [
+            key for key, live in self._live.items()
+            if live.message.recipient == recipient and live.committed and self.outbox.state(key) is None
+        ]  # fmt: skip
+        for key in waiting:
+            del self._live[key]
+
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
     def _move_all(self, moves: list[Move], now: int) -> list[Todo]:
@@ -305,6 +365,9 @@ class Inbox:
         if live is None or live.message is not message:
             return self._next(message, now)  # it turned out to be a repeat
         ref = self.outbox.ref(message)
+        if isinstance(move, Supersede) and move.mark and self._shared:
+            # What we remember of the mark may come from a repeat that turned out to be this very message.
+            move = Release(message, move.mark, move.n, move.ms, -1)
         if isinstance(move, Supersede):
             return [self._finish(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", move.reason), now)]
         if message.expires and message.expires <= now:
@@ -313,11 +376,11 @@ class Inbox:
         start: Group = (self.outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now))
 
         def done(results: Results, now: int) -> list[Todo]:
-            raised, taken, *_ = results if move.mark else (True, *results)
-            if raised and taken:
-                return [self.outbox.launched(message, 1, move.after, now)]
-            if raised:
+            raised, took_hold, *_ = results if move.mark else (True, *results)
+            if not took_hold:
                 return self._lost(message, now)
+            if raised:
+                return [self.outbox.launched(message, 1, move.after, now)]
             return self._superseded(message, LATE, now)
 
         # Without order there is no mark to be late for.

@@ -9,7 +9,8 @@ missing one is late, and a late one is superseded, never run. `replay` runs ever
 newest. What was refused or went to another lane has arrived too: it leaves no gap.
 
 What follows on? Usually "the number before mine has arrived", over all that this sender sends. A hub
-that passes a message on says `after` which number it comes, because the receiver does not see the rest.
+that passes a message on, to its recipient or to another hub, says `after` which number it comes, because
+the receiver does not see the rest.
 A message without a counter follows on from nothing: `replay` must wait the window out to sort it.
 
 A lane whose recipient cannot be reached, or that is serial and busy, queues; where only the latest counts,
@@ -29,7 +30,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from duly.core.messages import Message, Mode
+from duly.core.messages import Message, Mode, Order
 from duly.core.units import MS, SECOND
 from duly.core.writes import is_later
 from duly.errors import Malformed
@@ -76,10 +77,14 @@ class Release(Struct, frozen=True, gc=False):
 
 
 class Supersede(Struct, frozen=True):
-    """This message must not take effect any more."""
+    """This message must not take effect any more. One that is late says for which mark: where several hubs
+    raise it, only the ledger can tell."""
 
     message: Message
     reason: str
+    mark: str = ""
+    n: int = 0
+    ms: int = 0
 
 
 Move: TypeAlias = Release | Supersede
@@ -104,7 +109,8 @@ class _Chain:
     def __init__(self, mark: int) -> None:
         self.mark = mark
         self.top_ms = 0
-        self.ahead: set[int] = set()
+        self.ahead: dict[int, int] = {}
+        """numbers behind a gap that need no lane, and until when the gap is waited for"""
         self.held: list[_Waiting] = []
 
     @property
@@ -139,6 +145,10 @@ class Lanes:
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
         self._last: dict[str, int] = {}
         """the number last released under a mark: what a receiver is told came before"""
+        self._passed: OrderedDict[str, int] = OrderedDict()
+        """the number last left to another hub, by its mark"""
+        self._of: dict[str, set[str]] = {}
+        """the marks of each recipient"""
         self._lanes: dict[str, dict[str | None, _Lane]] = {}
         self.reachable: set[str] = set()
         self._deadlines: list[tuple[int, str]] = []
@@ -150,7 +160,8 @@ class Lanes:
     def _restore(self, mark: str, n: int, ms: int) -> None:
         self._marks[mark] = (n, ms)
         self._last[mark] = n
-        _, _, scope = msgspec.json.decode(mark, type=tuple[str, str, str])
+        recipient, _, scope = _names_in(mark)
+        self._of.setdefault(recipient, set()).add(mark)
         for name in (scope, mark):
             chain = self._chain(name)
             chain.mark = max(chain.mark, n)
@@ -165,7 +176,7 @@ class Lanes:
             return self._start(message)
         if order.mode is Mode.ANY:
             counted = order.n is not None and order.after is None
-            moves = self.arrived(message.scope, order.n or 0, message.made) if counted else []
+            moves = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
             return [*self._start(message), *moves]
         mark = mark_name(message)
         if order.n is None:
@@ -182,12 +193,15 @@ class Lanes:
             n, ms = order.n, message.made // MS
             name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
         chain = self._chain(name)
+        if needs > chain.mark and name is mark and mark in self._marks:
+            # It says what it comes after, and that was released here without saying so itself.
+            chain.mark = max(chain.mark, self._marks[mark][0])
         if needs <= chain.mark < n and not chain.held and not chain.ahead:
             # As usual: it follows on, and nothing waits.
             chain.mark = n
             chain.top_ms = max(chain.top_ms, ms)
             if not self._raise(mark, n, ms):
-                return [Supersede(message, LATE)]
+                return [Supersede(message, LATE, mark, n, ms)]
             return self._start(message, mark, n, ms)
         waiting = self._waiting(message, mark, n, ms, needs, now)
         moves = self._count_anew(chain, n, ms, needs)
@@ -200,17 +214,82 @@ class Lanes:
             heapq.heappush(self._deadlines, (waiting.deadline, name))
         return moves + self._let_go(self._follow(chain))
 
-    def arrived(self, scope: str, n: int, made: int) -> list[Move]:
-        """A number of this sender has come that needs no lane: it was refused, or wants no order."""
+    def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
+        """A number of this sender has come that needs no lane here: it was refused, wants no order, or went
+        to another hub."""
         ms = made // MS
         chain = self._chain(scope)
         moves = self._count_anew(chain, n, ms, n - 1)
         chain.top_ms = max(chain.top_ms, ms)
         if n > chain.mark:
-            chain.ahead.add(n)
+            chain.ahead[n] = deadline = now + self._policy.window
+            if n > chain.mark + 1:
+                heapq.heappush(self._deadlines, (deadline, scope))
             if len(chain.ahead) > AHEAD_KEPT:
                 chain.mark = min(chain.ahead) - 1
         return moves + self._let_go(self._follow(chain))
+
+    # ── other hubs ───────────────────────────────────────────────────────────────────────────────
+
+    def leave(self, message: Message, now: int) -> tuple[Message, list[Move]]:
+        """A message whose lane another hub keeps has come here. If everything before it has, too, it says
+        from now on what it comes after: the other hub does not see what went elsewhere."""
+        order = message.order
+        if order is None or order.n is None or order.after is not None:
+            return message, []
+        n, scope = order.n, message.scope
+        chain = self._chain(scope)
+        late = n <= chain.mark and message.made // MS <= chain.top_ms
+        moves = self.arrived(scope, n, message.made, now)
+        if order.mode is Mode.ANY or late:
+            return message, moves
+        mark = mark_name(message)
+        after = max(self._passed.get(mark, -1), self._last.get(mark, -1))
+        self._passed[mark] = n
+        self._passed.move_to_end(mark)
+        if len(self._passed) > CHAINS_KEPT:
+            self._passed.popitem(last=False)
+        if n > chain.mark or after >= n:
+            return message, moves
+        return msgspec.structs.replace(message, order=Order(order.key, order.mode, n, after)), moves
+
+    def catch_up(self, message: Message) -> list[Move]:
+        """A message that another hub left to us has been offered. If it says what it comes after, everything
+        of its sender before it has arrived there, and nobody here need wait for that."""
+        order = message.order
+        if order is None or order.n is None or order.after is None:
+            return []
+        mark = mark_name(message)
+        chain = self._chain(message.scope)
+        chain.top_ms = max(chain.top_ms, message.made // MS)
+        released, _ = self._marks.get(mark, (-1, 0))
+        chain.mark = max(chain.mark, order.n - (released < order.n))
+        moves = self._let_go(self._follow(chain))
+        lane = self._chains.get(mark)
+        if lane is not None and lane.held and mark in self._marks:
+            lane.mark = max(lane.mark, self._marks[mark][0])
+            moves += self._let_go(self._follow(lane))
+        return moves
+
+    def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
+        """How far lanes have come that were another hub's until now."""
+        for mark, (n, ms) in marks.items():
+            if is_later(n, ms, self._marks.get(mark)):
+                self._restore(mark, n, ms)
+
+    def forget(self, recipient: str) -> None:
+        """A recipient's lanes are no longer ours: what waits in them is dropped, and what we know of them."""
+        self.lose(recipient)
+        self._lanes.pop(recipient, None)
+        for mark in self._of.pop(recipient, ()):
+            self._marks.pop(mark, None)
+            self._last.pop(mark, None)
+            self._chains.pop(mark, None)
+        for name in {name for _, name in self._deadlines}:
+            chain = self._chains.get(name)
+            if chain is not None and chain.held:
+                chain.held = [held for held in chain.held if held.message.recipient != recipient]
+                heapq.heapify(chain.held)
 
     def occupy(self, message: Message) -> None:
         """A message that was released before a restart is still under way."""
@@ -247,6 +326,7 @@ class Lanes:
             if chain is None:
                 continue
             overdue = [waiting.n for waiting in chain.held if waiting.deadline <= now]
+            overdue += [n for n, until in chain.ahead.items() if until <= now]
             if overdue:
                 moves += self._let_go(self._follow(chain, max(overdue)))
         return moves
@@ -255,7 +335,10 @@ class Lanes:
         while self._deadlines:
             deadline, name = self._deadlines[0]
             chain = self._chains.get(name)
-            if chain is not None and any(waiting.deadline == deadline for waiting in chain.held):
+            if chain is not None and (
+                any(waiting.deadline == deadline for waiting in chain.held)
+                or deadline in chain.ahead.values()
+            ):
                 return deadline
             heapq.heappop(self._deadlines)
         return None
@@ -265,7 +348,9 @@ class Lanes:
         self._deadlines.clear()
         for name, chain in self._chains.items():
             chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
+            chain.ahead = {n: until + by for n, until in chain.ahead.items()}
             self._deadlines += [(w.deadline, name) for w in chain.held]
+            self._deadlines += [(until, name) for until in chain.ahead.values()]
         heapq.heapify(self._deadlines)
 
     @property
@@ -309,15 +394,19 @@ class Lanes:
         while True:
             if chain.mark + 1 in chain.ahead:
                 chain.mark += 1
-                chain.ahead.discard(chain.mark)
+                del chain.ahead[chain.mark]
             elif chain.held and (chain.held[0].needs <= chain.mark or chain.held[0].n <= given_up):
                 waiting = heapq.heappop(chain.held)
                 chain.mark = max(chain.mark, waiting.n)
                 free.append(waiting)
+            elif given_up > chain.mark and any(n <= given_up for n in chain.ahead):
+                skipped = min(chain.ahead)
+                del chain.ahead[skipped]
+                chain.mark = max(chain.mark, skipped)
             else:
                 break
         if chain.ahead:
-            chain.ahead = {n for n in chain.ahead if n > chain.mark}
+            chain.ahead = {n: until for n, until in chain.ahead.items() if n > chain.mark}
         return free
 
     def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
@@ -328,15 +417,19 @@ class Lanes:
             message, mark = waiting.message, waiting.mark
             order = message.order
             assert order is not None
-            if not self._raise(mark, waiting.n, waiting.ms):
-                moves.append(Supersede(message, LATE))
+            n = waiting.n
+            before = self._marks.get(mark) if order.n is None else None
+            if before is not None and waiting.ms == before[1]:
+                n = max(n, before[0] + 1)  # made in the same millisecond as what waited with it
+            if not self._raise(mark, n, waiting.ms):
+                moves.append(Supersede(message, LATE, mark, n, waiting.ms))
                 continue
             if order.mode is Mode.LATEST:
                 older = going.pop(newest.get((message.recipient, order.key), -1), None)
                 if older is not None:
                     moves.append(Supersede(older.message, "a newer one came with it"))
                 newest[message.recipient, order.key] = waiting.turn
-            going[waiting.turn] = Release(message, mark, waiting.n, waiting.ms, -1)
+            going[waiting.turn] = Release(message, mark, n, waiting.ms, -1)
         for release in going.values():
             moves += self._start(release.message, release.mark, release.n, release.ms)
         return moves
@@ -348,10 +441,13 @@ class Lanes:
         if not is_later(n, ms, before):
             return False
         marks[mark] = (n, max(ms, before[1] if before else 0))
+        if before is None:
+            self._of.setdefault(_names_in(mark)[0], set()).add(mark)
         marks.move_to_end(mark)
         if len(marks) > MARKS_KEPT:
             forgotten, _ = marks.popitem(last=False)
             self._last.pop(forgotten, None)
+            self._of.get(_names_in(forgotten)[0], set()).discard(forgotten)
         return True
 
     def _start(self, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> list[Move]:
@@ -433,6 +529,11 @@ def mark_name(message: Message) -> str:
     """
     order = message.order
     return _mark_name(message.recipient, "" if order is None else order.key, message.scope)
+
+
+def _names_in(mark: str) -> tuple[str, str, str]:
+    """(recipient, order key, scope) of a mark's name."""
+    return msgspec.json.decode(mark, type=tuple[str, str, str])
 
 
 @lru_cache(maxsize=4096)

@@ -28,6 +28,7 @@ from duly.core.steps import (
     Ended,
     Event,
     Failed,
+    Found,
     Origin,
     Reachable,
     Received,
@@ -107,6 +108,10 @@ def _always(_: Message) -> bool:
     return True
 
 
+def _forgotten(_: Message, __: int) -> list[Todo]:
+    return []
+
+
 def _report(message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
     return [Report(message.key, state, answer, recipient=message.recipient)]
 
@@ -115,7 +120,8 @@ class Outbox:
     """The sender's machine.
 
     `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is
-    told of every end, after it is committed. `minted` names the mark that keeps the last id sent, for a
+    told of every end, after it is committed; `lost` of every message that turns out to be another worker's
+    now, or to have been ended by one. `minted` names the mark that keeps the last id sent, for a
     sender that mints `SeqId`s: committed with the message, so no id leaves that a restart could repeat.
     """
 
@@ -126,6 +132,7 @@ class Outbox:
         *,
         repeatable: Callable[[Message], bool] = _always,
         ended: Callable[[Message, State, Answer, int], list[Todo]] = _report,
+        lost: Callable[[Message, int], list[Todo]] = _forgotten,
         minted: str = "",
     ) -> None:
         self._minted = minted
@@ -133,6 +140,7 @@ class Outbox:
         self.worker = worker
         self._repeatable = repeatable
         self._ended = ended
+        self._lost = lost
         self._entries: dict[bytes, _Entry] = {}
         self._timers: list[tuple[int, bytes]] = []
 
@@ -159,6 +167,8 @@ class Outbox:
                 return self.reached(recipient, now)
             case Unreachable() | Told():
                 return []
+            case Found(open_=open_):
+                return [todo for item in open_ for todo in self.resume(item, now)]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
         """The sender asks again for something that has ended, which memory could answer."""
@@ -229,6 +239,13 @@ class Outbox:
         self._set_timer(entry, self._next_try(message, entry.tries, now))
         return Transmit(message, attempt, entry.after)
 
+    def resume(self, item: Open, now: int) -> list[Todo]:
+        """Take over what another worker began; what we have begun since it was read is ours already."""
+        known = self._entries.get(item.message.key)
+        if known is not None and known.attempt >= item.delivery.attempt:
+            return []
+        return self._resume(item, known, now)
+
     def _resume(self, item: Open, known: _Entry | None, now: int) -> list[Todo]:
         message, delivery = item.message, item.delivery
         ours = delivery.worker == self.worker
@@ -294,13 +311,17 @@ class Outbox:
             )
 
         def done(results: Results, now: int) -> list[Todo]:
-            (moved,) = results
+            moved, *_ = results
             settled = isinstance(moved, Moved) and moved.moved
             return [Report(key, state, answer, recipient=event.by)] if settled else []
 
         stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
-        # Nobody here waits for it any more: it may settle an `unknown`, otherwise the first end stands.
-        return [Step((Advance(key, state, now, stored),), done)]
+        # Nobody here waits for it any more: it may settle an `unknown`, or end what another worker has;
+        # otherwise the first end stands.
+        end: Group = (Advance(key, state, now, stored),)
+        if event.by:
+            end = (*end, Finish(Ref(key, self.policy.channel, event.by), None, state, answer.reason))
+        return [Step(end, done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
         entry = self._entries.get(key)
@@ -325,7 +346,7 @@ class Outbox:
             if entry.resting and now >= self._expiry(entry):
                 todo += self._end(entry, State.EXPIRED, EXPIRED, entry.attempt, now)
             elif now >= min(self._expiry(entry), entry.give_up):
-                todo += self._end(entry, State.UNKNOWN, SILENT, None, now)
+                todo += self._end(entry, State.UNKNOWN, SILENT, entry.attempt, now)
             else:
                 todo += self._try_again(entry, now)
         return todo
@@ -380,9 +401,7 @@ class Outbox:
         def done(results: Results, now: int) -> list[Todo]:
             if results == [True]:
                 return [self.launched(entry.message, attempt + 1, entry.after, now)]
-            # Ended, or taken over by another worker: no longer ours.
-            self._entries.pop(entry.message.key, None)
-            return []
+            return self._give_away(entry, attempt, now)
 
         entry.timer = FOREVER
         return [Step((self.relaunch(entry.message, attempt, now),), done)]
@@ -411,11 +430,20 @@ class Outbox:
 
         def done(results: Results, now: int) -> list[Todo]:
             if not results[0]:
-                return []  # fenced: a newer attempt is under way, or it had ended already
+                return self._give_away(entry, attempt, now)
             self._entries.pop(message.key, None)
             return self._ended(message, state, answer, now)
 
         return [Step(writes, done)]
+
+    def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
+        """The fence held us back. A newer attempt of our own is under way, or we have ended it already; if
+        not, it was taken over or ended by another worker, and is no longer ours."""
+        message = entry.message
+        if self._entries.get(message.key) is not entry or attempt not in (None, entry.attempt):
+            return []
+        del self._entries[message.key]
+        return self._lost(message, now)
 
 
 def heard(key: bytes, verdict: Verdict) -> Event | None:

@@ -13,13 +13,16 @@ from duly.core.messages import Answer, Message
 from duly.core.retry import DELIVERY, RetryPolicy
 from duly.core.steps import Origin
 from duly.core.units import DAY, MINUTE
-from duly.core.writes import Group, Open, Ref
+from duly.core.writes import Deliver, Group, Open, Ref
 from duly.errors import Malformed
 
 CORRECTION: Final = 100
 """The round of corrections. Below it are the steps of an escalation."""
 BY_HAND: Final = 200
 """The rounds of resends by hand begin here."""
+
+NOT_WANTED: Final = "nobody needs to be told any more"
+CUT_OFF: Final = "we stopped before we knew whether it had arrived"
 
 DOUBT: Final = "in doubt: "
 """How the recorded error of an attempt begins that may have arrived."""
@@ -72,18 +75,19 @@ class Planned(Struct, frozen=True, gc=False):
     round: int = 0
 
 
-class Plan(Struct, frozen=True):
-    """To whom a message goes; or, if to nobody, how it ends at once."""
-
-    deliveries: tuple[Planned, ...] = ()
-    end: tuple[State, Answer] = (State.DONE, Answer())
-
-
 class Traits(Struct, frozen=True, gc=False):
     """What decides with whom a message travels. What is urgent has a way of its own."""
 
     episode: str = ""
     urgent: bool = False
+
+
+class Plan(Struct, frozen=True):
+    """To whom a message goes, and with whom it travels; or, if to nobody, how it ends at once."""
+
+    deliveries: tuple[Planned, ...] = ()
+    end: tuple[State, Answer] = (State.DONE, Answer())
+    traits: Traits = Traits()
 
 
 class Load(Struct, frozen=True, gc=False):
@@ -140,3 +144,22 @@ class Counts(Struct):
     failed: int = 0
     in_doubt: int = 0
     parcels: int = 0
+
+
+class Live:
+    """A message under way here."""
+
+    __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
+
+    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
+        self.message = message
+        self.origins = origins
+        self.committed = committed
+        self.items: set[Ref] = set()
+        self.reached = False
+        self.in_doubt = False
+
+
+def correction(ref: Ref, now: int, expires: int) -> Deliver:
+    """What follows a delivery whose message has been taken back."""
+    return Deliver(Ref(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)

@@ -1,9 +1,9 @@
 """A route: the way to one recipient. What goes out together, how often, and whether the way is open.
 
 The laws. Nothing that waits here is lost: what may not go out one by one goes out as one parcel. A recipient
-gets at most so many parcels in a minute; when more is waiting, the last of them takes all the rest. Events of
-one episode follow their first one together, not each for itself. A way that has failed twice in a row is
-closed: one parcel at a time asks whether it is open again, and as soon as it is, everything goes.
+gets at most so many parcels in a minute; when more is waiting, all of it goes as one. Events of one episode
+follow their first one together, not each for itself. A way that has failed twice in a row is closed: one
+parcel at a time asks whether it is open again, and as soon as it is, everything goes.
 
 Routes are memory. The truth is in the deliveries' rows; after a restart a route begins as if it were open.
 """
@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from duly.core.messages import Message
+from duly.core.parcels import DOUBT
 from duly.core.units import MINUTE
 from duly.core.writes import Ref
 from duly.errors import Malformed
@@ -39,7 +40,7 @@ Where: TypeAlias = tuple[str, bool]
 class RoutePolicy(Struct, frozen=True):
     """How much a recipient can be asked to take."""
 
-    most: int = 20
+    most: int = 10
     """parcels in a `window`; 0: as many as there are"""
     window: int = MINUTE
     together: int = MINUTE
@@ -75,6 +76,15 @@ class Item:
         """another worker's, until it is due: then his attempt is in doubt"""
         self.gone = False
         """ended, or no longer ours: to be passed over"""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether an attempt of it may have arrived."""
+        return self.error.startswith(DOUBT)
+
+    @property
+    def salt(self) -> bytes:
+        return self.ref.key + self.ref.recipient.encode()
 
 
 class Route:
@@ -121,13 +131,12 @@ class Route:
         parcels = self._pack(now, 1 if self.closed else None)
         if len(parcels) > room:
             allowance = self._allowance(now)
-            rest = [item for parcel in parcels[room:] for item in parcel]
-            if allowance is not None and allowance <= room:
-                parcels[room - 1 :] = [parcels[room - 1] + rest]
-            else:
-                del parcels[room:]
-                for item in rest:
+            if allowance is not None and allowance < len(parcels):
+                parcels = [[item for parcel in parcels for item in parcel]]
+            for parcel in parcels[room:]:
+                for item in parcel:
                     self.add(item)
+            del parcels[room:]
         for parcel in parcels:
             for item in parcel[PARCEL:]:
                 self.add(item)

@@ -7,14 +7,14 @@ is said or started that a crash could take back. An effect that stands alone nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
-from duly.core.writes import Group, Results
+from duly.core.writes import Group, Open, Results
 
 Origin: TypeAlias = Hashable
 """Where an answer goes: a connection, a peer's name. The core never looks inside."""
@@ -79,7 +79,15 @@ class Told(Struct, frozen=True):
     what: object
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Told
+class Found(Struct, frozen=True):
+    """Deliveries in the ledger that are ours to see to, and that others have left: booked by another hub for
+    a recipient who is here, or begun by one that is gone. `marks` is how far their lanes have come."""
+
+    open_: tuple[Open, ...]
+    marks: Mapping[str, tuple[int, int]] = {}
+
+
+Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Told
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 

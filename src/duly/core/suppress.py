@@ -3,8 +3,9 @@
 The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
 is told afterwards.** For each device, in this order:
 
-1. *Debounce.* Within ``debounce`` of the last signal that passed, a repeat is the same event (a flapping
-   link). Only passing counts, so a link that flaps without end still rings once per ``debounce``.
+1. *Debounce.* Within ``debounce`` of the last signal for the same reason that passed, a repeat is the same
+   event (a flapping link). Only passing counts, so a link that flaps without end still rings once per
+   ``debounce``; and another reason is another event, however soon it comes.
 2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well.
 3. *Limit.* Of the signals in any ``window``, at most ``per_hour`` pass. The others are counted and told
    in one summary, as soon as the limit is free again.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypedDict
 
@@ -76,30 +77,45 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the limit held back from one device: how many signals, the first and the last of them."""
+    """What the limit held back from one device: how many signals for which reason, the first and the last."""
 
     device: str
-    held: int
+    reasons: Mapping[str, int]
     since: int
     until: int
 
-
-class DeviceSnapshot(TypedDict):
-    """One device of a ``Suppressor``, written down. ``held`` is (count, since, until, due)."""
-
-    last: int | None
-    critical: int | None
-    passed: list[int]
-    cancelled: int | None
-    held: list[int] | None
+    @property
+    def held(self) -> int:
+        return sum(self.reasons.values())
 
 
-@dataclass(slots=True)
-class _Held:
-    count: int
+class HeldSnapshot(TypedDict):
+    """A summary to come, written down."""
+
+    reasons: dict[str, int]
     since: int
     until: int
     due: int
+
+
+class DeviceSnapshot(TypedDict):
+    """One device of a ``Suppressor``, written down. ``last`` and ``critical`` are by reason."""
+
+    last: dict[str, int]
+    critical: dict[str, int]
+    passed: list[int]
+    cancelled: int | None
+    held: HeldSnapshot | None
+
+
+class _Held:
+    __slots__ = ("due", "reasons", "since", "until")
+
+    def __init__(self, reasons: dict[str, int], since: int, until: int, due: int) -> None:
+        self.reasons = reasons
+        self.since = since
+        self.until = until
+        self.due = due
 
 
 class _Device:
@@ -108,17 +124,18 @@ class _Device:
     __slots__ = ("cancelled", "critical", "held", "last", "passed")
 
     def __init__(self, limit: int) -> None:
-        self.last: int | None = None
-        self.critical: int | None = None
+        self.last: dict[str, int] = {}
+        self.critical: dict[str, int] = {}
         # Only the newest `limit` matter: the limit is reached when the oldest of them is in the window.
         self.passed: deque[int] = deque(maxlen=limit)
         self.cancelled: int | None = None
         self.held: _Held | None = None
 
     def refresh(self, policy: SuppressPolicy, now: int) -> None:
-        self.last = _within(policy.debounce, self.last, now)
-        self.critical = _within(policy.debounce, self.critical, now)
-        self.cancelled = _within(policy.cooldown, self.cancelled, now)
+        self.last = _alive(policy.debounce, self.last, now)
+        self.critical = _alive(policy.debounce, self.critical, now)
+        if self.cancelled is not None and not 0 <= now - self.cancelled < policy.cooldown:
+            self.cancelled = None
         passed = self.passed
         while passed and passed[-1] > now:
             passed.pop()
@@ -129,11 +146,11 @@ class _Device:
 
     @property
     def idle(self) -> bool:
-        return self.last is None and self.cancelled is None and not self.passed and self.held is None
+        return not self.last and self.cancelled is None and not self.passed and self.held is None
 
 
-def _within(span: int, mark: int | None, now: int) -> int | None:
-    return mark if mark is not None and 0 <= now - mark < span else None
+def _alive(span: int, marks: dict[str, int], now: int) -> dict[str, int]:
+    return {reason: mark for reason, mark in marks.items() if 0 <= now - mark < span} if marks else marks
 
 
 class Suppressor:
@@ -152,21 +169,21 @@ class Suppressor:
         self._holding: dict[str, _Device] = {}  # the few with a summary to come, so next_wake is cheap
         self._sweep_at = _SWEEP_AT_LEAST
 
-    def signal(self, device: str, now: int, critical: bool = False) -> Decision:
+    def signal(self, device: str, now: int, critical: bool = False, reason: str = "") -> Decision:
         """Something happened at ``device``: does it become an event?"""
         policy, marks = self._policy, self._at(device, now)
-        same = marks.critical if critical else marks.last
+        same = (marks.critical if critical else marks.last).get(reason)
         if same is not None:
             return Decision(Ruling.DEBOUNCED, same + policy.debounce)
         if critical:
-            marks.critical = now
+            marks.critical[reason] = now
         else:
             if marks.cancelled is not None:
                 return Decision(Ruling.COOLING, marks.cancelled + policy.cooldown)
             if len(marks.passed) == policy.per_hour:
-                return self._hold(device, marks, now)
+                return self._hold(device, marks, now, reason)
             marks.passed.append(now)
-        marks.last = now
+        marks.last[reason] = now
         return Decision(Ruling.PASS)
 
     def cancelled(self, device: str, now: int) -> None:
@@ -191,26 +208,24 @@ class Suppressor:
 
     def snapshot(self) -> dict[str, DeviceSnapshot]:
         """Everything remembered, as plain dicts, lists and numbers."""
-        return {
-            device: {
-                "last": marks.last,
-                "critical": marks.critical,
-                "passed": list(marks.passed),
-                "cancelled": marks.cancelled,
-                "held": None if marks.held is None else list(astuple(marks.held)),
-            }
-            for device, marks in self._devices.items()
-        }
+        return {device: _written(marks) for device, marks in self._devices.items()}
+
+    def marks(self, device: str) -> DeviceSnapshot | None:
+        """What is remembered of one device; None if that is nothing."""
+        marks = self._devices.get(device)
+        return None if marks is None or marks.idle else _written(marks)
 
     def restore(self, snapshot: Mapping[str, DeviceSnapshot]) -> None:
         """Go on from a snapshot, forgetting what is here. The policy is this one's own."""
         self._devices, self._holding = {}, {}
         for device, saved in snapshot.items():
             marks = self._devices[device] = _Device(self._policy.per_hour)
-            marks.last, marks.critical, marks.cancelled = saved["last"], saved["critical"], saved["cancelled"]
+            marks.last, marks.critical = dict(saved["last"]), dict(saved["critical"])
+            marks.cancelled = saved["cancelled"]
             marks.passed.extend(saved["passed"])
-            if saved["held"]:
-                marks.held = _Held(*saved["held"])
+            held = saved["held"]
+            if held is not None:
+                marks.held = _Held(dict(held["reasons"]), held["since"], held["until"], held["due"])
                 self._holding[device] = marks
 
     def _at(self, device: str, now: int) -> _Device:
@@ -222,20 +237,21 @@ class Suppressor:
         marks.refresh(self._policy, now)
         return marks
 
-    def _hold(self, device: str, marks: _Device, now: int) -> Decision:
+    def _hold(self, device: str, marks: _Device, now: int, reason: str) -> Decision:
         free = marks.passed[0] + self._policy.window
         if marks.held is None:
-            marks.held = _Held(count=0, since=now, until=now, due=free)
+            marks.held = _Held({}, since=now, until=now, due=free)
             self._holding[device] = marks
-        marks.held.count += 1
-        marks.held.until = now
+        held = marks.held
+        held.reasons[reason] = held.reasons.get(reason, 0) + 1
+        held.until = now
         return Decision(Ruling.LIMITED, free)
 
     def _tell(self, device: str) -> Summary:
         marks = self._holding.pop(device)
         held, marks.held = marks.held, None
         assert held is not None
-        return Summary(device, held.count, held.since, held.until)
+        return Summary(device, held.reasons, held.since, held.until)
 
     def _sweep(self, now: int) -> None:
         for marks in self._devices.values():
@@ -243,3 +259,16 @@ class Suppressor:
         self._devices = {device: marks for device, marks in self._devices.items() if not marks.idle}
         # Twice what is alive: a sweep then costs each new device a constant share.
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._devices))
+
+
+def _written(marks: _Device) -> DeviceSnapshot:
+    held = marks.held
+    return {
+        "last": dict(marks.last),
+        "critical": dict(marks.critical),
+        "passed": list(marks.passed),
+        "cancelled": marks.cancelled,
+        "held": None
+        if held is None
+        else {"reasons": dict(held.reasons), "since": held.since, "until": held.until, "due": held.due},
+    }

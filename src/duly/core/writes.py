@@ -217,10 +217,11 @@ class PutNew(Struct, frozen=True, gc=False):
 
 
 class Drop(Struct, frozen=True, gc=False):
-    """Take an item off its shelf. Result: bool, whether it was there."""
+    """Take an item off its shelf; with `only`, if it still is this one. Result: bool."""
 
     shelf: str
     name: str
+    only: bytes | None = None
 
 
 class Given(Struct, frozen=True, gc=False):

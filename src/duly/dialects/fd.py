@@ -23,6 +23,7 @@ from __future__ import annotations
 import binascii
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -36,6 +37,9 @@ from duly.errors import Malformed, TooLarge
 
 SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
+
+NAMES_CACHED: Final = 4_096
+"""Names and topics that were found to be sound: a node talks to the same few all the time."""
 
 
 class Kind(Enum):
@@ -106,6 +110,8 @@ class Pending(Struct, frozen=True):
     kid: str = ""
     old_names: bool = False
     """the peer uses the older field names, and is answered with them"""
+    order: bytes = b""
+    """JSON, as a gateway wrote it: its place among an app's tasks, for a receiver that orders for itself"""
 
     @property
     def form(self) -> Form | None:
@@ -190,6 +196,7 @@ class _Wire(Struct, omit_defaults=True):
     payload: Raw = _ABSENT
     value: Raw = _ABSENT
     error: Raw = _ABSENT
+    order: Raw = _ABSENT
     online: bool | None = None
     battery: int | None = None
     rssi: int | None = None
@@ -249,6 +256,7 @@ def decode_pending(text: bytes, form: Form | None = None) -> Pending:
         time=_time(w.time if w.time is not None else w.timestamp),
         exp=_expiry(w.exp if w.exp is not None else w.expiration),
         payload=_content(w, w.payload, form),
+        order=bytes(w.order),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=old,
@@ -338,6 +346,7 @@ def _pending(m: Pending, form: Form) -> _Wire:
     w = _Wire(
         action=m.action,
         payload=payload,
+        order=Raw(m.order) if m.order else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
         enc=_marked(payload, form),
@@ -442,6 +451,7 @@ def _written(content: Content, form: Form) -> Raw:
 # ── topics and names ─────────────────────────────────────────────────────────────────────────────
 
 
+@lru_cache(NAMES_CACHED)
 def topic_of(prefix: str, username: str, kind: Kind) -> str:
     """
     >>> topic_of("nodes", "lamp", Kind.PENDING)
@@ -466,6 +476,7 @@ def parse_topic(prefix: str, topic: str) -> tuple[str, Kind]:
     return check_username(username), kind
 
 
+@lru_cache(NAMES_CACHED)
 def check_username(name: str, field: str = "username") -> str:
     """A name that can stand in a topic, and nowhere reaches beyond its own level."""
     _name(name, field)

@@ -9,7 +9,7 @@ types do not.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
@@ -272,6 +272,19 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
     state = State.DONE if frame.code == DeviceCode.DONE else _ENDS.get(frame.state or "", State.FAILED)
     return state, Answer(frame.code, bytes(frame.data), frame.detail or "")
+
+
+def dump_order(order: FrameOrder | bool | None) -> bytes:
+    """A command's place in its lane, for a dialect that has no field of its own for it."""
+    return _encode(order) if isinstance(order, FrameOrder) else b""
+
+
+def load_order(text: bytes) -> FrameOrder | Literal[False]:
+    """The place that `dump_order` wrote; what cannot be read, or was not written, is none."""
+    try:
+        return msgspec.json.decode(text, type=FrameOrder) if text else False
+    except msgspec.DecodeError:
+        return False
 
 
 def raw(text: bytes) -> Raw:

@@ -2,9 +2,10 @@
 
 The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
 Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
-neither), the id, and per kind action, times in whole seconds, and content. So an `ack` is no `complete`,
-B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of the same message passes:
-the inbox knows its id, and what is older than it remembers has expired, which is covered too.
+neither), the id, and per kind action, times in whole seconds, content, and `order` if there is one. So an
+`ack` is no `complete`, B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of
+the same message passes: the inbox knows its id, and what is older than it remembers has expired, which is
+covered too.
 
 Signed is what the reader will read: our own message is encoded and read once for that. Content is signed as
 the JSON it is, independent of how a string is escaped and of guesses whether it is base64: `s` and the
@@ -126,7 +127,8 @@ class Seal:
         match message:
             case fd.Pending(_, _, msg_id, action, time, exp, payload):
                 times = (time // SECOND, exp // SECOND)
-                return canonical((*place, msg_id, action, *times, _tagged(payload)))
+                order = (message.order,) if message.order else ()
+                return canonical((*place, msg_id, action, *times, _tagged(payload), *order))
             case fd.Ack(msg_id, progress=content):
                 return canonical((*place, msg_id, _tagged(content)))
             case fd.Complete(msg_id, content) | fd.Failed(msg_id, content):

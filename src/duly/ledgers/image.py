@@ -212,8 +212,9 @@ class Image:
                     return False
                 self.items[shelf, name] = body
                 return True
-            case w.Drop(shelf=shelf, name=name):
-                return self.items.pop((shelf, name), None) is not None
+            case w.Drop(shelf=shelf, name=name, only=only):
+                there = self.items.get((shelf, name))
+                return only in (None, there) and self.items.pop((shelf, name), None) is not None
 
     def _admit(self, write: w.Admit, message: Message, at: int) -> Verdict:
         verdict = self._known(message)

@@ -143,8 +143,9 @@ class MemoryLedger(Ledger):
                     return False
                 items[name] = body
                 return True
-            case w.Drop(shelf=shelf, name=name):
-                return disk.shelves.get(shelf, {}).pop(name, None) is not None
+            case w.Drop(shelf=shelf, name=name, only=only):
+                items = disk.shelves.get(shelf, {})
+                return only in (None, items.get(name)) and items.pop(name, None) is not None
 
     def _admit(self, write: w.Admit, message: Message) -> Verdict:
         verdict = self._known(message)
@@ -278,8 +279,8 @@ class MemoryLedger(Ledger):
         lasts, cursors = self.disk.lasts, self.disk.cursors
         return [Standing(lasts.get(place[0], 0), cursors.get(place)) for place in places]
 
-    async def marks(self) -> dict[str, tuple[int, int]]:
-        return dict(self.disk.marks)
+    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        return {mark: at for mark, at in self.disk.marks.items() if mark.startswith(lead)}
 
     async def shelf(self, shelf: str) -> dict[str, bytes]:
         return dict(sorted(self.disk.shelves.get(shelf, {}).items()))

@@ -10,7 +10,7 @@ Another hub may end a message, so whoever waits is served by looking: one query 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
 from typing import Any, Final
@@ -247,6 +247,18 @@ class PostgresLedger(Ledger):
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
+    async def strays(
+        self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
+    ) -> list[w.Open]:
+        found = await self._read("strays", channel, list(here), worker, list(living), now)
+        return [rows.open_of(row) for row in found]
+
+    async def find_all(self, keys: Collection[bytes]) -> list[Record]:
+        return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
+
+    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
+        return dict(await self._read("lasts", list(streams))) if streams else {}
+
     async def deliveries(self, key: bytes) -> list[w.Delivery]:
         return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
 
@@ -270,8 +282,8 @@ class PostgresLedger(Ledger):
             return []
         return [Standing(*row) for row in await self._read("standing", *zip(*places, strict=True))]
 
-    async def marks(self) -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
 
     async def shelf(self, shelf: str) -> dict[str, bytes]:
         return dict(await self._read("shelf", shelf))

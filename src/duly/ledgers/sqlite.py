@@ -206,8 +206,8 @@ class SqliteLedger(Ledger):
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
-    async def marks(self) -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks")}
+    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
 
     async def shelf(self, shelf: str) -> dict[str, bytes]:
         return dict(await self._read("shelf", shelf))

@@ -165,4 +165,6 @@ class Verbs:
         return bool(found) and write.body in (None, found[0][0])
 
     def _drop(self, write: w.Drop) -> bool:
-        return self._changed("drop", write.shelf, write.name)
+        if write.only is None:
+            return self._changed("drop", write.shelf, write.name)
+        return self._changed("drop_only", write.shelf, write.name, write.only)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -61,33 +61,87 @@ class Server(Protocol):
     @property
     def ledger(self) -> Ledger: ...
     async def login(self, token: str | None, address: str) -> Principal: ...
-    def receive(self, session: Waiter, who: Principal, raw: bytes) -> Awaitable[bool]:
-        """Whether a `server_ack` comes."""
+    async def receive_all(self, sessions: Sequence[Waiter], who: Principal, raws: Sequence[bytes]) -> None:
+        """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
         ...
 
     def state(self) -> dict[str, Any]: ...
+    @property
+    def down(self) -> str | None:
+        """Why nothing can be accepted now."""
+        ...
+
     def trail(self, key: bytes) -> list[Any]:
         """When what happened to a message here, if it is still remembered."""
         ...
+
+
+class Batch:
+    """The requests that one caller waits for together."""
+
+    def __init__(self, size: int) -> None:
+        self.waiters = [Waiter(self) for _ in range(size)]
+        self._silent = size
+        self._news: asyncio.Future[None] | None = None
+
+    def heard(self) -> None:
+        """One of them was told something for the first time."""
+        self._silent -= 1
+        if not self._silent:
+            self.news()
+
+    def news(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def said(self) -> None:
+        """Until all of them have been told what became of their frame."""
+        if self._silent:
+            await self._wait(ANSWER_SECONDS, lambda: not self._silent)
+            if self._silent:
+                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
+
+    async def ended(self, seconds: float) -> None:
+        """Until all that were taken have ended, or this time is over."""
+        waiting = [w for w in self.waiters if _taken(w.said)]
+        await self._wait(seconds, lambda: all(w.ended for w in waiting))
+
+    async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.time() + seconds
+        while not enough() and loop.time() < over:
+            self._news = loop.create_future()
+            timer = loop.call_at(over, self.news)
+            await self._news
+            timer.cancel()
 
 
 class Waiter:
     """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
     the command was taken, the `ack` may follow."""
 
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.said: asyncio.Future[bytes] = loop.create_future()
-        self.ended: asyncio.Future[bytes] = loop.create_future()
+    __slots__ = ("__weakref__", "_batch", "ended", "said")
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.said = b""
+        self.ended = b""
 
     def push(self, frame: bytes) -> None:
-        if not self.said.done():
-            self.said.set_result(frame)
-        elif not self.ended.done():
-            self.ended.set_result(frame)
+        if not self.said:
+            self.said = frame
+            self._batch.heard()
+        elif not self.ended:
+            self.ended = frame
+            self._batch.news()
 
     def close(self, reason: str) -> None:
         pass
+
+    @property
+    def whole(self) -> bytes:
+        """The `server_ack`, with the `ack` in it if there is one."""
+        return b'%b,"ack":%b}' % (self.said[:-1], self.ended) if self.ended else self.said
 
 
 def routes(server: Server) -> list[web.RouteDef]:
@@ -98,6 +152,7 @@ def routes(server: Server) -> list[web.RouteDef]:
         web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
         web.get("/v1/refusals", http.guarded(http.refusals)),
         web.get("/v1/state", http.guarded(http.state)),
+        web.get("/v1/health", http.health),
         web.get("/v1/openapi.json", http.openapi),
     ]
 
@@ -128,40 +183,41 @@ class _Http:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                raw = await request.read()
-        except TimeoutError:
-            return _error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
-        wait = _seconds(request.query.get("wait"))
-        batch = frames.decode_batch(raw)
-        if batch is None:
-            id_ = request.headers.get("Idempotency-Key")
-            status, headers, body = await self._one(who, raw if id_ is None else _with_id(raw, id_), wait)
-            return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-        if len(batch) > BATCH_LIMIT:
-            return _error(413, "too_large", f"{len(batch)} frames in one request; the limit is {BATCH_LIMIT}")
-        answers = await asyncio.gather(*(self._one(who, part, wait) for part in batch))
-        body = b"[%b]" % b",".join(answer for _, _, answer in answers)
-        return web.Response(body=body, status=200, content_type="application/json")
-
-    async def _one(self, who: Principal, raw: bytes, wait: float) -> tuple[int, dict[str, str], bytes]:
-        waiter = Waiter()
-        if not await self._server.receive(waiter, who, raw):
-            return 202, {}, _TAKEN
-        async with asyncio.timeout(ANSWER_SECONDS):
-            said = await waiter.said
-        frame = frames.decode(said)
-        if frame.n is not None:
-            return 200, {}, said  # a line is where it belongs: nothing more will be said of it
-        if frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and (wait or waiter.ended.done()):
+        if request.content.is_eof():  # it is here already, as small ones are
+            raw = await request.read()
+        else:
             try:
-                async with asyncio.timeout(wait or None):
-                    ended = await waiter.ended
+                async with asyncio.timeout(READ_SECONDS):
+                    raw = await request.read()
             except TimeoutError:
-                return 202, {}, said
-            return 200, {}, b'%b,"ack":%b}' % (said[:-1], ended)
-        return _status(frame), _retry_headers(frame), said
+                return _error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
+        wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
+        many = frames.decode_batch(raw)
+        if many is None:
+            id_ = request.headers.get("Idempotency-Key")
+            many = [raw if id_ is None else _with_id(raw, id_)]
+        elif len(many) > BATCH_LIMIT:
+            return _error(413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
+        else:
+            batch = await self._send(who, many, wait)
+            body = b"[%b]" % b",".join([waiter.whole for waiter in batch.waiters])
+            return web.Response(body=body, headers=_JSON)
+        (waiter,) = (await self._send(who, many, wait)).waiters
+        if waiter.ended:
+            return web.Response(body=waiter.whole, headers=_JSON)
+        frame = frames.decode(waiter.said)
+        status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
+        if frame.n is not None:
+            status = 200  # a line is where it belongs: nothing more will be said of it
+        return web.Response(body=waiter.said, status=status, headers=_JSON | _retry_headers(frame))
+
+    async def _send(self, who: Principal, raws: list[bytes], wait: float) -> Batch:
+        batch = Batch(len(raws))
+        await self._server.receive_all(batch.waiters, who, raws)
+        await batch.said()
+        if wait:
+            await batch.ended(wait)
+        return batch
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +256,12 @@ class _Http:
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
         return _json(self._server.state())
+
+    async def health(self, request: web.Request) -> web.Response:
+        """For balancers: whether to send anybody here. Anyone may ask."""
+        if self._server.down:
+            return _error(503, "internal", "nothing can be stored just now")
+        return _json({"ok": True})
 
     async def openapi(self, request: web.Request) -> web.Response:
         return _json(OPENAPI)
@@ -251,8 +313,14 @@ def _with_id(raw: bytes, id_: str) -> bytes:
     return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
 
 
-_TAKEN: Final = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
-"""What a device tells is stored by now; on a WebSocket it would not be answered."""
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+def _taken(said: bytes) -> bool:
+    """Whether something was taken that has yet to end."""
+    frame = frames.decode(said)
+    return frame.n is None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
+
 
 _STATUS: Final = {
     "too_large": 413,
@@ -334,16 +402,17 @@ def problem(trouble: DulyError) -> web.Response:
     return response
 
 
+ALERTS: Final = frozenset({"alert_event", "alert_update", "alert_cancel"})
 _FRAME_SCHEMA: Final = {
     "type": "object",
-    "required": ["type", "to"],
+    "required": ["type"],
     "properties": {
-        "type": {"type": "string", "enum": sorted(frames.COMMANDS)},
+        "type": {"type": "string", "enum": sorted(frames.COMMANDS | ALERTS)},
         "seq_id": {
             "type": "string",
             "description": "{milliseconds}_{counter}, minted by the sender, the same in every resend",
         },
-        "to": {"type": "string", "description": "the device"},
+        "to": {"type": "string", "description": "the device; of a command"},
         "data": {"description": "anything; passed on untouched"},
         "exp": {
             "type": "integer",

@@ -5,8 +5,7 @@ only on the connection the message came by, since a packet number means nothing 
 acknowledged comes again: the session is persistent. A publish is confirmed by the broker's PUBACK or fails
 with `ConnectionLost`; nothing is resent here, the outbox above does that.
 
-Every connection is a gmqtt client of its own, used once. Its own reconnecting is off: it waits a fixed time,
-and would carry a late PUBACK over to the new connection, where it acknowledges another message.
+Every connection is a session of its own (`duly.transports.mqtt_session`), used once.
 
 `TCP_NODELAY` is set on every socket, by asyncio and uvloop alike: with Nagle a round trip takes 44 ms.
 """
@@ -15,23 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import ssl
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final
-
-from gmqtt import Client, Subscription  # type: ignore[import-untyped]
-from gmqtt import Message as Publication
-from gmqtt.mqtt.constants import MQTTv311  # type: ignore[import-untyped]
-from gmqtt.mqtt.handler import MQTTConnectError  # type: ignore[import-untyped]
-from msgspec import Struct
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
 from duly.transport import OnMessage
 from duly.transports.address import Address
+from duly.transports.mqtt_session import (
+    CLOSE_WITHIN,
+    CONNECT_WITHIN,
+    Arrival,
+    Done,
+    Session,
+    Will,
+    first,
+    settled,
+)
+
+__all__ = ["MqttLink", "Will"]
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
 """How soon to try again. Strong jitter: after a broker's restart everybody comes at once."""
@@ -40,30 +43,8 @@ STABLE: Final = 10.0
 """Seconds after which a connection counts as a success. Two programs with one client id throw each other out
 at once; counting those as failures slows the fight down."""
 
-CONNECT_WITHIN: Final = 10.0
-
-CONFIRM_WITHIN: Final = 20.0
-"""Seconds the broker has for a PUBACK; after that the connection is given up and made anew."""
-
-CLOSE_WITHIN: Final = 2.0
-
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
-
-_NEVER: Final = -2
-"""gmqtt's `reconnect_retries` for none at all: 0 still allows one, -1 means no limit."""
-
-# gmqtt logs each lost connection with a traceback; the link itself says what its user must know.
-logging.getLogger("gmqtt").addHandler(logging.NullHandler())
-logging.getLogger("gmqtt").propagate = False
-
-
-class Will(Struct, frozen=True):
-    """What the broker publishes for us when we go without a goodbye."""
-
-    topic: str
-    payload: bytes
-    retain: bool = True
 
 
 class MqttLink:
@@ -87,6 +68,7 @@ class MqttLink:
         before: Callable[[], Awaitable[None]] | None = None,
         clean: bool = False,
         retry: RetryPolicy = RECONNECT,
+        stable: float = STABLE,
         in_flight: int = IN_FLIGHT,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
@@ -107,8 +89,9 @@ class MqttLink:
         self._before = before
         self._clean = clean
         self._retry = retry
+        self._stable = stable
         self._in_flight = in_flight
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
         """up, or refused"""
@@ -152,40 +135,42 @@ class MqttLink:
 
     def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
         """Send at QoS 1; the future ends with the broker's PUBACK, or with `ConnectionLost`."""
-        session = self._session
-        if session is None:
-            raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}")
+        session = self._connected_session()
         if len(session.waiting) >= self._in_flight:
             raise Overloaded(
                 f"{self._in_flight} messages wait for the broker's confirmation; try again later"
             )
-        return session.publish(_check_topic(topic), payload, retain)
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session.publish(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        return confirmed
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK."""
-        session = self._session
-        if session is not None and len(session.waiting) >= self._in_flight:
-            await session.queue(_check_topic(topic), payload, retain)
-        else:
+        session = self._connected_session()
+        if len(session.waiting) < self._in_flight:
             await self.publish_nowait(topic, payload, retain=retain)
+            return
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session.queue(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        await confirmed
 
-    def post(
-        self, topic: str, payload: bytes, *, retain: bool = False, done: Callable[[bool], None] | None = None
-    ) -> None:
+    def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
         """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
         confirmed it. Without a connection it is lost at once: whoever wants it sent repeats it."""
         session = self._session
-        if session is None or not session.connected or session.closed.is_set():
+        if session is None or not session.open_for_more:
             if done is not None:
                 done(False)
-            return
-        if len(session.waiting) >= self._in_flight:
-            confirmed = session.queue(_check_topic(topic), payload, retain)
+        elif len(session.waiting) < self._in_flight:
+            session.publish(_check_topic(topic), payload, retain, done)
         else:
-            confirmed = session.publish(_check_topic(topic), payload, retain)
-        if done is not None:
-            told = done
-            confirmed.add_done_callback(lambda f: told(not f.cancelled() and f.exception() is None))
+            session.queue(_check_topic(topic), payload, retain, done)
+
+    def _connected_session(self) -> Session:
+        session = self._session
+        if session is None or not session.open_for_more:
+            raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}")
+        return session
 
     def reconnect(self, reason: str) -> None:
         """Give this connection up and make a new one: what was not acknowledged comes again."""
@@ -217,19 +202,19 @@ class MqttLink:
         loop = asyncio.get_running_loop()
         attempt = 0
         while not self._stopping.is_set():
-            session: _Session | None = None
+            session: Session | None = None
             began = loop.time()
             try:
                 if self._before is not None and not await self._allowed(self._before()):
                     break
                 began = loop.time()
-                session = _Session(
+                session = Session(
                     self.address, self._will() if self._will else None, self._arrived, clean=self._clean
                 )
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
                 present = await session.open(self._filters)
                 self._is_up(present)
-                await _first(session.closed.wait(), self._stopping.wait())
+                await first(session.closed.wait(), self._stopping.wait())
                 self.problem = session.reason or "stopped"
             except ConnectionLost as problem:
                 self.problem = str(problem)
@@ -246,7 +231,7 @@ class MqttLink:
                     await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
-            attempt = 1 if was_up and loop.time() - began > STABLE else attempt + 1
+            attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
             delay = self._retry.delay(attempt, self.address.client_id.encode())
             if delay is None:
                 return
@@ -257,7 +242,7 @@ class MqttLink:
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""
         waiting = asyncio.ensure_future(before)
-        await _first(_settled(waiting), self._stopping.wait())
+        await first(settled(waiting), self._stopping.wait())
         if not waiting.done():
             waiting.cancel()
             await asyncio.wait({waiting})
@@ -274,7 +259,7 @@ class MqttLink:
         if self._on_connect is not None:
             self._call(self._on_connect, session_present)
 
-    def _arrived(self, arrival: _Arrival, topic: str | bytes, payload: bytes, retained: bool) -> None:
+    def _arrived(self, arrival: Arrival, topic: str | bytes, payload: bytes, retained: bool) -> None:
         if not isinstance(topic, str):
             self.garbage += 1
             arrival.ack()
@@ -293,244 +278,7 @@ class MqttLink:
         return True
 
 
-class _Arrival:
-    """One message on its way in."""
-
-    __slots__ = ("committed", "released", "session")
-
-    def __init__(self, session: _Session) -> None:
-        self.session = session
-        self.committed = False
-        self.released: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def ack(self) -> None:
-        self.committed = True
-        self.session.release()
-
-
-class _Session:
-    """One connection, from CONNECT to its end. To gmqtt it is also the store of unconfirmed messages: that is
-    how we hear of each PUBACK."""
-
-    def __init__(
-        self,
-        address: Address,
-        will: Will | None,
-        arrived: Callable[[_Arrival, str | bytes, bytes, bool], None],
-        *,
-        clean: bool,
-    ) -> None:
-        self._address = address
-        self._arrived = arrived
-        self._loop = asyncio.get_running_loop()
-        self._client = Client(
-            address.client_id.encode(),  # bytes: of text it counts the characters
-            clean_session=clean,
-            optimistic_acknowledgement=False,
-            will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
-            persistent_storage=self,
-        )
-        self._client.set_config({"reconnect_retries": _NEVER})
-        if address.username:
-            self._client.set_auth_credentials(address.username, address.password)
-        self._client.on_message = self._on_message
-        self._client.on_connect = self._on_connect
-        self._client.on_disconnect = lambda *_: self.end("the broker closed the connection")
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_unsubscribe = lambda _, mid, granted: self._on_subscribe(_, mid, granted, None)
-        self._arrivals: deque[_Arrival] = deque()
-        self.waiting: dict[int, tuple[asyncio.Future[None], float]] = {}
-        self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
-        self._next: asyncio.Future[None] | None = None
-        """for whom the publish is that gmqtt is about to store"""
-        self._queued: deque[tuple[str, bytes, bool, asyncio.Future[None]]] = deque()
-        self._present = False
-        self.connected = False
-        self._watch: asyncio.TimerHandle | None = None
-        self._confirmed_all = asyncio.Event()
-        self.closed = asyncio.Event()
-        self.reason = ""
-
-    # ── opening and closing ──────────────────────────────────────────────────────────────────────
-
-    async def open(self, filters: Collection[str]) -> bool:
-        """Connect and subscribe; whether the broker had kept our session."""
-        a = self._address
-        try:
-            async with asyncio.timeout(CONNECT_WITHIN):
-                await self._unless_closed(
-                    self._client.connect(
-                        a.host, a.port, ssl=a.tls_context(), keepalive=a.keepalive, version=MQTTv311
-                    )
-                )
-                if filters:
-                    # Always, also in a session that was kept: what we want to hear may have changed since.
-                    await self.subscribe(list(filters))
-        except MQTTConnectError as refusal:
-            raise ConnectionRefused(f"{a!r} refuses us: {refusal.message.partition(': ')[2]}") from None
-        except TimeoutError:
-            raise ConnectionLost(f"{a!r} did not answer within {CONNECT_WITHIN:g} s") from None
-        except ssl.SSLError as problem:
-            raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
-        except OSError as problem:
-            raise ConnectionLost(f"cannot reach {a!r}: {problem.strerror or problem}") from None
-        self._watch_confirmations()
-        return self._present
-
-    def end(self, reason: str) -> None:
-        """This connection is no longer of use."""
-        self.reason = self.reason or reason
-        self.closed.set()
-        self._confirmed_all.set()
-
-    async def close(self, reason: str) -> None:
-        self.end(reason)
-        if self._watch is not None:
-            self._watch.cancel()
-        # A peer that is gone takes no more bytes, and then closing waits for ever.
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE_WITHIN):
-                await self._client.disconnect()
-        lost = ConnectionLost(f"{self.reason}; nobody knows whether the broker has it, send it again")
-        for confirmed, _ in self.waiting.values():
-            _fail(confirmed, lost)
-        for *_, confirmed in self._queued:
-            _fail(confirmed, lost)
-        for answered in self._answers.values():
-            _fail(answered, lost)
-        self.waiting.clear()
-        self._queued.clear()
-        # gmqtt's tasks for them end by writing to a closed socket: nothing goes out.
-        for arrival in self._arrivals:
-            arrival.released.set_result(0)
-        self._arrivals.clear()
-
-    def _on_connect(self, _: Client, present: int, code: int, properties: object) -> None:
-        self._present = bool(present)
-        self.connected = True
-
-    async def _unless_closed(self, work: Coroutine[Any, Any, Any]) -> None:
-        """gmqtt waits for ever for the answer to a CONNECT when the broker closes instead."""
-        task = self._loop.create_task(work)
-        await _first(_settled(task), self.closed.wait())
-        if task.done():
-            task.result()
-        else:
-            task.cancel()
-            # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
-            missed = self._address.tls and not self._address.cert
-            hint = "; it may want a certificate of ours (cert and key)" if missed else ""
-            raise ConnectionLost(f"{self._address!r} closed the connection{hint}")
-
-    # ── out ──────────────────────────────────────────────────────────────────────────────────────
-
-    def publish(self, topic: str, payload: bytes, retain: bool) -> asyncio.Future[None]:
-        if not self.connected or self.closed.is_set():
-            raise ConnectionLost(f"no connection to {self._address!r}")
-        return self._send(topic, payload, retain, self._loop.create_future())
-
-    def queue(self, topic: str, payload: bytes, retain: bool) -> asyncio.Future[None]:
-        """Publish when another has been confirmed; first come, first served."""
-        if self.closed.is_set():
-            raise ConnectionLost(f"no connection to {self._address!r}")
-        confirmed = self._loop.create_future()
-        self._queued.append((topic, payload, retain, confirmed))
-        return confirmed
-
-    def _send(
-        self, topic: str, payload: bytes, retain: bool, confirmed: asyncio.Future[None]
-    ) -> asyncio.Future[None]:
-        self._next = confirmed
-        self._client.publish(topic, payload, qos=1, retain=retain)
-        return confirmed
-
-    async def drained(self) -> None:
-        """Until everything is confirmed."""
-        if self.waiting and not self.closed.is_set():
-            self._confirmed_all.clear()
-            await self._confirmed_all.wait()
-
-    async def subscribe(self, filters: list[str]) -> None:
-        granted = await self._answer(self._client.subscribe([Subscription(f, qos=1) for f in filters]))
-        refused = [f for f, qos in zip(filters, granted, strict=False) if qos >= 0x80]
-        if refused:
-            raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
-
-    async def unsubscribe(self, filters: list[str]) -> None:
-        await self._answer(self._client.unsubscribe([f.encode() for f in filters]))
-
-    async def _answer(self, mid: int) -> tuple[int, ...]:
-        answered: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
-        self._answers[mid] = answered
-        await _first(_settled(answered), self.closed.wait())
-        self._answers.pop(mid, None)
-        if not answered.done():
-            raise ConnectionLost(f"{self._address!r} closed the connection")
-        return answered.result()
-
-    def _on_subscribe(self, _: Client, mid: int, granted: tuple[int, ...], properties: object) -> None:
-        answered = self._answers.get(mid)
-        if answered is not None and not answered.done():
-            answered.set_result(granted)
-
-    def _watch_confirmations(self) -> None:
-        oldest = next(iter(self.waiting.values()), None)
-        if oldest is not None and self._loop.time() - oldest[1] > CONFIRM_WITHIN:
-            self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
-        else:
-            self._watch = self._loop.call_later(CONFIRM_WITHIN / 4, self._watch_confirmations)
-
-    # ── in ───────────────────────────────────────────────────────────────────────────────────────
-
-    async def _on_message(
-        self, _: Client, topic: str | bytes, payload: bytes, qos: int, properties: dict[str, Any]
-    ) -> int:
-        arrival = _Arrival(self)
-        if self.closed.is_set():
-            return 0
-        if qos:
-            self._arrivals.append(arrival)
-        self._arrived(arrival, topic, bytes(payload), bool(properties.get("retain")))
-        if qos:
-            await arrival.released
-        return 0
-
-    def release(self) -> None:
-        """Acknowledge what is committed, as far as everything before it is."""
-        arrivals = self._arrivals
-        while arrivals and arrivals[0].committed and not self.closed.is_set():
-            arrivals.popleft().released.set_result(0)
-
-    # ── what gmqtt calls its storage ─────────────────────────────────────────────────────────────
-
-    def push_message(self, mid: int, raw: bytes) -> None:
-        assert self._next is not None
-        self.waiting[mid] = (self._next, self._loop.time())
-
-    def remove_message_by_mid(self, mid: int) -> None:
-        confirmed, _ = self.waiting.pop(mid, (None, 0.0))
-        if confirmed is not None and not confirmed.done():
-            confirmed.set_result(None)
-        while self._queued:
-            topic, payload, retain, waits = self._queued.popleft()
-            if not waits.done():
-                self._send(topic, payload, retain, waits)
-                break
-        if not self.waiting:
-            self._confirmed_all.set()
-
-    is_empty: Final = True
-
-    def get_all(self) -> list[tuple[int, bytes]]:
-        return []
-
-    def clear(self) -> None:
-        """Called when the broker has no session of ours: nothing has been sent by then."""
-
-    async def wait_empty(self) -> None:
-        """Called at the end of connecting: what was published since need not hold that up."""
-
-
+@lru_cache(4_096)
 def _check_topic(topic: str) -> str:
     if not topic or len(topic.encode(errors="replace")) > 0xFFFF or any(c in topic for c in "+#\0"):
         raise Malformed(f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most 65535 bytes")
@@ -543,21 +291,14 @@ def _check_filter(topic: str) -> str:
     return topic
 
 
-def _fail(future: asyncio.Future[Any], problem: Exception) -> None:
-    if not future.done():
-        future.set_exception(problem)
-        future.exception()  # seen: who publishes without waiting need not look
+def _telling(confirmed: asyncio.Future[None], session: Session) -> Done:
+    def done(is_confirmed: bool) -> None:
+        if confirmed.done():
+            return
+        if is_confirmed:
+            confirmed.set_result(None)
+        else:
+            confirmed.set_exception(ConnectionLost(session.lost))
+            confirmed.exception()  # seen: who publishes without waiting need not look
 
-
-async def _settled(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait({future})
-
-
-async def _first(*waits: Awaitable[Any]) -> None:
-    """Until one of them is over; the others are dropped."""
-    tasks = {asyncio.ensure_future(w) for w in waits}
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+    return done

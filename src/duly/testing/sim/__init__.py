@@ -8,6 +8,8 @@ world.py     one run: faults, then calm, then replays of old frames; and its log
 checkers.py  what must hold, seen from outside
 gateway.py   the same course of events with the production gateway, apps and devices
 chat.py      and with people who chat
+tower.py     a courier with bad channels, and what must hold of it
+sentinels.py sentinels and a tower: signals, countdowns, corrections; and what must hold of them
 runner.py    many seeds, shrinking, the report
 """
 

@@ -103,12 +103,13 @@ class SimLink:
 
     def __init__(
         self, node: Node, up: Callable[[Frame], None], heard: Callable[[Frame], None],
-        cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        cursors: Callable[[], dict[str, int] | None] = lambda: None, down: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._node = node
         self._up = up
         self._heard = heard
         self._cursors = cursors
+        self._down = down
         self._wire: Wire | None = None
         self._session: HubSession | None = None
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -120,6 +121,10 @@ class SimLink:
 
     async def ready(self) -> Frame:
         return await self._first
+
+    @property
+    def connected(self) -> bool:
+        return self._wire is not None and self._welcomed
 
     async def stop(self) -> None:
         if self._wire is not None:
@@ -151,6 +156,8 @@ class SimLink:
         if self._wire is wire:
             self._wire = None
             if self._node.alive:
+                if self._welcomed:
+                    self._down()
                 self._again()
 
     def _receive(self, raw: bytes) -> None:
@@ -224,13 +231,13 @@ class GatewayHub(Node):
         self.engine = self.gateway.engine
         await self.gateway.start()
 
-    def principal(self, name: str) -> Principal:
-        return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
-
     def die(self) -> None:
         super().die()
         for wire in self.wires:
             wire.break_()
+
+    def principal(self, name: str) -> Principal:
+        return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
         await self._quietly(session, self.reception.connected(session, self.principal(name), cursors))

@@ -16,6 +16,8 @@ from duly.testing.sim.chat import ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
+from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
 from duly.testing.sim.world import World
 
 
@@ -38,7 +40,15 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld, "chat": ChatWorld}
+WORLDS: Final[Mapping[str, type[World]]] = {
+    "kernel": World,
+    "gateway": GatewayWorld,
+    "chat": ChatWorld,
+    "tower": TowerWorld,
+    "sentinels": SentinelWorld,
+}
+_CHECKERS: Final = {"tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
+"""Worlds of other promises are judged by others."""
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:
@@ -65,7 +75,7 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     world.run()
     violations = tuple(
         Violation(checker.__name__, sentence, key, _trace(world, key))
-        for checker in CHECKERS
+        for checker in _CHECKERS.get(name, CHECKERS)
         for sentence, key in checker(world)
     )
     log = world.log

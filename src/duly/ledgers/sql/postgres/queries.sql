@@ -54,6 +54,10 @@ DELETE FROM duly_deliveries WHERE key = ANY($1::bytea[]);
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM duly_messages WHERE key = $1;
 
+-- name: find_all
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages WHERE key = ANY($1::bytea[]);
+
 -- name: key_below
 -- Where a look at so many messages ends.
 SELECT key FROM duly_messages WHERE key < $1 ORDER BY key DESC LIMIT 1 OFFSET $2;
@@ -117,6 +121,18 @@ SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.stat
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
+
+-- name: strays
+-- For a recipient who is here, but in other hands; in the hands of a hub that is gone; past its end in nobody's.
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.state < 10 AND (
+    d.recipient = ANY($2::text[]) AND d.worker <> $3
+    OR d.worker <> '' AND d.worker <> ALL($4::text[])
+    OR d.worker = '' AND d.expires BETWEEN 1 AND $5
+)
+ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: hold_streams
 SELECT stream, last FROM duly_streams WHERE stream = ANY($1::text[]) ORDER BY stream FOR UPDATE;
@@ -196,7 +212,8 @@ FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS new (mark, n, ms)
 WHERE m.mark = new.mark;
 
 -- name: marks
-SELECT mark, n, ms FROM duly_marks ORDER BY ms DESC LIMIT 100000;
+SELECT mark, n, ms FROM duly_marks WHERE mark >= $1 AND mark < $1 || chr(1114111)
+ORDER BY ms DESC LIMIT 100000;
 
 -- name: hold_items
 SELECT i.shelf, i.name, i.body FROM duly_items AS i

@@ -171,7 +171,7 @@ WHERE old.mark IS NULL OR v.column2 > old.n OR v.column3 > old.ms
 ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms);
 
 -- name: marks
-SELECT mark, n, ms FROM marks ORDER BY ms DESC LIMIT 100000;
+SELECT mark, n, ms FROM marks WHERE mark >= ?1 AND mark < ?1 || char(1114111) ORDER BY ms DESC LIMIT 100000;
 
 -- name: put_new
 INSERT OR IGNORE INTO items (shelf, name, body) VALUES (?, ?, ?);
@@ -181,6 +181,9 @@ UPDATE items SET body = ? WHERE shelf = ? AND name = ?;
 
 -- name: drop
 DELETE FROM items WHERE shelf = ? AND name = ?;
+
+-- name: drop_only
+DELETE FROM items WHERE shelf = ? AND name = ? AND body = ?;
 
 -- name: shelf
 SELECT name, body FROM items WHERE shelf = ? ORDER BY name;

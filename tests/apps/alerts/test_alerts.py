@@ -1,4 +1,4 @@
-"""The tower, end to end: real HTTP, a real webhook receiver, a real mail server."""
+"""The tower, end to end, over real HTTP: what it takes in, and what people do with it."""
 
 from __future__ import annotations
 
@@ -8,105 +8,21 @@ import hmac
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
 from duly.apps import alerts as tower
-from duly.apps.desk import administer
-from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.channels import label_of
 from duly.core.parcels import CourierPolicy
-from duly.core.retry import RetryPolicy
-from duly.core.units import MS, SECOND
-from tests.places import Place
-from tests.receivers import Mailbox, Receiver, mail_server, receiver
-
-SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
-
-
-class Tower(Place):
-    """A hub whose couriers try again soon, with two sentinels."""
-
-    async def start(self) -> None:
-        await super().start()
-        courier = self.hub.alerts._courier
-        courier.policy = CourierPolicy("alert", SOON, keep=courier.policy.keep)
-
-    async def profile(self, name: str, *urls: str, **more: Any) -> dict[str, str]:
-        _, secrets = await self.hub.alerts.profiles.set(name, Draft(send=urls, **more))
-        return secrets
-
-    async def post(self, frame: Any, who: str = "gate", query: str = "") -> tuple[int, Any]:
-        body = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
-        headers = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.url}/v1/messages{query}", data=body, headers=headers) as answer,
-        ):
-            return answer.status, await answer.json()
-
-    async def do(self, verb: str, **wanted: str) -> Any:
-        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted)
-        return msgspec.json.decode(msgspec.json.encode(said))
-
-    async def show(self, event: str) -> Any:
-        return await self.do("alert.show", event=event)
-
-    async def until(self, true: Callable[[], Any], patience: float = 10.0) -> None:
-        async with asyncio.timeout(patience):
-            while not true():
-                await asyncio.sleep(0.005)
-
-    async def until_state(self, event: str, state: str) -> Any:
-        async with asyncio.timeout(10):
-            while (shown := await self.show(event))["state"] != state:
-                await asyncio.sleep(0.01)
-        return shown
-
-
-def event(id_: str = "event-1", **data: Any) -> dict[str, Any]:
-    fields = {
-        "profile_id": "home",
-        "trigger_reason": "disconnect",
-        "device_address": "AA:BB",
-        "timestamp": time.time_ns() // 1_000_000,
-        "severity": "warning",
-    }
-    return {"type": "alert_event", "seq_id": id_, "data": fields | data}
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Tower]:
-    it = Tower(tmp_path / "hub", allow_private_webhooks=True)
-    await it.start()
-    await it.add(Role.SENTINEL, "gate", "barn")
-    await it.add(Role.APP, "phone")
-    yield it
-    await it.stop()
-
-
-@pytest.fixture
-async def hook() -> AsyncIterator[Receiver]:
-    async with receiver() as it:
-        yield it
-
-
-@pytest.fixture
-async def box() -> AsyncIterator[Mailbox]:
-    async with mail_server() as it:
-        yield it
-
-
-def mail_to(box: Mailbox, more: str = "") -> str:
-    return f"mailto://127.0.0.1:{box.port}?from=tower@example.org&to=ops@example.org{more}"
-
+from duly.core.units import SECOND
+from tests.apps.alerts.conftest import Tower, event
+from tests.receivers import Receiver
+from tests.servers import Postgres
 
 # ── admission ────────────────────────────────────────────────────────────────────────────────────
 
@@ -267,121 +183,6 @@ async def test_over_a_websocket_a_sentinel_is_welcomed_with_the_towers_time(plac
         assert await ws.receive_json() == {"type": "server_ack", "seq_id": "event-1", "code": 0}
 
 
-# ── bad receivers ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "words", [["500"], ["close"], ["close after"], ["503", "close after", "500", "close"]]
-)
-async def test_a_bad_webhook_receiver_gets_each_event_once(
-    place: Tower, hook: Receiver, words: list[str]
-) -> None:
-    await place.profile("home", hook.url)
-    hook.words = list(words)
-    await place.post(event())
-    await place.until_state("event-1", "done")
-    assert len(hook.requests) == len(words) + 1
-    assert len({headers["webhook-id"] for headers, _ in hook.requests}) == 1, "the same key in every attempt"
-    assert hook.events == ["event-1"]
-
-
-async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(
-    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("duly.channels.webhook.SECONDS", 0.2)
-    await place.profile("home", hook.url)
-    hook.words = ["hang"]
-    await place.post(event())
-    shown = await place.until_state("event-1", "done")
-    assert shown["deliveries"][0]["attempts"] == 2
-    assert hook.events == ["event-1"]
-
-
-async def test_retry_after_is_respected(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url)
-    hook.words = ["429 1"]
-    began = time.monotonic()
-    await place.post(event())
-    await hook.got(2)
-    assert time.monotonic() - began >= 0.95
-
-
-@pytest.mark.parametrize("status", ["400", "401", "404", "410", "302"])
-async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_elsewhere(
-    place: Tower, hook: Receiver, status: str
-) -> None:
-    await place.profile("home", hook.url)
-    hook.words = [status]
-    await place.post(event())
-    await place.until_state("event-1", "failed")
-    (dead,) = (await place.do("deliveries.list", state="dead"))["deliveries"]
-    assert status in dead["error"]
-    await place.do("deliveries.edit", event="event-1", recipient=dead["recipient"], url=hook.url + "/other")
-    await hook.got(2)
-    await place.until(lambda: hook.events == ["event-1"])
-
-
-async def test_a_receiver_that_is_down_gets_it_when_it_is_back(place: Tower) -> None:
-    async with receiver() as gone:
-        url = gone.url
-    await place.profile("home", url)
-    await place.post(event())
-    await place.until(lambda: place.hub.alerts._courier.counts.attempts >= 2)
-    (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
-    assert waiting["error"] == "it cannot be reached"
-
-
-# ── mail ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("words", "mails", "state"),
-    [
-        ([], 1, "done"),
-        (["450"], 1, "done"),
-        (["450", "451"], 1, "done"),
-        (["550"], 0, "failed"),
-        (["550 rcpt"], 0, "failed"),
-        (["close"], 1, "done"),
-        (["close after"], 2, "done"),
-        (["close after", "close after"], 2, "unknown"),
-    ],
-)
-async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
-    place: Tower, box: Mailbox, words: list[str], mails: int, state: str
-) -> None:
-    await place.profile("home", mail_to(box))
-    box.words = list(words)
-    await place.post(event())
-    await place.until_state("event-1", state)
-    assert len(box.mails) == mails
-    assert len({mail["Message-ID"] for mail in box.mails}) <= 1
-    for mail in box.mails[1:]:
-        assert mail["Subject"].startswith("Repeat? ")
-        assert "may be a repeat" in mail.get_payload()
-
-
-async def test_a_mail_address_can_declare_that_doubt_means_stop(place: Tower, box: Mailbox) -> None:
-    await place.profile("home", mail_to(box, "&doubt=stop"))
-    box.words = ["close after"]
-    await place.post(event())
-    shown = await place.until_state("event-1", "unknown")
-    assert len(box.mails) == 1
-    assert shown["deliveries"][0]["error"].startswith("in doubt")
-
-
-async def test_mail_that_looks_like_smtp_arrives_whole(place: Tower, box: Mailbox) -> None:
-    await place.profile("home", mail_to(box))
-    await place.post(event(trigger_reason="line\r\n.\r\nBcc: all@example.org", device_address="Tür"))
-    await place.until_state("event-1", "done")
-    (mail,) = box.mails
-    assert mail["Bcc"] is None
-    text = mail.get_payload(decode=True)
-    assert isinstance(text, bytes)
-    assert "Tür" in text.decode()
-    assert "Event: event-1" in text.decode()
-
-
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -402,10 +203,9 @@ async def test_resolved_means_that_what_has_not_gone_out_does_not(place: Tower, 
     hook.words = ["429 60"]
     await place.post(event())
     await hook.got(1)
-    await place.until(lambda: not place.hub.alerts._on_the_way)
-    told = await place.do("alert.resolve", event="event-1", by="ann")
-    assert (told["status"], told["state"]) == ("resolved", "cancelled")
-    assert told["deliveries"][0]["error"] == "resolved by ann"
+    assert (await place.do("alert.resolve", event="event-1", by="ann"))["status"] == "resolved"
+    shown = await place.until_state("event-1", "cancelled")
+    assert [one["state"] for one in shown["deliveries"]] == ["cancelled"]
 
 
 async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Receiver) -> None:
@@ -447,8 +247,8 @@ async def test_a_cancel_while_it_is_on_its_way_is_followed_by_a_correction(
     await place.post(event())
     await hook.got(1)
     await place.post({"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1"}})
-    await hook.got(3)
-    assert [json.loads(body)["type"] for _, body in hook.requests[1:]] == ["alert.event", "alert.cancelled"]
+    await hook.got(2)
+    assert [json.loads(body)["type"] for _, body in hook.requests] == ["alert.event", "alert.cancelled"]
 
 
 async def test_nobody_cancels_another_sentinels_alert(place: Tower) -> None:
@@ -576,3 +376,45 @@ async def test_a_private_address_is_refused_unless_it_is_allowed(tmp_path: Path)
                 await place.profile("home", url)
     finally:
         await place.stop()
+
+
+async def test_profiles_can_be_written_into_the_settings(tmp_path: Path, hook: Receiver) -> None:
+    written = {"home": {"send": [hook.url], "escalate": [[600, "console:"]], "quiet": "", "most": 0}}
+    place = Tower(tmp_path / "hub", allow_private_webhooks=True, profiles=written)
+    await place.start()
+    await place.add(Role.SENTINEL, "gate")
+    try:
+        await place.post(event())
+        await hook.got(1)
+        assert len((await place.do("profile.show", name="home"))["steps"]) == 2
+    finally:
+        await place.stop()
+    place = Tower(tmp_path / "hub", profiles={"home": {"sent": []}})
+    with pytest.raises(tower.Malformed, match="not a profile"):
+        await place.start()
+
+
+async def test_two_hubs_on_one_postgres_are_one_tower(
+    tmp_path: Path, hook: Receiver, postgres_server: Postgres
+) -> None:
+    ledger = postgres_server.create_database("two_towers")
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    try:
+        for hub in hubs:
+            await hub.start()
+        await hubs[0].add(Role.SENTINEL, "gate")
+        await hubs[0].profile("home", hook.url, most=0)
+        for hub in hubs:
+            hub.tokens = hubs[0].tokens
+            await hub.hub._refresh()
+        events = [event(f"event-{n}") for n in range(20)]
+        answers = await asyncio.gather(*(hub.post(one) for one in events for hub in hubs))
+        assert sorted(said["code"] for _, said in answers) == [0] * 20 + [5] * 20
+        await hubs[0].until(lambda: len(hook.events) == 20)
+        for one in events:
+            await hubs[1].until_state(one["seq_id"], "done")
+        assert len(hook.requests) == 20
+        await hubs[1].hub.alerts.adopt()
+    finally:
+        for hub in hubs:
+            await hub.stop()

@@ -1,0 +1,185 @@
+"""Homes: which hub has a device, and which hubs live.
+
+The laws. A device's home is the hub that holds its session, and lies on a shelf of the ledger: put there when
+it connects, taken off when it leaves, if it is still ours. A hub lives as long as its pulse on another shelf
+goes on: every hub counts up there, and whoever sees a pulse stand still for `LAPSE` calls that hub dead. Only
+the watcher's own clock measures that, so that no two clocks need agree; and while the ledger is away nobody's
+pulse can be seen, so nobody is called dead.
+
+What is known here is a copy, a second or two old at most; where it matters the ledger is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection
+from typing import Final
+
+from duly.core.writes import Drop, Put, PutNew
+from duly.doorbell import Rings
+from duly.ledger import Ledger
+
+HUBS: Final = "hubs"
+HOMES: Final = "homes"
+RING: Final = "home"
+LAPSE: Final = 7.0
+"""Seconds without a pulse until a hub counts as dead."""
+BLINK: Final = 3.0
+"""Seconds without a look after which nothing can be said about how long a pulse has stood still."""
+
+
+class Homes:
+    """One hub's view of where everybody is."""
+
+    def __init__(self, ledger: Ledger, bell: Rings) -> None:
+        self._ledger = ledger
+        self._bell = bell
+        self.me = ledger.worker
+        self._pulse = 0
+        self._pulses: dict[str, tuple[bytes, float]] = {}
+        """of each hub the last pulse, and when it was first seen"""
+        self._looked = -BLINK
+        self._homes: dict[str, bytes] = {}
+        self._mine: dict[str, bytes] = {}
+        self._moving: set[str] = set()
+        """about to move in"""
+
+    @property
+    def living(self) -> frozenset[str]:
+        now = asyncio.get_running_loop().time()
+        seen = {hub for hub, (_, since) in self._pulses.items() if now - since < LAPSE}
+        return frozenset(seen | {self.me})
+
+    def at_home(self, device: str) -> bool:
+        """Whether some hub that lives has this device, as far as is known."""
+        home = self._homes.get(device)
+        return home is not None and _hub(home) in self.living
+
+    def moved(self, device: str) -> bool:
+        """Whether a device that had its home here seems to have it elsewhere now."""
+        return device in self._mine and self._homes.get(device) != self._mine[device]
+
+    def everybody(self) -> list[str]:
+        """The devices that are at home anywhere."""
+        living = self.living
+        return sorted(device for device, home in self._homes.items() if _hub(home) in living)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def look(self) -> list[str]:
+        """Show that we live, and look at the others. Returns the devices that a dead hub had, and that
+        nobody has now: each of them is told to one hub only."""
+        self._pulse += 1
+        await self._ledger.write(Put(HUBS, self.me, b"%d" % self._pulse))
+        pulses, homes = await self._ledger.shelf(HUBS), await self._ledger.shelf(HOMES)
+        now = asyncio.get_running_loop().time()
+        blinked, self._looked = now - self._looked > BLINK, now
+        before, self._pulses = self._pulses, {}
+        for hub, pulse in pulses.items():
+            old = before.get(hub)
+            same = old is not None and old[0] == pulse and not blinked
+            self._pulses[hub] = old if same and old is not None else (pulse, now)
+        self._homes = homes
+        living = self.living
+        for hub in pulses.keys() - living:
+            await self._ledger.write(Drop(HUBS, hub, pulses[hub]))
+        lost = [(device, home) for device, home in homes.items() if _hub(home) not in living]
+        return [device for device, home in lost if await self._drop(device, home)]
+
+    async def ask(self, device: str) -> bool:
+        """Whether some hub that lives has this device, by the ledger."""
+        home = await self._ledger.item(HOMES, device)
+        if home is None:
+            self._homes.pop(device, None)
+        else:
+            self._homes[device] = home
+            if _hub(home) not in self._pulses:
+                self._pulses[_hub(home)] = (b"", asyncio.get_running_loop().time())  # it has just begun
+        return self.at_home(device)
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────────
+
+    async def move_in(self, device: str) -> bool:
+        """Its session is here, whoever had it before; whether it was nowhere."""
+        if device in self._moving:
+            self._moving.discard(device)
+            return True
+        home = self._new_home()
+        self._moving.add(device)
+        try:
+            (new,) = await self._ledger.write(Put(HOMES, device, home))
+        finally:
+            self._moving.discard(device)
+        self._settle(device, home)
+        return bool(new)
+
+    async def stays(self, device: str) -> bool:
+        """Whether we are still the home of a device, by the ledger. If nobody is, because we seemed dead
+        for a while, we are again."""
+        mine = self._mine.get(device)
+        if mine is not None and await self._ledger.item(HOMES, device) != mine:
+            (new,) = await self._ledger.write(PutNew(HOMES, device, mine))
+            if not new:
+                del self._mine[device]
+                return False
+        if mine is not None:
+            self._homes[device] = mine
+        return True
+
+    async def claim(self, device: str) -> bool:
+        """Become the home of a device that every hub could serve, unless a hub that lives has it."""
+        there = await self._ledger.item(HOMES, device)
+        if there is not None:
+            self._homes[device] = there
+            if _hub(there) in self.living:
+                return there == self._mine.get(device)
+        home = self._new_home()
+        old = () if there is None else (Drop(HOMES, device, there),)
+        won = False
+        self._moving.add(device)
+        try:
+            won = bool((await self._ledger.write(*old, PutNew(HOMES, device, home)))[-1])
+        finally:
+            if not won:
+                self._moving.discard(device)
+        if won:
+            self._settle(device, home)
+        return won
+
+    async def move_out(self, device: str) -> bool:
+        """Its session here is over; whether we still were its home."""
+        self._moving.discard(device)
+        home = self._mine.pop(device, None)
+        return home is not None and await self._drop(device, home)
+
+    async def clear(self, here: Collection[str]) -> None:
+        """Nobody lives here who is not here: a session may end before its home is known to be ours."""
+        for device, home in list(self._homes.items()):
+            if _hub(home) == self.me and device not in here and device not in self._moving:
+                self._mine.pop(device, None)
+                await self._drop(device, home)
+
+    async def leave(self) -> None:
+        """This hub stops, and is not waited for."""
+        await self._ledger.write(Drop(HUBS, self.me))
+        self._bell.ring(RING)
+
+    def _new_home(self) -> bytes:
+        return f"{self.me}/{secrets.token_hex(4)}".encode()
+
+    def _settle(self, device: str, home: bytes) -> None:
+        self._homes[device] = self._mine[device] = home
+        self._bell.ring(RING, device)
+
+    async def _drop(self, device: str, home: bytes) -> bool:
+        (gone,) = await self._ledger.write(Drop(HOMES, device, home))
+        if self._homes.get(device) == home:
+            del self._homes[device]
+        if gone:
+            self._bell.ring(RING, device)
+        return bool(gone)
+
+
+def _hub(home: bytes) -> str:
+    return home.partition(b"/")[0].decode()

@@ -1,0 +1,127 @@
+"""A sentinel's connection to its tower where only plain HTTP gets through: frames in batches by POST.
+
+The law is that of any link: it carries frames while it can and loses them while it cannot. One request is
+under way at a time, so what is sent first arrives first. There is no connection to be up or down; it is up
+while requests are answered, and when one is not, an empty batch asks, with back-off, whether they are again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from ssl import SSLContext
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from duly.clients.link import RECONNECT
+from duly.core.units import SECOND
+from duly.dialects import frames
+from duly.dialects.frames import Frame
+from duly.errors import NotAuthenticated, SenderError
+
+BATCH_FRAMES: Final = 100
+BATCH_BYTES: Final = 1024 * 1024
+ANSWER_SECONDS: Final = 60.0
+
+
+class HttpLink:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        up: Callable[[Frame], None],
+        heard: Callable[[Frame], None],
+        down: Callable[[], None],
+        denied: Callable[[NotAuthenticated], None],
+        tls: SSLContext | None = None,
+    ) -> None:
+        self._url = url.rstrip("/") + "/v1/messages"
+        self._token = token
+        self._up, self._heard, self._down, self._denied = up, heard, down, denied
+        self._tls: SSLContext | bool = tls or True
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self.connected = False
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def send(self, frame: bytes) -> None:
+        if self.connected:
+            self._queue.put_nowait(frame)
+
+    async def _run(self) -> None:
+        attempt = 0
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
+            while True:
+                try:
+                    _, date = await self._post(http, [])
+                    attempt = 0
+                    await self._serve(http, date)
+                except NotAuthenticated as problem:
+                    self._denied(problem)
+                except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
+                    pass  # a tower that is down, or talks nonsense, is tried again
+                finally:
+                    if self.connected:
+                        self.connected = False
+                        self._down()
+                attempt += 1
+                await asyncio.sleep((RECONNECT.delay(attempt, self._token.encode()) or 0) / SECOND)
+
+    async def _serve(self, http: aiohttp.ClientSession, date: str) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()  # meant for before it broke
+        self.connected = True
+        self._up(Frame("welcome", time=_ms(date)))
+        while True:
+            batch = [await self._queue.get()]
+            size = len(batch[0])
+            while not self._queue.empty() and len(batch) < BATCH_FRAMES and size < BATCH_BYTES:
+                batch.append(self._queue.get_nowait())
+                size += len(batch[-1])
+            answers, _ = await self._post(http, batch)
+            for answer in answers:
+                with suppress(SenderError):
+                    self._heard(frames.decode(answer))
+
+    async def _post(self, http: aiohttp.ClientSession, batch: list[bytes]) -> tuple[list[bytes], str]:
+        """The answers to a batch, and the tower's time."""
+        body = b"[%b]" % b",".join(batch)
+        async with http.post(self._url, data=body, ssl=self._tls) as response:
+            said = await response.read()
+            if response.status in (401, 403, 429):
+                raise NotAuthenticated(_detail(said) or "the tower does not know this token")
+            response.raise_for_status()
+            return frames.decode_batch(said) or [], response.headers.get("Date", "")
+
+
+def _ms(date: str) -> int | None:
+    """HTTP's clock has no fractions: half a second more is right on average."""
+    try:
+        return round(parsedate_to_datetime(date).timestamp() * 1000) + 500
+    except ValueError:
+        return None
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+
+
+def _detail(said: bytes) -> str:
+    try:
+        return msgspec.json.decode(said, type=_Problem).detail
+    except msgspec.DecodeError:
+        return ""

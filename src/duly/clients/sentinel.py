@@ -1,0 +1,531 @@
+"""`duly.Sentinel`: report what a monitor notices; it reaches the tower once, or somebody called it off.
+
+The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
+countdown is over and the tower can be reached, in order. Restarts and kill -9 lose nothing that was stored
+(`await alert.stored()` says when). The tower need not be there when a sentinel starts, nor for days.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from ssl import SSLContext
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from duly.clients.link import Link
+from duly.core.lifecycle import State
+from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
+from duly.core.signals import (
+    DISCONNECT,
+    EVENT,
+    SUMMARY,
+    Back,
+    CalledOff,
+    CallOff,
+    Change,
+    Identity,
+    Missed,
+    Offset,
+    Queued,
+    Ruled,
+    SentinelPolicy,
+    Severity,
+    Signal,
+    event_of,
+    read_event,
+)
+from duly.core.steps import Answered, Effect, Event, Reachable, Report, Tell, Told, Transmit, Unreachable
+from duly.core.suppress import Ruling
+from duly.core.units import MS, SECOND, seconds
+from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
+from duly.core.watched import DEVICES
+from duly.core.writes import PutNew
+from duly.dialects import frames
+from duly.dialects.frames import Frame, ServerCode
+from duly.engine import Engine
+from duly.errors import DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
+from duly.ledger import Ledger
+from duly.ledgers import open_ledger
+
+FIELD_LIMIT: Final = 64 * 1024
+"""Of meta, and of a location: what the tower takes."""
+
+NEWS: Final = 10_000
+"""News that nobody has read yet; then the oldest go."""
+
+FINAL: Final = frozenset({"malformed", "too_large", "id_conflict", "stale", "expired", "refused"})
+"""What the tower will say again however often it is asked. For the rest the event stays in the queue: a token
+that was taken away, or a clock that is wrong, may be put right."""
+
+
+class Sent(Struct, frozen=True):
+    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (back, for `reason`),
+    `superseded`, `expired`, `failed` or `unknown`."""
+
+    state: str
+    reason: str = ""
+    event: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.state == State.DONE.word
+
+
+class News(Struct, frozen=True, omit_defaults=True):
+    """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting
+    corrected updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
+
+    what: str
+    time: int
+    device: str = ""
+    reason: str = ""
+    event: str = ""
+    detail: str = ""
+    until: int = 0
+
+
+class Counts(Struct):
+    """What a sentinel has done since it was started."""
+
+    signals: int = 0
+    debounced: int = 0
+    cooling: int = 0
+    limited: int = 0
+    cancelled: int = 0
+    sent: int = 0
+    """events that the tower has"""
+    resent: int = 0
+    """transmissions after the first, of anything"""
+
+
+class Alert:
+    """One signal, and what becomes of it.
+
+    alert = sentinel.trigger("fall", "watch-1")
+    alert.cancel()
+    """
+
+    def __init__(self, sentinel: Sentinel, device: str, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._sentinel = sentinel
+        self.device = device
+        self.reason = reason
+        self.id = ""
+        """the event's id, once it is stored; of a repeat, that of the event it repeats"""
+        self._called_off = False
+        self._ruled: asyncio.Future[str] = loop.create_future()
+        self._sent: asyncio.Future[Sent] = loop.create_future()
+
+    async def stored(self) -> str:
+        """Until the signal is judged, and if it passed, on the disk. The ruling: `pass`, or why not."""
+        return await asyncio.shield(self._ruled)
+
+    @property
+    def sent(self) -> asyncio.Future[Sent]:
+        """Await it to know how it ended."""
+        return asyncio.shield(self._sent)
+
+    def cancel(self) -> None:
+        """A person says that all is well. If it is too late, a correction goes out."""
+        if not self._ruled.done():
+            self._called_off = True
+        elif self.id:
+            self._sentinel._tell(CallOff(self._sentinel._now(), self.device, self.id))
+
+    def update(
+        self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
+    ) -> None:
+        """Something newer: it goes out with the event, or after it. Await `stored()` first."""
+        self._sentinel.update(self.id, severity=severity, meta=meta, location=location)
+
+
+class _Carrier(Protocol):
+    """What a sentinel needs of a link."""
+
+    @property
+    def connected(self) -> bool: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def send(self, frame: bytes) -> None: ...
+
+
+class Sentinel:
+    """A sentinel's side of alerts.
+
+    async with duly.Sentinel("http://hub:7800", token, data="sentinel.db", profile="home") as sentinel:
+        sentinel.disconnect("aa:bb:cc:dd:ee:ff")
+        alert = sentinel.trigger("fall", "watch-1", severity="critical", location={"lat": 31.2, "lon": 121.5})
+        print(await alert.sent)
+
+    `transport="http"` is for networks that let no WebSocket through. `session` names what is guarded, if one
+    sentinel guards one thing after another.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        data: str | None = None,
+        profile: str = "default",
+        policy: SentinelPolicy | None = None,
+        session: str = "",
+        transport: Literal["websocket", "http"] = "websocket",
+    ) -> None:
+        if transport not in ("websocket", "http"):
+            raise Malformed(f"transport={transport!r} is not known; use 'websocket' or 'http'")
+        self._url, self._token, self._data = url, token, data
+        self._profile = _name("profile", profile)
+        self._session = session
+        self._transport = transport
+        self._tls: SSLContext | None = None
+        self._where: Callable[[], Awaitable[tuple[str, str]]] | None = None
+        """for the command line, which knows the hub on its machine"""
+        self.policy = policy or SentinelPolicy()
+        self._alerts: dict[str, list[Alert]] = {}
+        self._under_way: dict[bytes, tuple[str, str]] = {}
+        """what was transmitted: its kind, and the event it is about"""
+        self._causes: dict[str, tuple[str, str]] = {}
+        self._news: deque[News] = deque(maxlen=NEWS)
+        self._fresh_news = asyncio.Event()
+        self._less = asyncio.Event()
+        self._closed = False
+        self._last = 0
+        self.counts = Counts()
+        self.name = ""
+        """as the tower knows it, once it has said so"""
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> Self:
+        self._ledger = await self._open_ledger()
+        try:
+            self._vigil = Vigil(self.policy, await self._identify(), self._ledger.worker)
+            self._engine = Engine(self._vigil, self._ledger, self._perform, recall=self._recall)
+            await self._engine.start()
+            self._link = self._open_link()
+            await self._link.start()
+        except BaseException:
+            await self._ledger.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._link.stop()
+        await self._engine.stop()
+        await self._ledger.close()
+        self._closed = True
+        self._fresh_news.set()
+        for alerts in self._alerts.values():
+            for alert in alerts:
+                _fail(
+                    alert,
+                    Stopped("the sentinel was closed; the event is stored and goes on at its next start"),
+                )
+
+    async def _open_ledger(self) -> Ledger:
+        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+
+    def _open_link(self) -> _Carrier:
+        if self._transport == "http":
+            from duly.clients.http_link import HttpLink
+
+            return HttpLink(
+                self._url, self._token, up=self._up, heard=self._heard, down=self._down,
+                denied=self._denied, tls=self._tls,
+            )  # fmt: skip
+        return Link(
+            self._url, self._token, up=self._up, heard=self._heard, down=self._down,
+            denied=self._denied, where=self._where, tls=self._tls,
+        )  # fmt: skip
+
+    async def _identify(self) -> Identity:
+        """Who we are: drawn once and kept, since the tower may be out of reach when it is first needed."""
+        shelf = self._ledger
+        await shelf.write(PutNew(SELF, "name", self._draw()), PutNew(SELF, "session", self._draw()))
+        name, session = await shelf.item(SELF, "name"), await shelf.item(SELF, "session")
+        assert name is not None
+        assert session is not None
+        tower = urlsplit(self._url).netloc or self._url
+        return Identity(name.decode(), tower, self._profile, self._session or session.decode())
+
+    def _draw(self) -> bytes:
+        return secrets.token_hex(8).encode()
+
+    async def _recall(self) -> None:
+        self._vigil.remember(await self._ledger.shelf(DEVICES), await self._ledger.item(SELF, OFFSET))
+
+    # ── signals ──────────────────────────────────────────────────────────────────────────────────
+
+    def disconnect(self, device: str, *, meta: object = None, location: object = None) -> Alert:
+        """A device can no longer be reached."""
+        return self.trigger(DISCONNECT, device, meta=meta, location=location)
+
+    def reconnect(self, device: str) -> None:
+        """It can again: if the countdown of its disconnect is still running then, there is no alarm."""
+        self._tell(Back(_name("device", device), self._now()))
+
+    def trigger(
+        self,
+        reason: str,
+        device: str,
+        *,
+        meta: object = None,
+        location: object = None,
+        severity: Severity | str = Severity.WARNING,
+        countdown: float | None = None,
+    ) -> Alert:
+        """Something happened at a device. `countdown` in seconds, if not the policy's; `severity` is `info`,
+        `warning` or `critical`."""
+        if _name("reason", reason) == SUMMARY:
+            raise Malformed(f"{SUMMARY!r} is the sentinel's own reason; choose another")
+        about, where = _json("meta", meta), _json("location", location)
+        if countdown is not None and not 0 <= countdown < self.policy.keep:
+            raise Malformed(f"countdown is a number of seconds, 0 or more, not {countdown}")
+        alert = Alert(self, _name("device", device), reason)
+        lasts = None if countdown is None else seconds(countdown)
+        self._tell(
+            Signal(device, reason, self._moment(), _severity(severity), about, where, lasts, origin=alert)
+        )
+        return alert
+
+    def cancel(self, device: str) -> None:
+        """A person says that all is well at a device: whatever has not gone out never will, and for what
+        went out within the last hour a correction follows."""
+        self._tell(CallOff(self._now(), _name("device", device)))
+
+    def update(
+        self,
+        event: str,
+        *,
+        severity: Severity | str | None = None,
+        meta: object = None,
+        location: object = None,
+    ) -> None:
+        """Something newer about an event: it goes out with it, or after it."""
+        if not event:
+            raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
+        change = Change(
+            event,
+            self._now(),
+            None if severity is None else _severity(severity),
+            _json("meta", meta),
+            _json("location", location),
+        )
+        self._tell(change)
+
+    async def news(self) -> AsyncIterator[News]:
+        """What the sentinel does, as it happens, until it is closed."""
+        while True:
+            while self._news:
+                yield self._news.popleft()
+            if self._closed:
+                return
+            self._fresh_news.clear()
+            await self._fresh_news.wait()
+
+    async def drained(self) -> None:
+        """Until the tower has everything that was reported, or it ended otherwise."""
+        handled = asyncio.Event()
+        self._engine.offer(Told(None), handled.set)
+        await handled.wait()
+        while self.waiting:
+            self._less.clear()
+            await self._less.wait()
+
+    @property
+    def waiting(self) -> int:
+        """How many events, updates and corrections the tower does not have yet."""
+        return len(self._vigil)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────
+
+    def _now(self) -> int:
+        return self._ledger.clock.now()
+
+    def _moment(self) -> int:
+        """The time of a signal. No two have the same: it says which was first, also after a restart."""
+        now = self._now()
+        set_back = now < self._last - SECOND
+        self._last = now if now > self._last or set_back else self._last + 1
+        return self._last
+
+    def _tell(self, what: object) -> None:
+        self._engine.offer(Told(what))
+
+    def _offer(self, event: Event) -> None:
+        """What the network says may come while we stop, or are full: it is said again."""
+        try:
+            self._engine.offer(event)
+        except DulyError:
+            return
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self.counts.resent += message.key in self._under_way
+                self._under_way[message.key] = (message.kind, self._about(message))
+                frame = Frame(
+                    message.kind, message.id, data=frames.raw(message.body), time=message.time // MS
+                )
+                self._link.send(frames.encode(frame))
+            case Report(key=key, state=state, answer=answer):
+                self._ended(key, state, answer)
+            case Tell(what=Ruled() as ruled):
+                self._ruled(ruled)
+            case Tell(what=Queued(event=event, device=device, reason=reason)):
+                self._say("queued", device, reason, event)
+            case Tell(what=Missed(event=event)):
+                self._say("nothing to update", event=event)
+            case Tell(what=CalledOff() as called):
+                if not called.dropped and not called.corrected:
+                    self._say("nothing to cancel", called.device)
+                for event in called.corrected:
+                    self._say("correcting", called.device, event=event)
+
+    def _about(self, message: Message) -> str:
+        """The event a message is about; one from before a restart is looked into."""
+        if message.kind != EVENT:
+            return event_of(message.body)
+        if message.id not in self._causes:
+            data = read_event(message.body)
+            self._causes[message.id] = (data.device_address, data.trigger_reason)
+        return message.id
+
+    def _ruled(self, ruled: Ruled) -> None:
+        decision = ruled.decision
+        if ruled.event:
+            self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
+        if decision.passes:
+            counting = ruled.due > self._now()
+            what = SUMMARY if ruled.reason == SUMMARY else "countdown" if counting else "stored"
+            self._say(what, ruled.device, ruled.reason, ruled.event, until=ruled.due // MS if counting else 0)
+        else:
+            until = (decision.until or 0) // MS
+            self._say("held", ruled.device, ruled.reason, ruled.event, decision.ruling.value, until)
+        alert = ruled.origin
+        if not isinstance(alert, Alert):
+            return
+        self._count(decision.ruling)
+        alert.id = ruled.event
+        if decision.passes:
+            self._alerts.setdefault(ruled.event, []).append(alert)
+        elif not alert._sent.done():
+            alert._sent.set_result(Sent("held", decision.ruling.value, ruled.event))
+        if not alert._ruled.done():
+            alert._ruled.set_result(decision.ruling.value)
+        if alert._called_off:
+            alert.cancel()
+
+    def _count(self, ruling: Ruling) -> None:
+        counts = self.counts
+        counts.signals += 1
+        counts.debounced += ruling is Ruling.DEBOUNCED
+        counts.cooling += ruling is Ruling.COOLING
+        counts.limited += ruling is Ruling.LIMITED
+
+    def _ended(self, key: bytes, state: State, answer: Answer) -> None:
+        self._less.set()
+        id_ = event_in(key)
+        kind, event = self._under_way.pop(key, (EVENT, id_))
+        what = _DONE[kind] if state is State.DONE else state.word
+        device, reason = self._causes.get(event, ("", ""))
+        self._say(what, device, reason, event, answer.reason)
+        if kind != EVENT:
+            return
+        self.counts.sent += state is State.DONE
+        self.counts.cancelled += state is State.CANCELLED
+        self._causes.pop(event, None)
+        for alert in self._alerts.pop(event, ()):
+            if not alert._sent.done():
+                alert._sent.set_result(Sent(state.word, answer.reason, event))
+
+    def _say(
+        self,
+        what: str,
+        device: str = "",
+        reason: str = "",
+        event: str = "",
+        detail: str = "",
+        until: int = 0,
+    ) -> None:
+        if event and not device:
+            device, reason = self._causes.get(event, ("", ""))
+        self._news.append(News(what, self._now() // MS, device, reason, event, detail, until))
+        self._fresh_news.set()
+
+    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+
+    def _up(self, welcome: Frame) -> None:
+        self.name = welcome.you or self.name
+        if welcome.time is not None:
+            self._offer(Told(Offset(welcome.time * MS - self._now())))
+        self._offer(Reachable(""))
+        self._say("online")
+
+    def _down(self) -> None:
+        self._offer(Unreachable(""))
+        self._say("offline")
+
+    def _denied(self, problem: NotAuthenticated) -> None:
+        self._say("denied", detail=str(problem))
+
+    def _heard(self, frame: Frame) -> None:
+        if frame.type != "server_ack" or frame.seq_id is None:
+            return
+        key = key_of(SCOPE, frame.seq_id)
+        match frame.code:
+            case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
+                self._offer(Answered(key, State.DONE, Answer()))
+            case ServerCode.BAD_PARAMETERS if frame.error in FINAL:
+                # An earlier transmission may have been taken, and forgotten since.
+                state = State.UNKNOWN if frame.error == "stale" else State.FAILED
+                reason = f"{frame.error}: {frame.detail or ''}"
+                self._offer(Answered(key, state, Answer(ServerCode.BAD_PARAMETERS, b"", reason)))
+            case _:
+                _, event = self._under_way.get(key, ("", frame.seq_id))
+                self._say("refused", event=event, detail=f"{frame.error}: {frame.detail or ''}")
+
+
+_DONE: Final = {EVENT: "sent", "alert_update": "updated", "alert_cancel": "corrected"}
+
+
+def _fail(alert: Alert, problem: Stopped) -> None:
+    for future in (alert._ruled, alert._sent):
+        if not future.done():
+            future.set_exception(problem)
+            future.exception()  # asyncio need not complain that nobody looked
+
+
+def _name(field: str, value: str) -> str:
+    raw = value.encode(errors="replace")
+    if not 0 < len(raw) <= NAME_LIMIT or b"\0" in raw or raw.decode() != value:
+        raise Malformed(f"{field} is a text of 1 to {NAME_LIMIT} bytes without NUL, not {value[:80]!r}")
+    return value
+
+
+def _severity(value: Severity | str) -> Severity:
+    try:
+        return Severity(value)
+    except ValueError:
+        known = ", ".join(severity.value for severity in Severity)
+        raise Malformed(f"severity={value!r} is not known; use one of {known}") from None
+
+
+def _json(field: str, value: object) -> bytes:
+    try:
+        text = bytes(frames.dump(value))
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise Malformed(f"{field} cannot be written as JSON: {problem}") from None
+    if len(text) > FIELD_LIMIT:
+        raise TooLarge(f"{field} has {len(text)} bytes, the limit is {FIELD_LIMIT}; leave something out")
+    frames.check(b'{"data":{"%b":%b}}' % (field.encode(), text))  # as deep as it will be in its frame
+    return text

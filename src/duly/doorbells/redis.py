@@ -1,0 +1,97 @@
+"""A doorbell over Redis pub/sub.
+
+Redis may be killed, flushed, paused or unplugged at any time: rings are lost then, and that is all. Two
+connections: one listens, one rings, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.doorbell import Doorbell
+from duly.errors import Malformed
+
+try:
+    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+except ImportError:
+    raise Malformed("this doorbell needs a driver: pip install duly[redis]") from None
+
+CHANNEL: Final = "duly:doorbell"
+AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
+SEND_SECONDS: Final = 0.5
+"""A ring that takes longer is lost: the others have looked by then."""
+PING_SECONDS: Final = 5.0
+"""A Redis that stands still keeps its connections open; only asking finds that out."""
+TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+
+
+class RedisDoorbell(Doorbell):
+    def __init__(self, me: str, url: str) -> None:
+        super().__init__(me)
+        self._url = url
+        try:
+            self._out = self._connection()
+        except ValueError as problem:
+            raise Malformed(f"this is not the address of a Redis: {problem}") from None
+        self._listening: asyncio.Task[None] | None = None
+
+    def _connection(self) -> Any:
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        # Its own retries would wait for a bell that nobody should wait for.
+        return Redis.from_url(
+            self._url,
+            socket_connect_timeout=2,
+            socket_timeout=PING_SECONDS * 2,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=2,
+        )
+
+    async def start(self) -> None:
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    async def stop(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        await super().stop()
+        with suppress(*TROUBLE):
+            await self._out.aclose()
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            connection = self._connection()
+            try:
+                async with connection.pubsub() as ears:
+                    await ears.subscribe(CHANNEL)
+                    asked = False
+                    while True:
+                        message = await ears.get_message(timeout=PING_SECONDS)
+                        if message is None:
+                            if asked:
+                                raise TimeoutError("it does not answer")
+                            asked = True
+                            await ears.ping()
+                            continue
+                        asked, failures = False, 0
+                        if message["type"] == "message":
+                            self._heard(message["data"])
+            except TROUBLE:
+                pass
+            finally:
+                with suppress(*TROUBLE):
+                    await connection.aclose()
+            failures += 1
+            await asyncio.sleep((AGAIN.delay(failures, self._me.encode()) or 0) / SECOND)
+
+    async def _send(self, note: bytes) -> None:
+        with suppress(*TROUBLE):
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._out.publish(CHANNEL, note)

@@ -1,0 +1,310 @@
+"""Worlds of alerts: production sentinels and the production tower, with simulated sockets between them.
+
+Monitors report signals, people cancel, processes die around every commit, links break, disks fail, clocks are
+wrong. Judged is what the sentinels had stored against what the tower has at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from duly.apps.alerts import Alerts
+from duly.auth import Principal, Role
+from duly.clients.sentinel import Sentinel
+from duly.core import writes as w
+from duly.core.lifecycle import State
+from duly.core.messages import Message, Verdict, key_of, names_in
+from duly.core.signals import CANCEL, EVENT, SUMMARY, Ruled, SentinelPolicy, Severity, read_event
+from duly.core.steps import Effect
+from duly.core.units import SECOND
+from duly.dialects import frames
+from duly.dialects.frames import Frame
+from duly.errors import DulyError
+from duly.journal import Journal
+from duly.ledger import Ledger
+from duly.ledgers.memory import Disk
+from duly.reception import Reception
+from duly.testing.sim.checkers import Finding, admitted_once, forward
+from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire
+from duly.testing.sim.nodes import Node
+from duly.testing.sim.world import BUSY, Wanted, World
+from duly.testing.sim.world import Effect as Seen
+
+if TYPE_CHECKING:
+    from duly.testing.sim.plan import Plan
+
+POLICY: Final = SentinelPolicy(
+    debounce=2, per_hour=6, cooldown=15, countdown=4, keep=3_600, retry_first=3, retry_most=20
+)
+DEVICES: Final = ("belt", "band")
+REASONS: Final = ("disconnect", "fall")
+SIGNALS: Final = 4
+"""Things that happen, for every message that the other worlds would send."""
+
+
+class Tower(GatewayHub):
+    async def begin(self) -> None:
+        self.wires = []
+        self.recorded = getattr(self, "recorded", [])
+        journal = Journal(self.ledger)
+        self.alerts = Alerts(self.ledger, journal)
+        self.reception = Reception(journal, [self.alerts])
+        self.engine = self.alerts.engine
+        await self.alerts.start()
+
+    def principal(self, name: str) -> Principal:
+        return Principal(name, Role.SENTINEL)
+
+
+class _SimSentinel(Sentinel):
+    def __init__(self, node: Watcher) -> None:
+        super().__init__("http://tower", "", profile="home", policy=POLICY)
+        self.node = node
+
+    async def _open_ledger(self) -> Ledger:
+        return self.node.ledger
+
+    def _draw(self) -> bytes:
+        return f"{self.node.name}-{self.node.world.epochs[self.node.name]}".encode()
+
+    def _open_link(self) -> Any:
+        return SimLink(self.node, self._up, self._heard, down=self._down)
+
+    def _perform(self, effect: Effect) -> None:
+        if self.node.alive:
+            super()._perform(effect)
+
+    def _ruled(self, ruled: Ruled) -> None:
+        what = f"{ruled.device} {ruled.reason}: {ruled.decision.ruling.value}"
+        self.node.world.log.note(self.node.name, what, self.node.key(ruled.event) if ruled.event else b"")
+        super()._ruled(ruled)
+
+
+class Watcher(Node):
+    """A sentinel, its monitor, and the person who carries it."""
+
+    def key(self, event: str) -> bytes:
+        """An event's key as the tower has it."""
+        return key_of(self.name, event)
+
+    async def begin(self) -> None:
+        self.sentinel = sentinel = _SimSentinel(self)
+        await sentinel.__aenter__()
+        if self.sentinel is sentinel:
+            self.engine = sentinel._engine
+
+    def die(self) -> None:
+        super().die()
+        link: Any = getattr(self.sentinel, "_link", None)
+        if link is not None and link._wire is not None:
+            link._wire.break_()
+
+    def act(self) -> None:
+        """Something happens."""
+        draw, sentinel = self.world.rng.random, self.sentinel
+        device, reason = self.world.rng.choice(DEVICES), self.world.rng.choice(REASONS)
+        severity = self.world.rng.choice(list(Severity))
+        countdown = self.world.rng.choice([None, 0.0])
+        what = draw()
+        with suppress(DulyError):
+            if what < 0.6:
+                sentinel.trigger(reason, device, severity=severity, countdown=countdown)
+            elif what < 0.75:
+                sentinel.reconnect(device)
+            elif what < 0.9:
+                sentinel.cancel(device)
+            elif sentinel._alerts:
+                event = self.world.rng.choice(list(sentinel._alerts))
+                sentinel.update(event, location={"lat": round(draw(), 3)})
+
+
+class Nobody(Node):
+    """There are no devices in these worlds: what they do, the monitors tell."""
+
+    async def begin(self) -> None:
+        return
+
+
+class SentinelWorld(World):
+    sender = Watcher
+    receiver = Nobody
+    hub = Tower
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.bodies: dict[bytes, bytes] = {}
+        """the events that sentinels have stored, as they last were, by the tower's key"""
+        self.started: dict[str, list[bytes]] = {}
+        """the events of each sentinel in the order they first went out"""
+        self.corrections: list[tuple[str, Message]] = []
+
+    async def _use(self, sender: Node, receivers: list[Node]) -> None:
+        assert isinstance(sender, Watcher)
+        await asyncio.sleep(0.5)
+        for _ in range(self.plan.messages * SIGNALS):
+            burst = self.rng.random() < 0.5
+            pause = 0.3 * self.rng.random() if burst else self.rng.random() * 3 * BUSY / self.plan.messages
+            await asyncio.sleep(pause / SIGNALS)
+            if sender.alive and sender.ready:
+                sender.act()
+
+    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+        super().committed(node, disk, write, result)
+        match write, result:
+            case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
+                if isinstance(node, Watcher):
+                    self._stored(node, message, started=bool(write.state))
+                elif message.kind == EVENT:
+                    at = asyncio.get_running_loop().time()
+                    self.log.effects.append(Seen(at, node.name, node.incarnation, message, 1))
+                    self.log.note(node.name, "EVENT listed", message.key)
+            case w.Take(ref=ref, attempt=0), True if isinstance(node, Watcher):
+                self._went_out(node, ref.key)
+
+    def _stored(self, node: Watcher, message: Message, *, started: bool) -> None:
+        if message.kind == EVENT:
+            key = node.key(message.id)
+            self.bodies[key] = message.body
+            self.log.wanted[key] = Wanted(message, self.epochs[node.name], 0)
+        elif message.kind == CANCEL:
+            self.corrections.append((node.name, message))
+        if started:
+            self._went_out(node, message.key)
+
+    def _went_out(self, node: Watcher, key: bytes) -> None:
+        theirs = node.key(names_in(key)[1])
+        if theirs in self.bodies:
+            self.started.setdefault(node.name, []).append(theirs)
+
+    def _replay(self, count: int) -> None:
+        """Somebody recorded what sentinels said, and says it again with their credentials."""
+        tower = self.nodes["hub"]
+        assert isinstance(tower, Tower)
+        if not tower.ready:
+            return
+        recorded = tower.recorded
+        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
+        for name, frame in chosen:
+            self.faults += 1
+            tower.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+
+    def _lie(self) -> None:
+        tower = self.nodes["hub"]
+        assert isinstance(tower, Tower)
+        known = [seen.message for seen in self.log.effects]
+        if known and tower.ready:
+            self.faults += 1
+            message = self.rng.choice(known)
+            forged = msgspec.structs.replace(read_event(message.body), trigger_reason="forged")
+            frame = Frame(EVENT, message.id, data=frames.raw(msgspec.json.encode(forged)))
+            self.log.note("liar", "sends other content under a known id", message.key)
+            session = HubSession(Wire(self, "liar"), lambda raw: None)
+            tower.hear(session, message.scope, frames.encode(frame))
+
+    def _reinstall(self, sender: Node) -> None:
+        if sender.alive:
+            left = [names_in(key)[1] for key in sender.disk.messages]
+            self.log.abandoned |= {key_of(sender.name, id_) for id_ in left}
+        super()._reinstall(sender)
+
+
+# ── what must hold ───────────────────────────────────────────────────────────────────────────────
+
+
+def arrived(world: World) -> Iterator[Finding]:
+    """[P1, P5] Every event a sentinel has stored is in the tower's list, or ended at home for a reason."""
+    assert isinstance(world, SentinelWorld)
+    tower = world.settled_disks["hub"]
+    for key, body in world.bodies.items():
+        name, event = names_in(key)
+        home = world.settled_disks[name].messages.get(key_of("sentinel", event))
+        ended = home is not None and home.state in (State.CANCELLED, State.SUPERSEDED)
+        listed = tower.messages.get(key)
+        if key in world.log.abandoned:
+            continue
+        if listed is None and not ended:
+            yield f"it was stored, and is not in the tower ({home.state.word if home else 'gone'})", key
+        elif listed is not None and ended:
+            yield "it was called off before it left, and the tower has it", key
+        elif listed is not None and listed.message.body != body:
+            yield "the tower has other content than its sentinel", key
+
+
+def listed_once(world: World) -> Iterator[Finding]:
+    """[P2] One event is one event."""
+    for key, count in Counter(seen.message.key for seen in world.log.effects).items():
+        if count > 1:
+            yield f"the tower listed it {count} times", key
+        if key not in world.log.wanted:
+            yield "the tower lists what no sentinel stored", key
+
+
+def in_order(world: World) -> Iterator[Finding]:
+    """[P4] Of two events of a sentinel, the one that was noticed first and went out first is listed first.
+    Not if the tower's disk fails: it refuses some, takes later ones, and the first come again. Nor if a thief
+    brings what he recorded."""
+    assert isinstance(world, SentinelWorld)
+    if world.plan.faulty_disk or world.plan.reinstalls or world.plan.replays:
+        return
+    place = {key: n for keys in world.started.values() for n, key in enumerate(keys)}
+    listed: dict[str, list[tuple[int, int]]] = {}
+    for seen in world.log.effects:
+        here = place[seen.message.key], world.log.wanted[seen.message.key].message.time
+        before = listed.setdefault(seen.message.scope, [])
+        if any(went_out > here[0] and noticed > here[1] for went_out, noticed in before):
+            yield "the tower got it after one that is later in every way", seen.message.key
+        before.append(here)
+
+
+def corrected(world: World) -> Iterator[Finding]:
+    """[P5] Every correction that was stored reaches the tower."""
+    assert isinstance(world, SentinelWorld)
+    for name, message in world.corrections:
+        key = key_of(name, message.id)
+        if key not in world.settled_disks["hub"].messages and key not in world.log.abandoned:
+            yield "a correction is missing at the tower", key
+
+
+def at_rest(world: World) -> Iterator[Finding]:
+    """[P5] After the calm nothing is left to do."""
+    for name, disk in world.settled_disks.items():
+        for key, record in disk.messages.items():
+            if not record.state.terminal:
+                yield f"{name} still has it as {record.state.word}", key
+        for ref, delivery in disk.deliveries.items():
+            if not delivery.state.terminal:
+                yield f"{name} still has an open delivery of it", ref.key
+
+
+def held_back(world: World) -> Iterator[Finding]:
+    """Of one device, for one reason, no two events within the debounce, and no more in an hour than allowed;
+    unless a clock was set, or a sentinel forgot everything."""
+    if world.plan.steps or world.plan.reinstalls:
+        return
+    events: dict[tuple[str, str], list[tuple[int, str, bool]]] = {}
+    for key, want in world.log.wanted.items():
+        data = read_event(want.message.body)
+        if data.trigger_reason != SUMMARY:
+            critical = data.severity is Severity.CRITICAL
+            cause = (names_in(key)[0], data.device_address)
+            events.setdefault(cause, []).append((want.message.time, data.trigger_reason, critical))
+    for (name, device), told in events.items():
+        told.sort()
+        for kind in {(reason, critical) for _, reason, critical in told}:
+            times = [at for at, reason, critical in told if (reason, critical) == kind]
+            if any(after - before < POLICY.debounce * SECOND for before, after in pairwise(times)):
+                yield f"{name} let a repeat of {kind[0]} at {device} pass", b""
+        if len([at for at, _, critical in told if not critical]) > POLICY.per_hour:
+            yield f"{name} let more pass from {device} than {POLICY.per_hour} in an hour", b""
+
+
+SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+    arrived, listed_once, in_order, corrected, at_rest, held_back, admitted_once, forward,
+)  # fmt: skip

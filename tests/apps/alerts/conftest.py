@@ -1,0 +1,98 @@
+"""A tower with sentinels, a webhook receiver and a mail server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from duly.apps.desk import administer
+from duly.apps.profiles import Draft
+from duly.auth import Role
+from duly.core.parcels import CourierPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS
+from tests.places import Place
+from tests.receivers import Mailbox, Receiver, mail_server, receiver
+
+SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
+
+
+class Tower(Place):
+    """A hub whose couriers try again soon, with two sentinels."""
+
+    async def start(self) -> None:
+        await super().start()
+        courier = self.hub.alerts._courier
+        courier.policy = CourierPolicy("alert", SOON, keep=courier.policy.keep)
+
+    async def profile(self, name: str, *urls: str, **more: Any) -> dict[str, str]:
+        _, secrets = await self.hub.alerts.profiles.set(name, Draft(send=urls, **more))
+        return secrets
+
+    async def post(self, frame: Any, who: str = "gate", query: str = "") -> tuple[int, Any]:
+        body = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
+        headers = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.url}/v1/messages{query}", data=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    async def do(self, verb: str, **wanted: str) -> Any:
+        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted)
+        return msgspec.json.decode(msgspec.json.encode(said))
+
+    async def show(self, event: str) -> Any:
+        return await self.do("alert.show", event=event)
+
+    async def until(self, true: Callable[[], Any], patience: float = 10.0) -> None:
+        async with asyncio.timeout(patience):
+            while not true():
+                await asyncio.sleep(0.005)
+
+    async def until_state(self, event: str, state: str) -> Any:
+        async with asyncio.timeout(10):
+            while (shown := await self.show(event))["state"] != state:
+                await asyncio.sleep(0.01)
+        return shown
+
+
+def event(id_: str = "event-1", **data: Any) -> dict[str, Any]:
+    fields = {
+        "profile_id": "home",
+        "trigger_reason": "disconnect",
+        "device_address": "AA:BB",
+        "timestamp": time.time_ns() // 1_000_000,
+        "severity": "warning",
+    }
+    return {"type": "alert_event", "seq_id": id_, "data": fields | data}
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Tower]:
+    it = Tower(tmp_path / "hub", allow_private_webhooks=True)
+    await it.start()
+    await it.add(Role.SENTINEL, "gate", "barn")
+    await it.add(Role.APP, "phone")
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def hook() -> AsyncIterator[Receiver]:
+    async with receiver() as it:
+        yield it
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Mailbox]:
+    async with mail_server() as it:
+        yield it

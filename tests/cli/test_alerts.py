@@ -1,0 +1,135 @@
+"""Alerts on the command line, as an operator has it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Place
+
+
+def told(place: Place, name: str = "told") -> list[dict[str, object]]:
+    path = place.folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
+    """The whole story, in one hub."""
+    hub = place.up()
+    nobody = place.ask("alert", "trigger", "smoke", "--profile", "home", "--wait", "5s")
+    assert nobody["ack"]["state"] == "failed"
+    made = place.duly(
+        "profile", "set", "home", "--send", f"file:{place.folder}/told", "--escalate", "1h=console:"
+    )
+    assert made.returncode == 0, made.stderr
+    assert str(place.folder) not in made.stdout, "labels, not addresses"
+
+    done = place.duly(
+        "alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB"
+    )
+    assert (done.returncode, done.stdout) == (0, "accepted: event-1\n")
+    again = place.duly(
+        "alert", "trigger", "fire", "--profile", "home", "--id", "event-1", "--device", "AA:BB"
+    )
+    assert (again.returncode, "used before" in again.stderr) == (6, True)
+
+    (one, _) = place.ask("alert", "list")
+    assert (one["event"], one["status"]) == ("event-1", "open")
+    assert "smoke AA:BB" in place.duly("alert", "list").stdout
+    assert "escalation 1" in place.duly("deliveries", "show", "event").stdout, (
+        "the beginning of an id will do"
+    )
+    assert place.ask("alert", "ack", "event-1", "--by", "ann")["status"] == "acknowledged"
+    assert place.duly("alert", "list", "--status", "open").stdout.count("event-1") == 0
+    shown = place.ask("alert", "show", "event-1")
+    assert {d["state"] for d in shown["deliveries"]} == {"done", "cancelled"}
+    assert [line["data"]["event"] for line in told(place)] == ["event-1"]  # type: ignore[index]
+
+    again = place.duly("deliveries", "retry", "event-1", "--to", shown["deliveries"][0]["recipient"])
+    assert again.returncode == 0
+    assert place.duly("alert", "resolve", "event-1").returncode == 0
+    assert place.duly("alert", "show", "nothing").returncode == 2
+    assert hub.stop() == 0
+    assert place.ask("alert", "show", "event-1")["status"] == "resolved", "without a hub, from the ledger"
+    assert [one["name"] for one in place.ask("profile", "list")] == ["home"]
+    assert place.ask("prune", "--dry-run") == {"messages": 0, "alerts": 0, "archives": []}
+    assert place.ask("prune")["messages"] == 0
+
+
+def test_silences_come_and_go(place: Place) -> None:
+    place.up()
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
+    assert place.duly("alert", "silence").returncode == 2, "of what?"
+    assert place.duly("alert", "silence", "--device", "lock-*", "--for", "1h").stdout.startswith(
+        "silence 1, until"
+    )
+    done = place.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "5s")
+    assert "silenced" in done["ack"]["detail"]
+    assert "device=lock-*" in place.duly("alert", "silence", "--list").stdout
+    assert place.duly("alert", "silence", "--end", "1").returncode == 0
+    assert place.duly("alert", "silence", "--end", "1").returncode == 6
+    assert (
+        place.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "5s")["ack"]["state"] == "done"
+    )
+    assert len(told(place)) == 1
+
+
+def test_what_was_changed_while_no_hub_ran_is_done_when_it_runs_again(place: Place) -> None:
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/missing/told")
+    hub = place.up()
+    place.duly("alert", "trigger", "smoke", "--id", "event-1")
+    hub.stop(signal.SIGKILL)
+    (dead,) = place.ask("deliveries", "list")
+    edited = place.duly(
+        "deliveries", "edit", "event-1", dead["recipient"], "--send", f"file:{place.folder}/told"
+    )
+    assert edited.returncode == 0, edited.stderr
+    hub = place.up()
+    for _ in range(100):
+        if told(place):
+            break
+        place.ask("alert", "list")
+    assert len(told(place)) == 1
+
+
+def test_a_webhooks_secret_is_printed_once(place: Place) -> None:
+    first = place.duly("profile", "set", "home", "--send", "https://hooks.example.com/t0ken")
+    assert first.stdout.splitlines()[-1].startswith("whsec_")
+    assert "t0ken" not in first.stdout + first.stderr
+    again = place.duly("profile", "set", "home", "--send", "https://hooks.example.com/t0ken")
+    assert "whsec_" not in again.stdout
+    assert "whsec_" not in place.duly("profile", "show", "home").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["profile", "set", "home", "--send", "nonsense"], 2),
+        (["profile", "set", "home", "--quiet", "night"], 2),
+        (["profile", "set", "home", "--zone", "Mars/Olympus"], 2),
+        (["profile", "set", "home", "--escalate", "https://x"], 2),
+        (["profile", "set", "no/slash"], 2),
+        (["profile", "show", "home"], 3),
+        (["profile", "remove", "home"], 6),
+        (["alert", "trigger", "smoke"], 3),
+        (["channel", "test", "nonsense"], 2),
+        (["channel", "test", "http://127.0.0.1:9/x"], 2),
+        (["channel", "test", "http://127.0.0.1:9/x", "--allow-private-webhooks"], 1),
+    ],
+)
+def test_what_cannot_be_done_says_why(place: Place, args: list[str], code: int) -> None:
+    done = place.duly(*args)
+    assert done.returncode == code, done.stderr
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_channel_can_be_tried(place: Place) -> None:
+    done = place.duly("channel", "test", f"file:{place.folder}/told")
+    assert (done.returncode, "arrived" in done.stdout) == (0, True)
+    assert place.ask("channel", "test", f"file:{place.folder}/told")["fate"] == "arrived"
+    assert len(told(place)) == 2
+    assert Path(place.folder / "told").stat().st_mode & 0o077 == 0, "for its owner alone"

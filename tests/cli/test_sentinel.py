@@ -1,0 +1,156 @@
+"""`duly sentinel` as its users have it: lines in, news out, and one file that survives everything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Place
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A hub with one sentinel, and a profile that writes down who was told what."""
+    it = Place(tmp_path_factory.mktemp("tower"))
+    try:
+        it.up()
+        assert it.duly("add", "sentinel", "watch").returncode == 0
+        assert it.duly("profile", "set", "home", "--send", f"file:{it.folder}/told").returncode == 0
+        yield it
+    finally:
+        it.end()
+
+
+def say(place: Place, lines: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "duly", "sentinel", "--profile", "home", *args],
+        input=lines, cwd=place.folder, env=place.env, capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+
+
+def news(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def listed(place: Place) -> dict[str, dict[str, Any]]:
+    return {one["device"]: one for one in place.ask("alert", "list")}
+
+
+def told(folder: Path) -> list[str]:
+    return [json.loads(line)["data"]["device"] for line in (folder / "told").read_text().splitlines()]
+
+
+def test_signals_by_the_line_become_one_event_and_one_notice(tower: Place) -> None:
+    lines = "disconnect aa:01\nreconnect aa:01\ndisconnect aa:01\n\n# nothing\n"
+    seen = news(say(tower, lines, "--countdown", "0.2s", "--json"))
+    about = [(one["what"], one.get("detail", "")) for one in seen if one.get("device") == "aa:01"]
+    assert about == [("countdown", ""), ("held", "debounced"), ("queued", ""), ("sent", "")]
+    assert listed(tower)["aa:01"]["reason"] == "disconnect"
+    assert told(tower.folder).count("aa:01") == 1
+
+
+def test_a_cancel_in_time_and_a_cancel_too_late(tower: Place) -> None:
+    seen = news(say(tower, "trigger fall aa:02\ncancel aa:02\n", "--countdown", "1m", "--json"))
+    assert [one["what"] for one in seen if one.get("device") == "aa:02"] == ["countdown", "cancelled"]
+    assert tower.duly("sentinel", "trigger", "fall", "aa:03", "--profile", "home").returncode == 0
+    seen = news(say(tower, "cancel aa:03\n", "--json"))
+    assert {"correcting", "corrected"} <= {one["what"] for one in seen}
+    assert "aa:02" not in listed(tower)
+    assert listed(tower)["aa:03"]["status"] == "cancelled"
+
+
+def test_everything_a_line_can_say_arrives(tower: Place) -> None:
+    more = '{"severity":"critical","location":{"lat":31.2},"meta":{"rssi":-70},"countdown":0}'
+    done = say(tower, f"trigger fall aa:04 {more}\n")
+    assert done.returncode == 0
+    assert "aa:04 fall: sent: the tower has it" in done.stdout
+    one = listed(tower)["aa:04"]
+    assert (one["severity"], one["location"], one["device_meta"]) == (
+        "critical",
+        {"lat": 31.2},
+        {"rssi": -70},
+    )
+
+
+def test_lines_that_make_no_sense_cost_nothing_else(tower: Place) -> None:
+    lines = 'explode\ntrigger fall\ntrigger fall x {\ntrigger fall x {"colour":1}\ndisconnect aa:05\n'
+    done = say(tower, lines, "--countdown", "0s")
+    assert done.returncode == 0
+    assert done.stderr.count("write: disconnect DEVICE") == 2
+    assert "not a JSON object" in done.stderr
+    assert "colour: not known" in done.stderr
+    assert "aa:05" in listed(tower)
+
+
+def test_one_signal_says_how_it_ended(tower: Place) -> None:
+    first = tower.ask("sentinel", "--profile", "home", "trigger", "smoke", "aa:06")
+    assert (first["state"], len(first["event"])) == ("done", 32)
+    again = tower.duly("sentinel", "trigger", "smoke", "aa:06", "--profile", "home")
+    assert (again.returncode, again.stdout) == (6, "held back: debounced\n")
+    wrong = tower.duly("sentinel", "trigger", "smoke", "aa:06", '{"severity":"terrible"}')
+    assert wrong.returncode == 2
+    assert "info, warning, critical" in wrong.stderr
+
+
+def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(place: Place) -> None:
+    away = ("--url", "http://127.0.0.1:9", "--token", "duly_x", "--store", "queue.db", "--wait", "0.2s")
+    done = place.duly("sentinel", "trigger", "fall", "aa:07", *away)
+    assert done.returncode == 3
+    assert "stored in queue.db" in done.stderr
+    place.up()
+    token = place.duly("add", "sentinel", "watch").stdout.strip()
+    here = ("--url", f"http://127.0.0.1:{place.port}", "--store", "queue.db")
+    done = place.duly("sentinel", "trigger", "fall", "aa:08", *here, "--token", "duly_x")
+    assert done.returncode == 4
+    assert "not known" in done.stderr
+    for transport in ((), ("--http",)):
+        assert say(place, "", *here, "--token", token, *transport).returncode == 0
+    assert set(listed(place)) == {"aa:07", "aa:08"}
+
+
+def test_kill_9_in_the_countdown_and_it_goes_on(tower: Place) -> None:
+    args = [sys.executable, "-m", "duly", "sentinel", "--countdown", "2s", "--json", "--profile", "home"]
+    reader, writer = subprocess.PIPE, subprocess.PIPE
+    with subprocess.Popen(
+        args, stdin=reader, stdout=writer, cwd=tower.folder, env=tower.env, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("disconnect aa:09\n")
+        process.stdin.flush()
+        while (line := json.loads(process.stdout.readline()))["what"] != "countdown":
+            pass
+        process.kill()
+    seen = news(say(tower, "", "--json"))
+    words = [one["what"] for one in seen if one.get("event") == line["event"]]
+    assert words in (["countdown", "queued", "sent"], ["stored", "queued", "sent"])
+    assert told(tower.folder).count("aa:09") == 1
+
+
+def test_limits_are_flags_or_settings_and_checked_before_anything_starts(tower: Place) -> None:
+    done = say(tower, "", "--per-hour", "0")
+    assert done.returncode == 2
+    assert "at least 1 signal" in done.stderr
+    done = tower.duly("sentinel", "trigger", "x", "y", DULY_SENTINEL_COOLDOWN="never")
+    assert done.returncode == 2
+    assert "cooldown" in done.stderr
+
+
+def test_two_at_once_on_one_file_do_not_get_into_each_others_way(tower: Place) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "duly", "sentinel", "--json", "--store", "shared.db"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tower.folder, env=tower.env, text=True,
+    ) as first:  # fmt: skip
+        assert first.stdout is not None
+        assert json.loads(first.stdout.readline())["what"] == "online"
+        second = tower.duly("sentinel", "trigger", "x", "y", "--store", "shared.db")
+        assert second.returncode == 1
+        assert "shared.db" in second.stderr
+        first.terminate()

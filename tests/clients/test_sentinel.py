@@ -1,0 +1,460 @@
+"""A sentinel and a real tower: what is reported is in the tower's list once, in order, whatever happens to
+the network, the tower and the sentinel in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+import pytest
+
+from duly.auth import Role
+from duly.clients.sentinel import FIELD_LIMIT, News, Sentinel
+from duly.core.lifecycle import State
+from duly.core.signals import SentinelPolicy
+from duly.core.units import DAY, HOUR, MS, SECOND
+from duly.core.vigil import SCOPE
+from duly.core.writes import Group, Results
+from duly.dialects.frames import Frame
+from duly.errors import LedgerUnavailable, Malformed, Stopped, TooLarge
+from duly.ledger import Ledger
+from duly.ledgers import open_ledger
+from duly.ledgers.memory import MemoryLedger
+from duly.testing import ManualClock
+from tests.places import Place
+
+ROOT = Path(__file__).parents[2]
+Way = Literal["websocket", "http"]
+BOTH_WAYS = pytest.mark.parametrize("transport", ["websocket", "http"])
+PATIENT = SentinelPolicy(countdown=60, debounce=0)
+AT_ONCE = SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
+
+
+@pytest.fixture
+async def tower(place: Place) -> Place:
+    await place.add(Role.SENTINEL, "watch", "other")
+    return place
+
+
+class Told(Sentinel):
+    """A sentinel whose clock is the test's, and whose news can be waited for."""
+
+    clock: ManualClock | None = None
+
+    async def _open_ledger(self) -> Ledger:
+        return await open_ledger(
+            "memory:" if self._data is None else f"sqlite:///{self._data}", clock=self.clock
+        )
+
+    async def hear(self, *words: str) -> News:
+        """The next news of these kinds."""
+        async with asyncio.timeout(10):
+            async for news in self.news():
+                if news.what in words:
+                    return news
+        raise AssertionError
+
+
+def sentinel(
+    tower: Place,
+    policy: SentinelPolicy = AT_ONCE,
+    *,
+    name: str = "watch",
+    data: Path | None = None,
+    transport: Way = "websocket",
+    clock: ManualClock | None = None,
+) -> Told:
+    it = Told(
+        tower.url,
+        tower.tokens[name],
+        data=None if data is None else str(data),
+        profile="home",
+        policy=policy,
+        session="night",
+        transport=transport,
+    )
+    it.clock = clock
+    return it
+
+
+async def listed(tower: Place) -> list[dict[str, Any]]:
+    """What the tower has, oldest first, as it came."""
+    alerts = await tower.hub.alerts.desk.alerts(limit=10_000)
+    messages = [alert.record.message for alert in reversed(alerts)]
+    return [json.loads(one.body) | {"id": one.id, "scope": one.scope} for one in messages]
+
+
+class Observer:
+    """Watches the tower, as an admin may: what it has taken, in the order it took it."""
+
+    def __init__(self, tower: Place) -> None:
+        self.taken: list[str] = []
+        self.look(tower)
+
+    def look(self, tower: Place) -> None:
+        tower.hub.journal.watchers.append(self)
+
+    def push(self, frame: bytes) -> None:
+        seen = json.loads(frame)["data"]
+        if (seen["what"], seen.get("word")) == ("said", "fresh"):
+            self.taken.append(seen["id"])
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+# ── reporting ────────────────────────────────────────────────────────────────────────────────────
+
+
+@BOTH_WAYS
+async def test_what_is_triggered_is_in_the_towers_list(tower: Place, transport: Way) -> None:
+    async with sentinel(tower, transport=transport) as watch:
+        alert = watch.trigger(
+            "fall", "band", severity="critical", meta={"rssi": -70}, location={"lat": 31.2, "lon": 121.5}
+        )
+        sent = await alert.sent
+    assert sent.done
+    (event,) = await listed(tower)
+    assert (event["id"], event["scope"]) == (alert.id, "watch")
+    assert event["trigger_reason"] == "fall"
+    assert event["severity"] == "critical"
+    assert event["device_address"] == "band"
+    assert event["session_id"] == "night"
+    assert event["location"] == {"lat": 31.2, "lon": 121.5}
+    assert event["device_meta"] == {"rssi": -70}
+
+
+@BOTH_WAYS
+async def test_events_go_out_in_order(tower: Place, transport: Way) -> None:
+    observer = Observer(tower)
+    async with sentinel(tower, transport=transport) as watch:
+        alerts = [watch.trigger("fall", f"band-{n}") for n in range(50)]
+        assert all([(await alert.sent).done for alert in alerts])
+    assert observer.taken == [alert.id for alert in alerts]
+
+
+async def test_a_link_that_goes_on_and_off_rings_once(tower: Place) -> None:
+    async with sentinel(tower, SentinelPolicy(countdown=0.2)) as watch:
+        alerts = []
+        for _ in range(5):
+            alerts.append(watch.disconnect("band"))
+            watch.reconnect("band")
+        alerts.append(watch.disconnect("band"))
+        assert (await alerts[0].sent).done
+        held = [await alert.sent for alert in alerts[1:]]
+    assert [(one.state, one.reason, one.event) for one in held] == [("held", "debounced", alerts[0].id)] * 5
+    assert (watch.counts.signals, watch.counts.debounced, watch.counts.sent) == (6, 5, 1)
+    assert len(await listed(tower)) == 1
+
+
+async def test_a_countdown_can_be_called_off_by_event_or_by_device(tower: Place) -> None:
+    async with sentinel(tower, PATIENT) as watch:
+        first, second = watch.trigger("fall", "band"), watch.trigger("smoke", "kitchen")
+        first.cancel()
+        watch.cancel("kitchen")
+        assert {(await first.sent).state, (await second.sent).state} == {"cancelled"}
+        assert (await watch.trigger("fall", "band").sent).reason == "cooling"
+    assert await listed(tower) == []
+
+
+async def test_a_cancel_after_the_tower_has_it_is_told_to_the_tower(tower: Place) -> None:
+    async with sentinel(tower) as watch:
+        alert = watch.trigger("fall", "band")
+        await alert.sent
+        alert.cancel()
+        assert (await watch.hear("corrected")).event == alert.id
+    (seen,) = await tower.hub.alerts.desk.alerts()
+    assert seen.status.standing.value == "cancelled"
+
+
+async def test_a_newer_location_reaches_the_tower_after_its_event(tower: Place) -> None:
+    async with sentinel(tower) as watch:
+        alert = watch.trigger("fall", "band", location={"lat": 1})
+        await alert.sent
+        alert.update(location={"lat": 2}, severity="critical")
+        assert (await watch.hear("updated")).event == alert.id
+    (seen,) = await tower.hub.alerts.desk.alerts()
+    assert json.loads(bytes(seen.status.location)) == {"lat": 2}
+
+
+async def test_the_countdown_is_told_as_it_goes(tower: Place) -> None:
+    async with sentinel(tower, SentinelPolicy(countdown=0.1)) as watch:
+        watch.trigger("fall", "band")
+        words = []
+        async with asyncio.timeout(10):
+            async for news in watch.news():
+                if news.what != "online":
+                    words.append((news.what, news.device, news.reason))
+                if news.what == "sent":
+                    break
+    assert words == [(word, "band", "fall") for word in ("countdown", "queued", "sent")]
+
+
+@pytest.mark.parametrize("text", ["docs/sentinel.md", "docs/zh/sentinel.md"])
+async def test_the_guides_example_runs_as_printed(
+    tower: Place, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```python\n(.*?)```", (ROOT / text).read_text(encoding="utf-8"), re.DOTALL)
+    assert code
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    assert await names["main"](tower.url, tower.tokens["watch"]) == "done"
+    (event,) = await listed(tower)
+    assert event["location"] == {"lat": 31.3, "lon": 121.4}
+
+
+# ── the network, the tower, restarts ─────────────────────────────────────────────────────────────
+
+
+@BOTH_WAYS
+async def test_a_sentinel_starts_and_stores_without_its_tower_and_replays_in_order(
+    tower: Place, tmp_path: Path, transport: Way
+) -> None:
+    await tower.stop()
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, data=memory, transport=transport) as watch:
+        alerts = [watch.trigger("fall", f"band-{n}") for n in range(20)]
+        assert {await alert.stored() for alert in alerts} == {"pass"}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(alerts[0].sent, 0.05)
+    await tower.start()
+    observer = Observer(tower)
+    async with sentinel(tower, data=memory, transport=transport) as watch:
+        await watch.drained()
+    assert observer.taken == [alert.id for alert in alerts]
+    assert len(await listed(tower)) == 20
+
+
+@BOTH_WAYS
+async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: Place, transport: Way) -> None:
+    async with sentinel(tower, transport=transport) as watch:
+        await watch.trigger("fall", "band-0").sent
+        await tower.stop()
+        alerts = [watch.trigger("fall", f"band-{n}") for n in range(1, 10)]
+        await tower.start()
+        observer = Observer(tower)
+        assert all([(await asyncio.wait_for(alert.sent, 30)).done for alert in alerts])
+    assert observer.taken == [alert.id for alert in alerts]
+    assert len(await listed(tower)) == 10
+
+
+async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place, tmp_path: Path) -> None:
+    memory = tmp_path / "watch.db"
+    watch = sentinel(tower, data=memory)
+    watch._heard = lambda frame: None  # type: ignore[method-assign]
+    async with watch:
+        alert = watch.trigger("fall", "band")
+        await alert.stored()
+        while not await listed(tower):
+            await asyncio.sleep(0.01)
+    with pytest.raises(Stopped):
+        await alert.sent
+    async with sentinel(tower, data=memory) as watch:
+        await watch.drained()
+    assert [event["id"] for event in await listed(tower)] == [alert.id]
+
+
+async def test_the_countdown_goes_on_after_a_restart_and_can_still_be_called_off(
+    tower: Place, tmp_path: Path
+) -> None:
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, PATIENT, data=memory) as watch:
+        alert = watch.trigger("fall", "band")
+        await alert.stored()
+    async with sentinel(tower, PATIENT, data=memory) as watch:
+        assert (await watch.hear("countdown")).event == alert.id
+        watch.cancel("band")
+        assert (await watch.hear("cancelled")).event == alert.id
+    async with sentinel(tower, PATIENT, data=memory) as watch:
+        assert (await watch.trigger("fall", "band").sent).reason == "cooling"
+
+
+async def test_the_clock_offset_is_measured_and_sent(tower: Place, tmp_path: Path) -> None:
+    clock = ManualClock(SECOND)  # it is 1970, or so it thinks
+    async with sentinel(tower, clock=clock) as watch:
+        assert (await watch.trigger("fall", "band").sent).done
+    (alert,) = await tower.hub.alerts.desk.alerts()
+    event = json.loads(alert.record.message.body)
+    assert event["timestamp"] == 1000
+    assert abs(1000 + event["offset_ms"] - tower.hub.ledger.clock.now() // MS) < 10_000
+    assert abs(alert.record.message.time - tower.hub.ledger.clock.now()) < 10 * SECOND
+
+
+async def test_a_clock_an_hour_behind_is_put_right_by_http_too(tower: Place) -> None:
+    clock = ManualClock(tower.hub.ledger.clock.now() - HOUR)
+    async with sentinel(tower, clock=clock, transport="http") as watch:
+        assert (await watch.trigger("fall", "band").sent).done
+    (event,) = await listed(tower)
+    assert abs(event["offset_ms"] - 3_600_000) < 5_000
+
+
+# ── who may ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@BOTH_WAYS
+async def test_a_wrong_token_is_told_and_the_queue_stays(
+    tower: Place, tmp_path: Path, transport: Way
+) -> None:
+    memory = tmp_path / "watch.db"
+    good, tower.tokens["watch"] = tower.tokens["watch"], "duly_nonsense"
+    async with sentinel(tower, data=memory, transport=transport) as watch:
+        alert = watch.trigger("fall", "band")
+        assert "not known" in (await watch.hear("denied")).detail
+        assert await alert.stored() == "pass"
+    tower.tokens["watch"] = good
+    async with sentinel(tower, data=memory, transport=transport) as watch:
+        await watch.drained()
+    assert [event["id"] for event in await listed(tower)] == [alert.id]
+
+
+@BOTH_WAYS
+async def test_somebody_who_is_no_sentinel_is_refused_and_the_queue_stays(
+    tower: Place, tmp_path: Path, transport: Way
+) -> None:
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, name="phone", data=memory, transport=transport) as watch:
+        watch.trigger("fall", "band")
+        assert "not_allowed" in (await watch.hear("refused")).detail
+        assert watch.waiting == 1
+    assert await listed(tower) == []
+    async with sentinel(tower, data=memory, transport=transport) as watch:
+        await watch.drained()
+    assert len(await listed(tower)) == 1
+
+
+async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_one(
+    tower: Place, tmp_path: Path
+) -> None:
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, data=memory) as watch:
+        await watch.trigger("fall", "band-0").sent
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {tower.hub._token}"}) as http:
+            url = f"{tower.url}/v1/admin/add"
+            wanted = {"role": "sentinel", "name": "watch", "replace": "1"}
+            async with http.post(url, json=wanted) as answer:
+                fresh = (await answer.json())["token"]
+        await watch.hear("denied")
+        alert = watch.trigger("fall", "band-1")
+        assert await alert.stored() == "pass"
+    tower.tokens["watch"] = fresh
+    async with sentinel(tower, data=memory) as watch:
+        await watch.drained()
+    assert len(await listed(tower)) == 2
+
+
+# ── what does not fit ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_does_not_fit_is_refused_before_it_is_stored(tower: Place) -> None:
+    async with sentinel(tower) as watch:
+        with pytest.raises(TooLarge, match="location has 10000002 bytes"):
+            watch.trigger("fall", "band", location="x" * 10_000_000)
+        with pytest.raises(Malformed, match="meta cannot be written as JSON"):
+            watch.trigger("fall", "band", meta=object())
+        with pytest.raises(Malformed, match="nested deeper"):
+            watch.trigger("fall", "band", meta=json.loads("[" * 31 + "]" * 31))
+        with pytest.raises(Malformed, match="severity"):
+            watch.trigger("fall", "band", severity="terrible")
+        with pytest.raises(Malformed, match="own reason"):
+            watch.trigger("summary", "band")
+        for device in ("", "x" * 201, "\ud800", "a\0b"):
+            with pytest.raises(Malformed, match="device is a text"):
+                watch.disconnect(device)
+        assert watch.waiting == 0
+        largest = watch.trigger(
+            "fall", "band", location="x" * (FIELD_LIMIT - 2), meta=json.loads("[" * 30 + "]" * 30)
+        )
+        assert (await largest.sent).done
+
+
+class Unmeasured(Told):
+    """It does not look at the tower's clock."""
+
+    def _up(self, welcome: Frame) -> None:
+        super()._up(msgspec.structs.replace(welcome, time=None))
+
+
+async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_on(tower: Place) -> None:
+    now = tower.hub.ledger.clock.now()
+    watch = Unmeasured(tower.url, tower.tokens["watch"], policy=AT_ONCE)
+    watch.clock = ManualClock(now - 60 * DAY)
+    async with watch:
+        sent = await watch.trigger("fall", "band").sent
+        assert (sent.state, sent.reason[:6]) == ("unknown", "stale:")
+        watch.clock.set(now)
+        assert (await watch.trigger("fall", "band").sent).done
+    assert len(await listed(tower)) == 1
+
+
+async def test_an_event_from_the_future_is_refused_and_stays_in_the_queue(tower: Place) -> None:
+    watch = Unmeasured(tower.url, tower.tokens["watch"], policy=AT_ONCE)
+    watch.clock = ManualClock(tower.hub.ledger.clock.now() + 3 * DAY)
+    async with watch:
+        watch.trigger("fall", "band")
+        assert "set the sender's clock" in (await watch.hear("refused")).detail
+        assert watch.waiting == 1
+    assert await listed(tower) == []
+
+
+# ── storage ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_file_does_not_grow_with_what_the_tower_has(tower: Place, tmp_path: Path) -> None:
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, data=memory) as watch:
+        for n in range(100):
+            await watch.trigger("fall", f"band-{n % 3}").sent
+    async with await open_ledger(f"sqlite:///{memory}") as ledger:
+        assert (await ledger.size()).messages == 0
+        assert len(await ledger.shelf("devices")) == 3
+
+
+class Full(MemoryLedger):
+    """A disk that is full until somebody makes room."""
+
+    room = False
+
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        if not self.room:
+            raise LedgerUnavailable("the disk is full")
+        return await super().commit(groups)
+
+
+async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_not(tower: Place) -> None:
+    disk = Full()
+    disk.room = True
+    watch = sentinel(tower)
+
+    async def open_it() -> Ledger:
+        return disk
+
+    watch._open_ledger = open_it  # type: ignore[method-assign]
+    async with watch:
+        disk.room = False
+        alerts = [watch.trigger("fall", f"band-{n}") for n in range(10)]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(alerts[0].stored(), 0.2)
+        disk.room = True
+        assert {(await alert.sent).state for alert in alerts} == {"done"}
+    assert len(await listed(tower)) == 10
+
+
+async def test_a_called_off_event_is_remembered_with_its_reason(tower: Place, tmp_path: Path) -> None:
+    memory = tmp_path / "watch.db"
+    async with sentinel(tower, PATIENT, data=memory) as watch:
+        alert = watch.trigger("fall", "band")
+        alert.cancel()
+        await alert.sent
+    async with await open_ledger(f"sqlite:///{memory}") as ledger:
+        record = await ledger.outcome(SCOPE, alert.id)
+        assert record is not None
+        assert record.state is State.CANCELLED
+        assert record.answer is not None
+        assert "called it off" in record.answer.reason

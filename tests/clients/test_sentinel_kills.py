@@ -1,0 +1,108 @@
+"""kill -9 of sentinels and of their tower, at every point and at random, over a bad network.
+
+The law: a signal that is known to be stored is one event in the tower, and whoever is told is told of it
+once; by the tower's own list, and by what the receiver wrote down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from duly.cli.rough import Damage, Road
+from duly.core.signals import read_event
+from duly.ledgers import open_ledger
+from tests.clients.sentinel_process import POINTS, Fleet, Job
+from tests.receivers import receiver
+from tests.wire.processes import HubProcess
+
+
+async def listed(hub: HubProcess) -> dict[str, Counter[str]]:
+    """How often the tower lists an event of which device, by sentinel."""
+    found: dict[str, Counter[str]] = {}
+    async with await open_ledger(f"sqlite:///{hub.folder}/ledger.db?mode=ro") as ledger:
+        for record in await ledger.alerts(limit=100_000):
+            device = read_event(record.message.body).device_address
+            found.setdefault(record.message.scope, Counter())[device] += 1
+    return found
+
+
+def devices(count: int) -> Counter[str]:
+    return Counter({f"device-{n}": 1 for n in range(count)})
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> HubProcess:
+    return HubProcess(tmp_path / "hub", allow_private_webhooks="true")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_sentinel_killed_at_a_point_loses_nothing_and_repeats_nothing(
+    hub: HubProcess, tmp_path: Path, point: str, count: int
+) -> None:
+    tokens = await hub.prepare([], [], ["watch"])
+    await hub.start()
+    try:
+        fleet = Fleet(Job(str(tmp_path), 6, {"watch": (hub.url, tokens["watch"])}))
+        await fleet.start(f"{point}:{count}")
+        assert await fleet.ended() == -signal.SIGKILL
+        await fleet.start()
+        assert await fleet.ended() == 0
+    finally:
+        await hub.kill()
+    assert await listed(hub) == {"watch": devices(6)}
+
+
+@pytest.mark.timeout(170)
+async def test_fifty_sentinels_with_a_hundred_events_each_over_a_bad_network_with_kills_all_around(
+    hub: HubProcess, tmp_path: Path
+) -> None:
+    chance = random.Random(50)
+    names = [f"watch-{n:02}" for n in range(50)]
+    damage = Damage()
+    kills = 0
+    async with AsyncExitStack() as stack:
+        hook = await stack.enter_async_context(receiver())
+        tokens = await hub.prepare([], [], names, hook.url)
+        await hub.start()
+        stack.push_async_callback(hub.kill)
+        roads = {name: Road(hub.url, damage, chance) for name in names}
+        for road in roads.values():
+            await road.start()
+            stack.push_async_callback(road.stop)
+        fleets = []
+        for first in range(0, 50, 10):
+            mine = {name: (roads[name].url, tokens[name]) for name in names[first : first + 10]}
+            fleets.append(Fleet(Job(str(tmp_path), 100, mine, pause=0.15)))
+        for fleet in fleets:
+            await fleet.start()
+            stack.push_async_callback(fleet.kill)
+        for _ in range(12):
+            await asyncio.sleep(chance.uniform(0.5, 2))
+            victim: Fleet | HubProcess = chance.choice([*fleets, hub])
+            await victim.kill()
+            await asyncio.sleep(chance.uniform(0, 0.5))
+            await victim.start()
+            kills += 1
+        for road in roads.values():
+            road.calm = True
+        assert [await fleet.ended() for fleet in fleets] == [0] * 5
+        assert await listed(hub) == {name: devices(100) for name in names}
+        await until(lambda: len(hook.events) >= 5_000)
+        assert len(hook.events) == len(set(hook.events)) == 5_000
+    assert kills == 12
+    assert min(damage.dropped, damage.repeated, damage.overtaken, damage.cuts) > 50
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.1)

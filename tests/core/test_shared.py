@@ -1,0 +1,192 @@
+"""Several inboxes on one ledger: each serves the recipients it can reach, and leaves the others to others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order
+from duly.core.order import LanePolicy
+from duly.core.outbox import OutboxPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Answered, Arrived, Effect, Found, Reachable, Reply, Report, Transmit, Unreachable
+from duly.core.units import SECOND
+from duly.core.writes import Open
+from duly.ledgers.memory import Disk
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+POLICY = OutboxPolicy("device", RetryPolicy.fixed(3 * SECOND, tries=4), patience=10 * SECOND)
+
+
+def message(n: int, mode: Mode | None = Mode.REPLAY, expires: int = 0) -> Message:
+    order = None if mode is None else Order("power", mode, n)
+    return Message(
+        "app", f"{1_700_000_000_000 + n}_{n}", "k", "lock", b"%d" % n, expires=expires, order=order
+    )
+
+
+class Hub(Driver):
+    """One of several on a disk."""
+
+    def __init__(self, name: str, disk: Disk, clock: ManualClock) -> None:
+        self.name = name
+        super().__init__(Inbox(POLICY, name, lanes=LanePolicy(gated=True), shared=True), clock, disk)
+
+    def _open(self) -> list[Open]:
+        return []
+
+    def look(self, *here: str, living: tuple[str, ...] = ("a", "b")) -> list[Effect]:
+        found = asyncio.run(
+            self.ledger.strays("device", here=here, worker=self.name, living=living, now=self.clock.now())
+        )
+        return self.give(Found(tuple(found), dict(self.ledger.disk.marks)))
+
+    def comes(self) -> list[Effect]:
+        """The lock connects here."""
+        return self.look("lock") + self.give(Reachable("lock"))
+
+
+def two() -> tuple[Hub, Hub, ManualClock]:
+    disk, clock = Disk(), ManualClock()
+    return Hub("a", disk, clock), Hub("b", disk, clock), clock
+
+
+def sent(effects: list[Effect]) -> list[bytes]:
+    return [transmit.message.body for transmit in only(Transmit, effects)]
+
+
+def words(effects: list[Effect]) -> list[str]:
+    return [reply.verdict.word.value for reply in only(Reply, effects)]
+
+
+def done(m: Message) -> Answered:
+    return Answered(m.key, State.DONE, Answer(), by="lock")
+
+
+def test_what_is_for_a_recipient_elsewhere_is_stored_and_left() -> None:
+    a, b, _ = two()
+    b.comes()
+    effects = a.give(Arrived(message(0), "c1"))
+    assert (words(effects), sent(effects)) == (["fresh"], [])
+    assert isinstance(a.machine, Inbox)
+    assert a.machine.live == 0
+    assert sent(b.look("lock")) == [b"0"]
+    assert [report.state for report in only(Report, b.give(done(message(0))))] == [State.DONE]
+    assert a.state(message(0).key) == "done"
+
+
+def test_the_home_puts_what_several_left_into_order() -> None:
+    a, b, clock = two()
+    b.comes()
+    b.give(Arrived(message(1)))  # it waits for number 0
+    a.give(Arrived(message(0)))
+    assert sent(b.look("lock")) == [b"0", b"1"]
+    assert sent(b.wait(1)) == []
+    assert clock.now()
+
+
+def test_a_repeat_that_comes_to_the_home_before_the_first_was_found_changes_nothing() -> None:
+    a, b, _ = two()
+    b.comes()
+    a.give(Arrived(message(0)))
+    assert words(b.give(Arrived(message(0)))) == ["duplicate"]
+    assert sent(b.look("lock")) == [b"0"]
+    assert sent(b.look("lock")) == [], "it is ours by now"
+
+
+def test_what_waits_is_found_where_the_recipient_comes() -> None:
+    a, b, _ = two()
+    for n in range(3):
+        a.give(Arrived(message(n, Mode.LATEST), patient=True))
+    effects = b.comes()
+    assert sent(effects) == [b"2"]
+    assert [report.state for report in only(Report, effects)] == [State.SUPERSEDED] * 2
+
+
+def test_a_recipient_that_left_before_its_turn_finds_it_again() -> None:
+    a, b, _ = two()
+    a.give(Arrived(message(0), patient=True))
+    b.look("lock")
+    b.give(Unreachable("lock"))
+    assert sent(b.comes()) == [b"0"]
+
+
+def test_a_recipient_that_moves_is_sent_what_it_has_not_answered_and_the_fence_keeps_the_first_out() -> None:
+    a, b, _ = two()
+    a.comes()
+    assert sent(a.give(Arrived(message(0), "c1"))) == [b"0"]
+    a.give(Unreachable("lock"))
+    assert set(sent(b.comes())) == {b"0"}
+    assert a.wait(4) == [], "its next attempt is fenced off, and it lets go"
+    assert isinstance(a.machine, Inbox)
+    assert (a.machine.live, len(a.machine.outbox)) == (0, 0)
+    assert [report.state for report in only(Report, b.give(done(message(0))))] == [State.DONE]
+
+
+def test_a_hub_without_the_recipient_does_not_end_what_another_has_taken_over() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(0), "c1"))
+    a.give(Unreachable("lock"))
+    a.wait(9.5)  # its attempts are through
+    assert set(sent(b.comes())) == {b"0"}
+    assert a.wait(2) == []
+    assert b.state(message(0).key) == "sent"
+
+
+def test_what_a_dead_hub_had_begun_is_taken_over_and_ends() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(0)))
+    b.look(living=("b",))
+    assert isinstance(b.machine, Inbox)
+    assert b.machine.is_live(message(0).key)
+    ends = only(Report, b.wait(11))
+    assert [end.state for end in ends] == [State.UNKNOWN]
+    settled = only(Report, b.give(done(message(0))))
+    assert [end.state for end in settled] == [State.DONE]
+
+
+def test_what_waited_for_nobody_until_its_end_expires() -> None:
+    a, b, clock = two()
+    m = message(0, expires=clock.now() + SECOND)
+    a.give(Arrived(m, patient=True))
+    b.wait(2)
+    assert [end.state for end in only(Report, b.look())] == [State.EXPIRED]
+    assert only(Report, a.look()) == []
+
+
+def test_an_answer_may_come_to_a_hub_that_never_sent_it() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(0)))
+    b.give(Reachable("lock"))
+    assert [end.state for end in only(Report, b.give(done(message(0))))] == [State.DONE]
+    assert [d.state for d in a.ledger.disk.deliveries.values()] == [State.DONE]
+    assert a.wait(20) == []
+    assert a.state(message(0).key) == "done"
+
+
+def test_a_late_one_is_late_wherever_the_later_one_took_effect() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(0, Mode.LATEST)))
+    a.give(Arrived(message(3, Mode.LATEST)))
+    assert sent(a.wait(1)) == [b"3"]
+    a.give(Unreachable("lock"))
+    b.comes()
+    ends = only(Report, b.give(Arrived(message(1, Mode.LATEST))) + b.wait(1))
+    assert [end.state for end in ends] == [State.SUPERSEDED]
+
+
+def test_found_twice_is_taken_once() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(0, None)))
+    found = asyncio.run(b.ledger.strays("device", here=["lock"], worker="b", living=["a", "b"], now=0))
+    both = b.give(Found(tuple(found))) + b.give(Found(tuple(found)))
+    assert sent(both) == [b"0"]
+    assert isinstance(b.machine, Inbox)
+    assert b.machine.live == 1

@@ -1,0 +1,64 @@
+"""Drives a vigil by hand, through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.signals import CalledOff, CallOff, Identity, Ruled, SentinelPolicy, Signal
+from duly.core.steps import Answered, Effect, Reachable, Tell, Told, Transmit
+from duly.core.vigil import OFFSET, SELF, Vigil
+from duly.core.watched import DEVICES
+from duly.ledgers.memory import Disk, MemoryLedger
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+IDENTITY = Identity("me", "tower:7800", "home", "night")
+POLICY = SentinelPolicy(countdown=15)
+
+
+class Watch(Driver):
+    """A vigil on a disk: `restarted` is what kill -9 leaves of it."""
+
+    def __init__(
+        self,
+        policy: SentinelPolicy = POLICY,
+        *,
+        online: bool = True,
+        disk: Disk | None = None,
+        clock: ManualClock | None = None,
+        worker: str = "1",
+    ) -> None:
+        self.policy = policy
+        self.vigil = Vigil(policy, IDENTITY, worker)
+        memory = MemoryLedger(disk=disk)
+        self.vigil.remember(asyncio.run(memory.shelf(DEVICES)), asyncio.run(memory.item(SELF, OFFSET)))
+        super().__init__(self.vigil, clock or ManualClock(), disk)
+        if online:
+            self.give(Reachable(""))
+
+    def restarted(self, *, online: bool = True) -> Watch:
+        number = str(int(self.vigil._outbox.worker) + 1)
+        return Watch(self.policy, online=online, disk=self.ledger.disk, clock=self.clock, worker=number)
+
+    def signal(self, reason: str = "disconnect", device: str = "band", **more: Any) -> Ruled:
+        told = self.give(Told(Signal(device, reason, self.clock.now(), **more)))
+        return next(
+            effect.what for effect in told if isinstance(effect, Tell) and isinstance(effect.what, Ruled)
+        )
+
+    def call_off(self, device: str = "band", event: str = "") -> CalledOff:
+        told = self.give(Told(CallOff(self.clock.now(), device, event)))
+        return next(
+            effect.what for effect in told if isinstance(effect, Tell) and isinstance(effect.what, CalledOff)
+        )
+
+    def take(self, message: Message) -> list[Effect]:
+        """The tower says that it has it."""
+        return self.give(Answered(message.key, State.DONE, Answer()))
+
+    def sent(self) -> list[Message]:
+        """What went out, in order; resends are not counted."""
+        return list({one.message.key: one.message for one in only(Transmit, self.effects)}.values())

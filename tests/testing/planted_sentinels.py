@@ -1,0 +1,76 @@
+"""Bugs to plant in sentinels, each a mistake somebody once made (most of them in seed 003)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from duly.core import vigil as vigils
+from duly.core.ids import event_id
+from duly.core.steps import Step, Todo
+from duly.core.vigil import Vigil
+from duly.core.watched import Watched
+from duly.core.writes import Drop, Put
+
+Patch = pytest.MonkeyPatch
+
+
+def queue_in_memory(patch: Patch) -> None:
+    """What waits is not found again after a restart."""
+    restore = Vigil.restore
+
+    def forgetful(self: Vigil, open_: Sequence[Any], ended: Any, marks: Any, now: int) -> list[Todo]:
+        return restore(self, [item for item in open_ if item.delivery.attempt], ended, marks, now)
+
+    patch.setattr(Vigil, "restore", forgetful)
+
+
+def limits_in_memory(patch: Patch) -> None:
+    """Debounce, limit and cooldown begin anew at every start."""
+    patch.setattr(Watched, "remember", lambda self, shelf: None)
+
+
+def limits_saved_apart(patch: Patch) -> None:
+    """What is remembered of a device is never written down with what changed it."""
+
+    def save(self: Watched, name: str) -> Put | Drop:
+        return Drop("nowhere", name)
+
+    patch.setattr(Watched, "save", save)
+
+
+def id_worked_out_again(patch: Patch) -> None:
+    """The id is made of the full minute (the seed's hour), not of the event."""
+
+    def minted(*, window_start: int, **fields: str) -> str:
+        return event_id(window_start=window_start // 60_000_000, **fields)
+
+    patch.setattr(vigils, "event_id", minted)
+
+
+def called_off_in_memory(patch: Patch) -> None:
+    """A cancel is not stored: after a restart the event goes out all the same."""
+    call_off = Vigil._call_off
+
+    def unstored(self: Vigil, call: Any, now: int) -> list[Todo]:
+        return [todo for todo in call_off(self, call, now) if not isinstance(todo, Step)]
+
+    patch.setattr(Vigil, "_call_off", unstored)
+
+
+def given_up_when_lost(patch: Patch) -> None:
+    """What goes out while there is no connection counts as sent."""
+    reached = vigils.Outbox.reached
+    patch.setattr(vigils.Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
+    patch.setattr(vigils.Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
+
+
+PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
+        called_off_in_memory, given_up_when_lost,
+    )
+}  # fmt: skip

@@ -1,0 +1,103 @@
+"""MQTT devices of several hubs on one broker: each has one home, and everybody reaches it through that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from duly.clients.app import App, Push
+from duly.clients.device import Command, Device
+from tests.servers import Mosquitto, Postgres
+from tests.wire.many import Town, until
+
+
+@pytest.fixture
+async def town(tmp_path: Path, postgres_server: Postgres, mosquitto_server: Mosquitto) -> AsyncIterator[Town]:
+    it = Town(tmp_path, postgres_server, mqtt=mosquitto_server.url("hub"), no_mqtt=False)
+    await it.start(3)
+    yield it
+    await it.stop()
+
+
+def homes(town: Town, name: str) -> list[int]:
+    return [n for n, hub in enumerate(town.hubs) if name in hub.gateway.here]
+
+
+def lock(broker: Mosquitto, effects: list[str]) -> Device:
+    device = Device(broker.url("lock"), name="lock")
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> object:
+        effects.append(command.id)
+        return command.data
+
+    return device
+
+
+async def test_a_device_has_one_home_and_is_commanded_from_every_hub(
+    town: Town, mosquitto_server: Mosquitto
+) -> None:
+    effects: list[str] = []
+    async with lock(mosquitto_server, effects):
+        await town.known("lock")
+        assert len(homes(town, "lock")) == 1
+        for n, hub in enumerate(town.hubs):
+            async with App(hub.url, town.tokens["phone"]) as app:
+                ack = await app.send("lock", "lock_control", {"n": n}, order=False)
+                assert (ack.done, ack.data) == (True, {"n": n})
+    assert len(effects) == 3
+    await until(lambda: not any(hub.gateway.online("lock") for hub in town.hubs))
+    words = [refusal.word for refusal in await town.hubs[0].ledger.refusals()]
+    assert words == []
+
+
+async def test_when_its_home_stops_another_hub_takes_it_in_with_what_was_under_way(
+    town: Town, mosquitto_server: Mosquitto
+) -> None:
+    effects: list[str] = []
+    asked, go = asyncio.Event(), asyncio.Event()
+    device = lock(mosquitto_server, effects)
+
+    @device.on("query")
+    async def query(command: Command) -> object:
+        asked.set()
+        await go.wait()
+        return "late but true"
+
+    async with device:
+        await town.known("lock")
+        (home,) = homes(town, "lock")
+        other = town.hubs[(home + 1) % 3]
+        async with App(other.url, town.tokens["phone"]) as app:
+            command = await app.post("lock", "query")
+            await asked.wait()
+            await town.hubs.pop(home).stop()
+            await until(lambda: len(homes(town, "lock")) == 1)
+            go.set()
+            async with asyncio.timeout(20):
+                assert (await command.settled()).data == "late but true"
+            assert (await app.send("lock", "lock_control", 1)).data == 1
+
+
+async def test_what_it_pushes_is_told_once_at_every_hub(town: Town, mosquitto_server: Mosquitto) -> None:
+    async with lock(mosquitto_server, []) as device:
+        await town.known("lock")
+        for hub in town.hubs:
+            async with App(hub.url, town.tokens["phone"]) as app:
+                device.push("event_report", {"at": hub.url})
+                async with asyncio.timeout(10):
+                    async for push in app.pushes():
+                        if isinstance(push, Push) and push.type == "event_report":
+                            assert push.data == {"at": hub.url}
+                            break
+        stored = await town.hubs[0].ledger.entries("push/lock")
+        assert sum(b"event_report" in entry.body for entry in stored) == 3
+
+
+async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(town: Town) -> None:
+    names = [hub._own_client_id() for hub in town.hubs]
+    assert len(set(names)) == 3
+    assert names == [hub._own_client_id() for hub in town.hubs]
