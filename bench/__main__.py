@@ -1,6 +1,6 @@
 """Asks every question in one run, prints what holds and what falls short, and draws it.
 
-python -m bench [--quick] [--only admission growth duplicates once postgres gateway connections remembered]
+python -m bench [--quick] [--only QUESTION …], and --help names the questions
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from bench import admission, connections, duplicates, gateway, growth, once, plots, postgres, remembered
+from bench import admission, connections, duplicates, gateway, growth, many, once, plots, postgres, remembered
 from bench.measure import OUT, Figure, Median, Report
 
 QUESTIONS = {
@@ -22,6 +22,7 @@ QUESTIONS = {
     "once": once.run,
     "postgres": postgres.run,
     "gateway": gateway.run,
+    "many": many.run,
     "connections": connections.run,
     "remembered": remembered.run,
 }

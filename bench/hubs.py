@@ -5,6 +5,7 @@ durable  the same, with one grouped SQLite commit before a command is acknowledg
          that survives kill -9. It has no lifecycle, no order, no resend, and does not store how it ended.
 redis    the same relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
 duly     a hub, as `duly up --no-mqtt` runs it.
+shared   the same, one of several on the PostgreSQL whose address is PORT.
 
 All speak the same frames through the same libraries (aiohttp, msgspec, uvloop), and say `ready URL` when they
 serve. In the relays a token is a name; nobody checks it.
@@ -153,8 +154,8 @@ async def relay(contender: Relay) -> None:
     await asyncio.Event().wait()
 
 
-async def duly(place: Path) -> None:
-    hub = Hub(Settings(data=str(place), port=0, no_mqtt=True))
+async def duly(place: Path, ledger: str = "") -> None:
+    hub = Hub(Settings(data=str(place), port=0, no_mqtt=True, ledger=ledger))
     await hub.start()
     print(f"ready {hub.url}", flush=True)
     await hub.run()
@@ -173,6 +174,8 @@ def main() -> None:
                 await relay(RedisRelay(int(sys.argv[3])))
             case "duly":
                 await duly(place)
+            case "shared":
+                await duly(place, sys.argv[3])
 
     uvloop.run(run())
 
