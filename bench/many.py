@@ -100,8 +100,8 @@ async def run(quick: bool) -> Report:
             statistics.median(part) for part in zip(*all_found, strict=True)
         )
         notes.append(
-            f"{name}: {hub_time:.0f} µs of the hubs, {server_time:.0f} of PostgreSQL and {load_time:.0f} of the "
-            f"load a command; together they had {busy:.0f} % of the {os.cpu_count()} cores"
+            f"{name}: a command costs the hubs {hub_time:.0f} µs, PostgreSQL {server_time:.0f}, the load "
+            f"{load_time:.0f}; together they had {busy:.0f} % of the {os.cpu_count()} cores"
         )
     return Report(title, figures, {"rates": rate}, notes)
 
