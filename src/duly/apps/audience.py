@@ -124,7 +124,7 @@ class Audience:
         """They have been greeted: tell them what they missed."""
         seat.loading = False
         if seat.missed:
-            self._do(self.look_up(seat.who.name))
+            self.do(self.look_up(seat.who.name))
         for place in list(seat.places.values()):
             self._go_on(place)
 
@@ -148,9 +148,21 @@ class Audience:
     def seat(self, session: Session) -> Seat | None:
         return self._seats.get(session)
 
+    def names(self) -> list[str]:
+        """Who is connected."""
+        return list(self._by_name)
+
     def here(self, conv: str) -> list[Seat]:
         """The connections that are in a conversation."""
         return list(self._present.get(conv, ()))
+
+    def concerns(self, conv: str) -> bool:
+        """Whether anybody here is in this conversation, or is just coming into it."""
+        return conv in self._present or any(self.seats(name) for name in c.pair_in(conv))
+
+    def heads(self) -> dict[str, int]:
+        """The conversations that people here are in, and how far the one furthest behind knows them to go."""
+        return {conv: min(p.head for p in places.values()) for conv, places in self._present.items()}
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
         """Somebody is in this conversation now."""
@@ -202,7 +214,7 @@ class Audience:
 
     def look(self, conv: str) -> None:
         """Something may be new in this conversation."""
-        self._do(self._look(conv))
+        self.do(self._look(conv))
 
     async def _look(self, conv: str) -> None:
         (own,) = await self._ledger.standing([(c.stream(conv), "")])
@@ -227,7 +239,7 @@ class Audience:
             and place.room > 0
         ):
             place.busy = True
-            self._do(self._catch_up(place))
+            self.do(self._catch_up(place))
 
     async def _catch_up(self, place: Place) -> None:
         """Read on to what is new. A ledger that fails is asked again when it is looked whether they have
@@ -312,7 +324,7 @@ class Audience:
             self._moves[key] = n
         if not self._saving:
             self._saving = True
-            self._do(self._save())
+            self.do(self._save())
 
     async def _save(self) -> None:
         try:
@@ -346,7 +358,7 @@ class Audience:
                 continue
             if place.acked < place.told and not place.busy:
                 place.attempt += 1
-                self._do(self._tell_again(place))
+                self.do(self._tell_again(place))
             else:
                 self._go_on(place)
             self._watch(place)
@@ -371,9 +383,9 @@ class Audience:
         have begun a conversation."""
         if self._moves and not self._saving:
             self._saving = True
-            self._do(self._save())
+            self.do(self._save())
         for name in list(self._by_name):
-            self._do(self.look_up(name))
+            self.do(self.look_up(name))
         for conv in list(self._present):
             self.look(conv)
 
@@ -384,7 +396,7 @@ class Audience:
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(_quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
