@@ -11,7 +11,7 @@ import pytest
 from duly.testing.sim import WORLDS, run_seed
 from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
-from tests.testing.planted import PLANTED
+from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
 
 KEPT = [
     2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301, 25437, 26026, 28813,
@@ -59,6 +59,17 @@ def test_worlds_are_really_bad() -> None:
 def test_a_planted_bug_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[name](monkeypatch)
     assert any(_run(plan(seed)).violations for seed in range(200))
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_TOWN)
+def test_a_bug_between_hubs_is_caught_within_60_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED_IN_TOWN[name](monkeypatch)
+    assert any(_run(plan(seed), "town").violations for seed in range(60))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_several_hubs_keep_every_promise(seed: int) -> None:
+    assert run_seed(seed, "town").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ class Neighbours:
             if self.homes.moved(device) and not await self.homes.stays(device):
                 await local.replaced(device)
         await self.see_to(list(local.here))
-        still = self._before.intersection(self._followed)
+        still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
         await self._learn_ends([*still, *(key for key in self._doubts if local.hears(names_in(key)[0]))])
         heads = local.heads()

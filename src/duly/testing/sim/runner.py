@@ -15,6 +15,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.town import TownWorld
 from duly.testing.sim.world import World
 
 
@@ -37,7 +38,7 @@ class Report(Struct, frozen=True):
     violations: tuple[Violation, ...]
 
 
-WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld}
+WORLDS: Final[Mapping[str, type[World]]] = {"kernel": World, "gateway": GatewayWorld, "town": TownWorld}
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:
