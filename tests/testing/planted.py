@@ -266,9 +266,8 @@ def restores_what_is_others(patch: Patch) -> None:
 
 
 def follows_nothing(patch: Patch) -> None:
-    """What ends at another hub is not told to whoever asked here."""
+    """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
     patch.setattr(Neighbours, "told", lambda self, message, verdict, origin: None)
-    patch.setattr(Neighbours, "_heard_end", lambda self, name: None)
 
 
 def takes_what_is_others(patch: Patch) -> None:

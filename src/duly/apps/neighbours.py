@@ -120,7 +120,7 @@ class Neighbours:
         self._looking = False
         self.trouble: LedgerError | None = None
         """why the last look saw nothing"""
-        self._deliveries: Errand[str] = Errand(self.see_to)
+        self._deliveries: Errand[str] = Errand(self._fetch)
         self._ends: Errand[bytes] = Errand(self._learn_ends)
         self._pushes: Errand[str] = Errand(self._learn_pushes)
         self._moves: Errand[str] = Errand(self._learn_moves)
@@ -180,6 +180,12 @@ class Neighbours:
     async def see_to(self, devices: Collection[str]) -> None:
         """Find what others have left: for these devices, or because they are dead."""
         found = await self._strays(devices, self.homes.me, self.homes.living)
+        if found:
+            await self._local.engine.put(Found(tuple(found)))
+
+    async def _fetch(self, devices: Collection[str]) -> None:
+        """Find what was just booked for these devices: only that, since it happens all the time."""
+        found = await self._ledger.booked(self._channel, devices)
         if found:
             await self._local.engine.put(Found(tuple(found)))
 
