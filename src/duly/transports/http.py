@@ -422,5 +422,8 @@ OPENAPI: Final[dict[str, Any]] = {
             "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
         },
         "/v1/state": {"get": {"summary": "How the hub is doing", "responses": _answers(200, 401, 403)}},
+        "/v1/health": {
+            "get": {"summary": "Whether anything can be accepted", "responses": _answers(200, 503)}
+        },
     },
 }
