@@ -262,6 +262,14 @@ class Ledger(ABC):
     async def open_deliveries(self, channel: str) -> list[Open]:
         """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
 
+    async def booked(self, channel: str, recipients: Collection[str]) -> list[Open]:
+        """Deliveries for these recipients that wait, and nobody holds, in the same order."""
+        return [
+            item
+            for item in await self.open_deliveries(channel)
+            if item.delivery.ref.recipient in recipients and item.delivery.state is State.ACCEPTED
+        ]
+
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[Open]:

@@ -35,6 +35,15 @@ async def test_a_hub_sees_to_what_others_hold_for_a_recipient_who_is_here(ledger
     assert await strays(ledger) == []
 
 
+async def test_what_is_booked_for_a_recipient_is_found_by_his_name(ledger: Ledger) -> None:
+    booked = [await book(ledger, n, "lock") for n in (3, 1, 2)]
+    await book(ledger, 4, "lock", "other")
+    await book(ledger, 5, "lamp")
+    found = await ledger.booked(CHANNEL, ["lock", "door"])
+    assert [item.message.key for item in found] == sorted(booked)
+    assert await ledger.booked("another", ["lock"]) == []
+
+
 async def test_a_hub_sees_to_what_a_dead_one_held(ledger: Ledger) -> None:
     dead = await book(ledger, 1, "lock", "dead")
     await book(ledger, 2, "lock", "other")

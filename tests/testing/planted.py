@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from duly.apps.neighbours import Neighbours
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
 from duly.core import order as orders
@@ -250,3 +251,36 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         refusals_not_recorded, held_is_forgotten,
     )
 }  # fmt: skip
+
+
+# ── where there are several hubs ─────────────────────────────────────────────────────────────────
+
+
+def restores_what_is_others(patch: Patch) -> None:
+    """A hub that starts goes on with everything, as if it were alone."""
+
+    async def everything(self: Neighbours) -> list[w.Open]:
+        return await self._ledger.open_deliveries(self._channel)
+
+    patch.setattr(Neighbours, "ours", everything)
+
+
+def follows_nothing(patch: Patch) -> None:
+    """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
+    patch.setattr(Neighbours, "told", lambda self, message, verdict, origin: None)
+
+
+def takes_what_is_others(patch: Patch) -> None:
+    """A hub sees to devices that it does not have."""
+    see_to = Neighbours.see_to
+
+    async def greedy(self: Neighbours, devices: Any) -> None:
+        open_ = await self._ledger.open_deliveries(self._channel)
+        await see_to(self, sorted({item.message.recipient for item in open_}))
+
+    patch.setattr(Neighbours, "see_to", greedy)
+
+
+PLANTED_IN_TOWN: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug for bug in (restores_what_is_others, follows_nothing, takes_what_is_others)
+}

@@ -11,7 +11,7 @@ import pytest
 from duly.testing.sim import WORLDS, run_seed
 from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
-from tests.testing.planted import PLANTED
+from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
 from tests.testing.planted_in_chat import PLANTED as IN_CHAT
 from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
 
@@ -85,6 +85,17 @@ def test_a_bug_planted_in_a_sentinel_is_caught_within_100_seeds(
 ) -> None:
     PLANTED_IN_SENTINELS[name](monkeypatch)
     assert any(_run(plan(seed), "sentinels").violations for seed in range(100))
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_TOWN)
+def test_a_bug_between_hubs_is_caught_within_60_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED_IN_TOWN[name](monkeypatch)
+    assert any(_run(plan(seed), "town").violations for seed in range(60))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_several_hubs_keep_every_promise(seed: int) -> None:
+    assert run_seed(seed, "town").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

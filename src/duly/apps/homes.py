@@ -82,8 +82,9 @@ class Homes:
             self._pulses[hub] = old if same and old is not None else (pulse, now)
         self._homes = homes
         living = self.living
-        for hub in pulses.keys() - living:
-            await self._ledger.write(Drop(HUBS, hub, pulses[hub]))
+        for hub, pulse in pulses.items():
+            if hub not in living:
+                await self._ledger.write(Drop(HUBS, hub, pulse))
         lost = [(device, home) for device, home in homes.items() if _hub(home) not in living]
         return [device for device, home in lost if await self._drop(device, home)]
 

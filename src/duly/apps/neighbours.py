@@ -120,7 +120,7 @@ class Neighbours:
         self._looking = False
         self.trouble: LedgerError | None = None
         """why the last look saw nothing"""
-        self._deliveries: Errand[str] = Errand(self.see_to)
+        self._deliveries: Errand[str] = Errand(self._fetch)
         self._ends: Errand[bytes] = Errand(self._learn_ends)
         self._pushes: Errand[str] = Errand(self._learn_pushes)
         self._moves: Errand[str] = Errand(self._learn_moves)
@@ -163,7 +163,7 @@ class Neighbours:
             if self.homes.moved(device) and not await self.homes.stays(device):
                 await local.replaced(device)
         await self.see_to(list(local.here))
-        still = self._before.intersection(self._followed)
+        still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
         await self._learn_ends([*still, *(key for key in self._doubts if local.hears(names_in(key)[0]))])
         heads = local.heads()
@@ -180,6 +180,12 @@ class Neighbours:
     async def see_to(self, devices: Collection[str]) -> None:
         """Find what others have left: for these devices, or because they are dead."""
         found = await self._strays(devices, self.homes.me, self.homes.living)
+        if found:
+            await self._local.engine.put(Found(tuple(found)))
+
+    async def _fetch(self, devices: Collection[str]) -> None:
+        """Find what was just booked for these devices: only that, since it happens all the time."""
+        found = await self._ledger.booked(self._channel, devices)
         if found:
             await self._local.engine.put(Found(tuple(found)))
 

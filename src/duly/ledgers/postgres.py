@@ -247,6 +247,9 @@ class PostgresLedger(Ledger):
     async def open_deliveries(self, channel: str) -> list[w.Open]:
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
+    async def booked(self, channel: str, recipients: Collection[str]) -> list[w.Open]:
+        return [rows.open_of(row) for row in await self._read("booked", channel, list(recipients))]
+
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[w.Open]:

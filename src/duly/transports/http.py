@@ -492,5 +492,8 @@ OPENAPI: Final[dict[str, Any]] = {
         "/v1/logout": {"post": _account("End this login, or all of yours", 200, "everywhere")},
         "/v1/password": {"post": _account("Another password; all logins end", 200, "old", "new")},
         "/v1/state": {"get": {"summary": "How the hub is doing", "responses": _answers(200, 401, 403)}},
+        "/v1/health": {
+            "get": {"summary": "Whether anything can be accepted", "responses": _answers(200, 503)}
+        },
     },
 }

@@ -26,6 +26,7 @@ from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
+from duly.doorbell import Doorbell
 from duly.errors import DeviceError, DulyError
 from duly.journal import Journal
 from duly.ledger import Ledger
@@ -115,6 +116,9 @@ class SimLink:
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._attempt = 0
         self._welcomed = False
+        self._tries = 0
+        self._hub: GatewayHub | None = None
+        """the one we are connected to"""
 
     async def start(self) -> None:
         self._connect()
@@ -132,8 +136,8 @@ class SimLink:
 
     def _connect(self) -> None:
         node, world = self._node, self._node.world
-        hub = world.nodes["hub"]
-        assert isinstance(hub, GatewayHub)
+        assert isinstance(world, GatewayWorld)
+        hub = self._hub = world.hub_for(node.name, self._tries)
         if not node.alive or self._wire is not None:
             return
         if not hub.ready or ("hub", node.name) in world.network.cut:
@@ -149,6 +153,7 @@ class SimLink:
 
     def _again(self) -> None:
         self._attempt += 1
+        self._tries += 1
         delay = RECONNECT.delay(min(self._attempt, 5), self._node.name.encode()) or 0
         asyncio.get_running_loop().call_later(delay / SECOND, self._connect)
 
@@ -174,10 +179,9 @@ class SimLink:
         self._heard(frame)
 
     def send(self, frame: bytes) -> None:
-        wire, session, hub = self._wire, self._session, self._node.world.nodes["hub"]
-        if wire is None or session is None or not self._welcomed or not self._node.alive:
+        wire, session, hub = self._wire, self._session, self._hub
+        if wire is None or session is None or hub is None or not self._welcomed or not self._node.alive:
             return
-        assert isinstance(hub, GatewayHub)
         name = self._node.name
         hub.recorded.append((name, frame))
         wire.carry(1, lambda raw: hub.hear(session, name, raw), frame)
@@ -225,11 +229,17 @@ class GatewayHub(Node):
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
         journal = Journal(self.ledger)
-        self.gateway = _SeenGateway(self.ledger, accounts, journal, GatewayPolicy(control=POLICY))
+        self.gateway = _SeenGateway(
+            self.ledger, accounts, journal, GatewayPolicy(control=POLICY), self.bell()
+        )
         self.reception = Reception(journal, [self.gateway])
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()
+
+    def bell(self) -> Doorbell | None:
+        """Where there are other hubs, what wakes them."""
+        return None
 
     def die(self) -> None:
         super().die()
@@ -371,6 +381,12 @@ class GatewayWorld(World):
     hub: type[Node] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
+
+    def hub_for(self, client: str, tries: int) -> GatewayHub:
+        """Where a client goes that has lost its connection so often."""
+        hub = self.nodes["hub"]
+        assert isinstance(hub, GatewayHub)
+        return hub
 
     def _replay(self, count: int) -> None:
         """Somebody recorded what apps and devices said, and says it again with their credentials."""

@@ -18,6 +18,7 @@ from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
 from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
 from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
+from duly.testing.sim.town import TownWorld
 from duly.testing.sim.world import World
 
 
@@ -43,6 +44,7 @@ class Report(Struct, frozen=True):
 WORLDS: Final[Mapping[str, type[World]]] = {
     "kernel": World,
     "gateway": GatewayWorld,
+    "town": TownWorld,
     "chat": ChatWorld,
     "tower": TowerWorld,
     "sentinels": SentinelWorld,

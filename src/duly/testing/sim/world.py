@@ -203,12 +203,12 @@ class World:
 
         senders = [self.sender(self, f"app{i}", skew()) for i in range(plan.senders)]
         receivers = [self.receiver(self, f"dev{i}", skew()) for i in range(plan.receivers)]
-        hub = self.hub(self, "hub", 0)
-        for node in (hub, *receivers, *senders):
+        hubs = self._hubs()
+        for node in (*hubs, *receivers, *senders):
             self.nodes[node.name] = node
             self.epochs[node.name] = 0
             self._spawn(self._start(node))
-        self._schedule_faults(senders, receivers, hub)
+        self._schedule_faults(senders, receivers, hubs)
         for sender in senders:
             self._spawn(self._use(sender, receivers))
         await asyncio.sleep(CALM)
@@ -240,7 +240,10 @@ class World:
             if sender.alive and sender.ready:
                 sender.spawn(sender.submit(recipient, kind, order, lasts))
 
-    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hub: Node) -> None:
+    def _hubs(self) -> list[Node]:
+        return [self.hub(self, "hub", 0)]
+
+    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hubs: list[Node]) -> None:
         rng, plan, later = self.rng, self.plan, self.loop.call_later
         others = [*senders, *receivers]
         for _ in range(plan.cuts):
@@ -248,7 +251,7 @@ class World:
             later(begin, self.network.sever, "hub", other)
             later(begin + rng.random() * 10, self.network.mend, "hub", other)
         for _ in range(plan.steps):
-            node = rng.choice([*others, hub])
+            node = rng.choice([*others, *hubs])
             by = round(rng.uniform(-15, 15) * SECOND)
             later(rng.random() * BUSY, self._set_clock, node, by)
         for _ in range(plan.conflicts):

@@ -122,6 +122,13 @@ SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.stat
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
+-- name: booked
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.recipient = ANY($2::text[]) AND d.state = 0
+ORDER BY m.accepted_at, m.key, d.recipient, d.round;
+
 -- name: strays
 -- For a recipient who is here, but in other hands; in the hands of a hub that is gone; past its end in nobody's.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
