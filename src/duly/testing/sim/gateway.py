@@ -136,8 +136,9 @@ class SimLink:
 
     def _connect(self) -> None:
         node, world = self._node, self._node.world
-        assert isinstance(world, GatewayWorld)
-        hub = self._hub = world.hub_for(node.name, self._tries)
+        hub = world.hub_for(node.name, self._tries)
+        assert isinstance(hub, GatewayHub)
+        self._hub = hub
         if not node.alive or self._wire is not None:
             return
         if not hub.ready or ("hub", node.name) in world.network.cut:
@@ -381,12 +382,6 @@ class GatewayWorld(World):
     hub: type[Node] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
-
-    def hub_for(self, client: str, tries: int) -> GatewayHub:
-        """Where a client goes that has lost its connection so often."""
-        hub = self.nodes["hub"]
-        assert isinstance(hub, GatewayHub)
-        return hub
 
     def _replay(self, count: int) -> None:
         """Somebody recorded what apps and devices said, and says it again with their credentials."""

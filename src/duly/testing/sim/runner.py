@@ -80,6 +80,9 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
         for checker in _CHECKERS.get(name, CHECKERS)
         for sentence, key in checker(world)
     )
+    violations += tuple(
+        Violation("sound", f"a program ended by {bug!r}", b"", _trace(world, b"")) for bug in world.bugs
+    )
     log = world.log
     inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())
     return Report(

@@ -137,6 +137,8 @@ class World:
         self.epochs: dict[str, int] = {}
         self.faulty = True
         self.faults = 0
+        self.bugs: list[BaseException] = []
+        """what ended a program that nobody had expected: never the way a world should go"""
         self.loop = VirtualLoop()
 
     def views(self) -> dict[str, dict[str, list[Seen]]]:
@@ -186,7 +188,17 @@ class World:
     def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(program)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            self.bugs.append(problem)
+
+    def hub_for(self, client: str, tries: int) -> Node:
+        """Where a client goes that has lost its connection so often."""
+        return self.nodes["hub"]
 
     def _deliver(self, source: str, target: str, packet: Packet) -> None:
         if target in self.nodes:
