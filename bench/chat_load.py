@@ -25,7 +25,7 @@ import uvloop
 from msgspec import Struct
 
 from bench.load import allow_many_files
-from duly.clients.chat import ACK_SECONDS
+from duly.clients.chat import ACK_LINES, ACK_SECONDS
 
 WARM_SECONDS = 0.5
 TEXT = "x" * 100
@@ -92,6 +92,7 @@ class Duly(Client):
     acking: ClassVar[bool] = True
     upgraded = False
     resting = False
+    unsaid = 0
 
     def greet(self) -> None:
         key = base64.b64encode(os.urandom(16)).decode()
@@ -142,12 +143,12 @@ class Duly(Client):
                 self.transport.write(b"\x8a\x80\0\0\0\0")
             at = start + length
         self.buffer = buffer[at:]
-        if acks and self.acking and not self.resting:
+        if acks and self.acking and (not self.resting or self.unsaid >= ACK_LINES):
             self.acknowledge()
 
     def acknowledge(self) -> None:
-        self.resting = False
-        if self.acks:
+        self.resting, self.unsaid = False, 0
+        if self.acks and not self.transport.is_closing():
             frames = [self.frame(b'{"type":"ack","conv":"%b","n":%b}' % ack) for ack in self.acks.items()]
             self.transport.write(b"".join(frames))
             self.acks.clear()
@@ -161,6 +162,7 @@ class Duly(Client):
             n = buffer.find(b'","n":', conv, end)
             stop = buffer.find(b",", n + 6, end)
             acks[buffer[conv:n]] = buffer[n + 6 : stop]
+            self.unsaid += 1
             self.heard(found[1].decode())
         elif not self.ready.done():
             assert b'"welcome"' in buffer[start:end], buffer[start:end]

@@ -34,11 +34,11 @@ def pairs(count: int) -> list[Pair]:
     return [Pair(app, device, app, device) for app, device in names]
 
 
-async def accounts(place: Path, count: int, idle: int = 0) -> tuple[list[Pair], list[Pair]]:
+async def accounts(place: Path, count: int, idle: int = 0, ledger: str = "") -> tuple[list[Pair], list[Pair]]:
     """The same, with accounts in a hub's ledger; and devices that nobody talks to."""
     await asyncio.to_thread(place.mkdir, exist_ok=True)
-    async with await duly.open_ledger(f"sqlite:///{place}/ledger.db") as ledger:
-        book = Accounts(ledger)
+    async with await duly.open_ledger(ledger or f"sqlite:///{place}/ledger.db") as opened:
+        book = Accounts(opened)
         talking = pairs(count)
         for pair in talking:
             pair.app_token = await book.add(Role.APP, pair.app)
@@ -49,11 +49,11 @@ async def accounts(place: Path, count: int, idle: int = 0) -> tuple[list[Pair], 
     return talking, waiting
 
 
-async def measure(url: str, talking: list[Pair], depth: int, seconds: float) -> Found:
+async def measure(url: str, talking: list[Pair], depth: int, seconds: float, device_url: str = "") -> Found:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.load", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    work = msgspec.json.encode(Work(url, talking, depth, seconds)) + b"\n"
+    work = msgspec.json.encode(Work(url, talking, depth, seconds, device_url=device_url)) + b"\n"
     try:
         async with asyncio.timeout(60 + seconds):
             out, _ = await child.communicate(work)

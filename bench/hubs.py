@@ -6,6 +6,7 @@ durable  the same, with one grouped SQLite commit before a command is acknowledg
 broadcast  the same, to everybody else.
 redis    the same relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
 duly     a hub, as `duly up --no-mqtt` runs it.
+shared   the same, one of several on the PostgreSQL whose address is PORT.
 
 All speak the same frames through the same libraries (aiohttp, msgspec, uvloop), and say `ready URL` when they
 serve. In the relays a token is a name; nobody checks it.
@@ -171,9 +172,9 @@ async def relay(contender: Relay) -> None:
     await asyncio.Event().wait()
 
 
-async def duly(place: Path) -> None:
+async def duly(place: Path, ledger: str = "") -> None:
     tune()
-    hub = Hub(Settings(data=str(place), port=0, no_mqtt=True, allow_private_webhooks=True))
+    hub = Hub(Settings(data=str(place), port=0, no_mqtt=True, ledger=ledger, allow_private_webhooks=True))
     await hub.start()
     print(f"ready {hub.url}", flush=True)
     await hub.run()
@@ -194,6 +195,8 @@ def main() -> None:
                 await relay(RedisRelay(int(sys.argv[3])))
             case "duly":
                 await duly(place)
+            case "shared":
+                await duly(place, sys.argv[3])
 
     uvloop.run(run())
 

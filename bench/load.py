@@ -42,6 +42,8 @@ class Work(Struct):
     depth: int = 1
     seconds: float = 1.0
     idle: bool = False
+    device_url: str = ""
+    """where the devices go, if elsewhere"""
 
 
 class Found(Struct):
@@ -145,7 +147,8 @@ async def app(socket: aiohttp.ClientWebSocketResponse, pair: Pair, depth: int, c
 
 async def over_websocket(work: Work) -> Found:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        devices = [await dial(session, work.url, pair.device_token) for pair in work.pairs]
+        where = work.device_url or work.url
+        devices = [await dial(session, where, pair.device_token) for pair in work.pairs]
         apps = [await dial(session, work.url, pair.app_token) for pair in work.pairs]
         answering = [asyncio.create_task(device(socket)) for socket in devices]
         count = Count(work.seconds)

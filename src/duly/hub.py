@@ -117,7 +117,7 @@ class Hub:
         policy = GatewayPolicy(control=control_policy(settings))
         self._bell = await self._hang_bell()
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
-        self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only))
+        self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only), self._bell)
         self.people = People(
             self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
         )
@@ -135,6 +135,8 @@ class Hub:
             await self.alerts.profiles.set(name, desk.draft_of(raw))
         if self.gateway.neighbours is not None:
             self._every(LOOK_SECONDS, self.gateway.neighbours.look)
+        if self.chat.elsewhere is not None:
+            self._every(LOOK_SECONDS, self.chat.elsewhere.look)
         await self._start_mqtt()
         await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)

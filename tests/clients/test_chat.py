@@ -176,3 +176,19 @@ async def test_registering_and_logging_in_and_out(town: Place) -> None:
     with pytest.raises(NotAuthenticated):
         async with Chat(town.url, token):
             pass
+
+
+async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_reconnect(town: Place) -> None:
+    async with chat(town, "ann") as ann:
+        for i in range(3):
+            await ann.send("bob", str(i))
+        async with chat(town, "bob") as bob:
+            while bob._heard_to.get("ann+bob") != 3:
+                await asyncio.sleep(0.01)
+            await town.stop()
+            await town.start()
+            while not bob.connected:
+                await asyncio.sleep(0.01)
+            await bob.conversations()
+        async with chat(town, "bob") as bob:
+            assert [line.text for line in await take(bob, 3)] == ["0", "1", "2"]

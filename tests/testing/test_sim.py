@@ -69,7 +69,7 @@ def test_a_bug_planted_in_chat_is_caught_within_200_seeds(name: str, monkeypatch
     assert any(_run(plan(seed), "chat").violations for seed in range(200))
 
 
-@pytest.mark.parametrize("seed", [6, 20, 82, 201])
+@pytest.mark.parametrize("seed", [6, 20, 82, 201, 365])
 def test_a_seed_that_once_failed_in_the_chat_world_passes(seed: int) -> None:
     assert run_seed(seed, "chat").violations == ()
 

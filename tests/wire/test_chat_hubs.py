@@ -1,4 +1,4 @@
-"""Two hubs on one PostgreSQL: the truth is in the ledger, and a hint is enough to find it."""
+"""Two hubs on one PostgreSQL: the truth is in the ledger, and rings only make it fast."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from duly.doorbell import Doorbell
 from tests.wire.conftest import Town
 
 _numbers = itertools.count()
@@ -28,20 +29,58 @@ async def towns(postgres_server: Any, tmp_path: Path) -> AsyncIterator[tuple[Tow
         await town.hub.stop()
 
 
-async def test_what_is_said_on_one_hub_is_told_on_the_other_once_it_looks(towns: tuple[Town, Town]) -> None:
+async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, Town]) -> None:
     here, there = towns
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         for i in range(3):
             await ann.chat("bob", f"from here {i}")
-        there.hub.chat.audience.look("ann+bob")
         assert await bob.texts(3) == [f"from here {i}" for i in range(3)]
+        assert (await ann.receipt("delivered"))["from"] == "bob"
         assert (await bob.chat("ann", "from there"))["n"] == 4
-        here.hub.chat.audience.look("ann+bob")
         assert await ann.texts(1) == ["from there"]
-        # Without any hint, the next line brings what was missed.
-        await bob.chat("ann", "unheard")
-        assert (await ann.chat("bob", "and you?"))["n"] == 6
-        assert [line["n"] for line in await ann.lines(2)] == [5, 6]
+        await ann.say("read", conv="ann+bob", n=4)
+        assert (await bob.receipt("read"))["n"] == 4
+
+
+async def test_without_any_ring_it_is_told_a_little_later(
+    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Doorbell, "ring", lambda self, about, name="": None)
+    here, there = towns
+    async with here.enter("ann") as ann, there.enter("bob") as bob:
+        await ann.chat("bob", "the first, in a new conversation")
+        assert (await bob.line(20))["n"] == 1
+        await ann.chat("bob", "the second")
+        assert (await bob.line(20))["n"] == 2
+        group = (await ann.ask("group_create", name="club", members=["bob"]))["data"]["group"]
+        await ann.chat(group, "hello club")
+        assert [line["type"] for line in (await bob.line(20), await bob.line(20))] == [
+            "group_create",
+            "group_chat",
+        ]
+
+
+async def test_typing_and_presence_pass_from_hub_to_hub(towns: tuple[Town, Town]) -> None:
+    here, there = towns
+    async with here.enter("ann") as ann:
+        async with there.enter("bob") as bob:
+            await ann.ask("friend_ask", user="bob")
+            await bob.ask("friend_accept", user="ann")
+            await ann.chat("bob", "hello")
+            while (await bob.line())["conv"] != "ann+bob":
+                pass  # a note that ann asks
+            await bob.say("typing", conv="ann+bob")
+            assert (await ann.first(lambda f: f["type"] == "typing"))["from"] == "bob"
+            await ann.say("presence", data={"online": True, "status": "away"})
+            away = await bob.first(lambda f: f["type"] == "presence" and "status" in f["data"])
+            assert away["from"] == "ann"
+        gone = await ann.first(lambda f: f["type"] == "presence" and f["data"] == {"online": False})
+        assert gone["from"] == "bob"
+        async with there.enter("bob") as bob:
+            back = await ann.first(lambda f: f["type"] == "presence" and f["data"] == {"online": True})
+            assert back["from"] == "bob"
+            there_too = await bob.first(lambda f: f["type"] == "presence" and f["data"] == {"online": True})
+            assert there_too["from"] == "ann", "who comes learns who is elsewhere"
 
 
 async def test_a_repeat_on_another_hub_gets_the_number_of_the_first(towns: tuple[Town, Town]) -> None:
@@ -57,14 +96,15 @@ async def test_who_is_removed_on_one_hub_gets_and_says_nothing_on_the_other(town
     here, there = towns
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         group = (await ann.ask("group_create", name="club", members=["bob"]))["data"]["group"]
-        await there.hub.chat.audience.look_up("bob")
         assert (await bob.line())["type"] == "group_create"
         await ann.ask("group_remove", group=group, user="bob")
         await ann.chat(group, "without bob")
-        # The other hub has not heard of it; the ledger has.
         assert (await bob.chat(group, "still here"))["error"] == "not_allowed"
-        there.hub.chat.audience.look(group)
-        assert (await bob.line())["type"] == "group_remove"
+        told = await bob.lines(2)
+        assert {(line["type"], line["conv"]) for line in told} == {
+            ("group_remove", group),
+            ("group_remove", "~bob"),
+        }
         assert await bob.no_line()
 
 

@@ -48,14 +48,17 @@ class Seat:
 class Place:
     """A connection's place in one conversation."""
 
-    __slots__ = ("acked", "attempt", "busy", "conv", "due", "head", "noted", "over", "seat", "told")
+    __slots__ = ("acked", "attempt", "busy", "conv", "due", "has", "head", "noted", "over", "seat", "told")
 
     def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
         self.seat = seat
         self.conv = conv
         self.told = self.acked = told
         self.noted = noted
-        """how far the ledger knows they have come; less, if they said so only when they came"""
+        """how far the ledger knows they have come"""
+        self.has = noted
+        """the same, with what they have said themselves since. What they claimed when they came is not in it:
+        a client may have heard more than it has made use of"""
         self.head = head
         """the last line there is, as far as we know"""
         self.attempt = 1
@@ -121,7 +124,7 @@ class Audience:
         """They have been greeted: tell them what they missed."""
         seat.loading = False
         if seat.missed:
-            self._do(self.look_up(seat.who.name))
+            self.do(self.look_up(seat.who.name))
         for place in list(seat.places.values()):
             self._go_on(place)
 
@@ -135,7 +138,7 @@ class Audience:
             del self._by_name[seat.who.name]
         for conv, place in list(seat.places.items()):
             # What they said themselves they have; that needs to be known only when they come back.
-            self._note(place, place.acked)
+            self._note(place, place.has)
             self._stand_up(seat, conv)
         return seat
 
@@ -145,9 +148,21 @@ class Audience:
     def seat(self, session: Session) -> Seat | None:
         return self._seats.get(session)
 
+    def names(self) -> list[str]:
+        """Who is connected."""
+        return list(self._by_name)
+
     def here(self, conv: str) -> list[Seat]:
         """The connections that are in a conversation."""
         return list(self._present.get(conv, ()))
+
+    def concerns(self, conv: str) -> bool:
+        """Whether anybody here is in this conversation, or is just coming into it."""
+        return conv in self._present or any(self.seats(name) for name in c.pair_in(conv))
+
+    def heads(self) -> dict[str, int]:
+        """The conversations that people here are in, and how far the one furthest behind knows them to go."""
+        return {conv: min(p.head for p in places.values()) for conv, places in self._present.items()}
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
         """Somebody is in this conversation now."""
@@ -188,8 +203,8 @@ class Audience:
             if n == place.told + 1 and not place.busy and not place.seat.loading and place.room > 0:
                 place.told = n
                 if place.seat.session is by:
-                    if place.acked == n - 1:
-                        place.acked = n
+                    place.acked += place.acked == n - 1
+                    place.has += place.has == n - 1
                     continue
                 place.seat.session.push(frame)
                 if not place.due:
@@ -199,7 +214,7 @@ class Audience:
 
     def look(self, conv: str) -> None:
         """Something may be new in this conversation."""
-        self._do(self._look(conv))
+        self.do(self._look(conv))
 
     async def _look(self, conv: str) -> None:
         (own,) = await self._ledger.standing([(c.stream(conv), "")])
@@ -210,12 +225,10 @@ class Audience:
             self._go_on(place)
 
     async def look_up(self, name: str) -> None:
-        """Somebody may be in other conversations than before."""
-        now = {*await self._ledger.shelf(c.convs(name)), c.notes(name)}
+        """Somebody may be in more conversations than before. (That they left one, its own lines say.)"""
+        now = await self._ledger.shelf(c.convs(name))
         for seat in list(self.seats(name)):
-            for conv in seat.places.keys() - now:
-                self._stand_up(seat, conv)
-            await self._stand(seat, sorted(now - seat.places.keys()), None)
+            await self._stand(seat, sorted(now.keys() - seat.places.keys()), None)
             for place in list(seat.places.values()):
                 self._go_on(place)
 
@@ -226,7 +239,7 @@ class Audience:
             and place.room > 0
         ):
             place.busy = True
-            self._do(self._catch_up(place))
+            self.do(self._catch_up(place))
 
     async def _catch_up(self, place: Place) -> None:
         """Read on to what is new. A ledger that fails is asked again when it is looked whether they have
@@ -295,6 +308,7 @@ class Audience:
         if n <= place.noted:
             return
         place.noted = n
+        place.has = max(place.has, n)
         conv, seat = place.conv, place.seat
         name, device = seat.who.name, seat.who.device
         others = [other.places.get(conv) for other in self.seats(name) if other is not seat]
@@ -310,7 +324,7 @@ class Audience:
             self._moves[key] = n
         if not self._saving:
             self._saving = True
-            self._do(self._save())
+            self.do(self._save())
 
     async def _save(self) -> None:
         try:
@@ -320,7 +334,8 @@ class Audience:
                 try:
                     reached = await self._ledger.write(*writes)
                 except LedgerError:
-                    return  # they are told again, and say it again
+                    self._moves = moves | self._moves
+                    return  # until the ledger is back
                 for (conv, reader), n in zip(moves, reached, strict=True):
                     assert isinstance(n, int)
                     self._moved(conv, reader, n)
@@ -343,7 +358,7 @@ class Audience:
                 continue
             if place.acked < place.told and not place.busy:
                 place.attempt += 1
-                self._do(self._tell_again(place))
+                self.do(self._tell_again(place))
             else:
                 self._go_on(place)
             self._watch(place)
@@ -366,8 +381,11 @@ class Audience:
     def restored(self) -> None:
         """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
         have begun a conversation."""
+        if self._moves and not self._saving:
+            self._saving = True
+            self.do(self._save())
         for name in list(self._by_name):
-            self._do(self.look_up(name))
+            self.do(self.look_up(name))
         for conv in list(self._present):
             self.look(conv)
 
@@ -378,7 +396,7 @@ class Audience:
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(_quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 from duly.apps import conversations as c
 from duly.apps.audience import AGAIN, Audience, Seat
 from duly.apps.conversations import NOT_YOURS, Guard, Rank, Request
+from duly.apps.elsewhere import Elsewhere
 from duly.apps.friends import FRIENDS, Friends
 from duly.apps.groups import GROUPS, Groups
 from duly.apps.lines import Asked, Lines
@@ -30,6 +31,7 @@ from duly.core.units import MS
 from duly.core.writes import PutNew, Rewrite, Write
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
+from duly.doorbell import Rings
 from duly.engine import Engine
 from duly.errors import Malformed, NotAllowed
 from duly.journal import Journal
@@ -79,7 +81,12 @@ class Chat:
     types = SAYING | ASKING | PASSING | GROUPS | FRIENDS
 
     def __init__(
-        self, ledger: Ledger, accounts: Accounts, journal: Journal, policy: ChatPolicy | None = None
+        self,
+        ledger: Ledger,
+        accounts: Accounts,
+        journal: Journal,
+        policy: ChatPolicy | None = None,
+        bell: Rings | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
@@ -89,6 +96,17 @@ class Chat:
         self.engine = Engine(Lines(self.audience), ledger, self._perform)
         self._groups = Groups(ledger, self._may_add)
         self._friends = Friends(ledger, self._knows)
+        self.elsewhere: Elsewhere | None = None
+        """where several hubs share the ledger"""
+        if bell is not None:
+            self.elsewhere = Elsewhere(
+                ledger,
+                bell,
+                self.audience,
+                reached=self._tell_receipt,
+                typed=self._tell_typing,
+                present=self._tell_presence,
+            )
         self._begun: dict[str, None] = {}
         """pairs that have talked before: their conversation is on both their shelves"""
 
@@ -132,8 +150,18 @@ class Chat:
                 if self.audience.seats(friend):
                     seat.session.push(_presence(friend, b'{"online":true}'))
         if len(self.audience.seats(name)) == int(online):
-            frame = _presence(name, b'{"online":true}' if online else b'{"online":false}')
-            self._push_to(friends, frame)
+            self._present(name, friends, b'{"online":true}' if online else b'{"online":false}')
+
+    def _present(self, name: str, friends: list[str], data: bytes) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.presence(name, data)
+        self._push_to(friends, _presence(name, data))
+
+    async def _tell_presence(self, name: str, data: bytes) -> list[str]:
+        """Tell friends who are here how somebody is; returns them."""
+        friends = [one for one in await self._ledger.shelf(c.friends(name)) if self.audience.seats(one)]
+        self._push_to(friends, _presence(name, data))
+        return friends
 
     def _push_to(self, names: list[str], frame: bytes) -> None:
         for name in names:
@@ -279,16 +307,22 @@ class Chat:
             await self._reached(session, who, frame, read=True)
         elif frame.type == "presence":
             friends = list(await self._ledger.shelf(c.friends(me)))
-            self._push_to(friends, _presence(me, bytes(frame.data) or b'{"online":true}'))
+            self._present(me, friends, bytes(frame.data) or b'{"online":true}')
         else:
             conv = frame.conv or ""
             seat = self.audience.seat(session)
             if seat is None or conv not in seat.places:
                 raise NotAllowed(NOT_YOURS.reason)
             typing = frames.encode(Frame("typing", from_=me, conv=conv, data=frame.data))
-            for other in self.audience.here(conv):
-                if other.who.name != me:
-                    other.session.push(typing)
+            self._tell_typing(conv, me, typing)
+            if self.elsewhere is not None:
+                self.elsewhere.typing(conv, typing)
+
+    def _tell_typing(self, conv: str, by: str, frame: bytes) -> None:
+        by = by or frames.decode(frame).from_ or ""
+        for seat in self.audience.here(conv):
+            if seat.who.name != by:
+                seat.session.push(frame)
 
     async def _reached(self, session: Session, who: Principal, frame: Frame, *, read: bool) -> None:
         conv, n = frame.conv, frame.n
@@ -306,6 +340,11 @@ class Chat:
         """Somebody has come further, and that is stored: tell those whom it concerns."""
         if "/" in reader:
             return
+        self._tell_receipt(conv, reader, n)
+        if self.elsewhere is not None:
+            self.elsewhere.read(conv, reader)
+
+    def _tell_receipt(self, conv: str, reader: str, n: int) -> None:
         name = reader.removeprefix("r:")
         seats = self.audience.here(conv)
         if conv.startswith("~") or len(seats) > RECEIPTS_LIMIT:
@@ -421,6 +460,9 @@ class Chat:
         self.audience.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session)
         for name in request.parts:
             self.audience.part(name, conv)
+        if self.elsewhere is not None:
+            begun = c.pair_in(conv) if n == 1 else ()
+            self.elsewhere.said((conv, *request.news), (*request.joins, *begun))
         for other in request.news:
             self.audience.look(other)
 

@@ -300,7 +300,7 @@ class Gateway:
         message = event.message
         if message.made and message.made + control.max_age <= now and not event.patient:
             return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
-        if event.patient or self.online(message.recipient):
+        if event.patient or message.recipient in self._devices or self.online(message.recipient):
             return None
         return Verdict(
             Word.REFUSED,

@@ -19,7 +19,6 @@ from duly.errors import (
     ConnectionLost,
     ConnectionRefused,
     DulyError,
-    LedgerInUse,
     LedgerUnavailable,
     Malformed,
     NotAllowed,
@@ -63,7 +62,7 @@ def code_of(problem: DulyError) -> Exit:
             return Exit.USAGE
         case SenderError():
             return Exit.REFUSED
-        case LedgerUnavailable() | LedgerInUse() | ConnectionLost():
+        case LedgerUnavailable() | ConnectionLost():
             return Exit.UNREACHABLE
         case Unknown():
             return Exit.UNKNOWN

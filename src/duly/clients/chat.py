@@ -39,7 +39,9 @@ PATIENCE: Final = 7 * DAY
 CURSORS: Final = "cursors"
 CHANNEL: Final = "hub"
 ACK_SECONDS: Final = 0.05
-"""Of many lines in a row not each is acknowledged, but how far we have come, so often."""
+"""Of many lines in a row not each is acknowledged, but how far we have come, so often …"""
+ACK_LINES: Final = 200
+"""… and after so many: the hub waits for our word after a thousand."""
 HERE: Final = 10.0
 
 
@@ -131,6 +133,8 @@ class Chat:
         self._turns: dict[str, asyncio.Lock] = {}
         self._earlier: dict[str, list[asyncio.Future[Sent]]] = {}
         """what an earlier run left under way, by whom it is for: it goes before anything new"""
+        self._doubtful: dict[str, list[bytes]] = {}
+        """what our own store may or may not have stored, likewise"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._heard_to: dict[str, int] = {}
@@ -143,6 +147,7 @@ class Chat:
         """what was acknowledged on this connection: it may be lost with it"""
         self._acking: asyncio.TimerHandle | None = None
         """what else we make use of meanwhile is acknowledged when it ends"""
+        self._unsaid = 0
         self._questions = 0
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
@@ -280,6 +285,9 @@ class Chat:
         async with self._turns.setdefault(recipient, asyncio.Lock()):
             if earlier := self._earlier.pop(recipient, None):
                 await asyncio.wait(earlier)
+            while doubtful := self._doubtful.get(recipient):
+                await self._clear_up(doubtful[0])
+                del doubtful[0]
             now = self._ledger.clock.now()
             seq_id = id or str(self._ids.next(now))
             exp = None if expires is None else (now + seconds(expires)) // MS
@@ -294,6 +302,15 @@ class Chat:
                 sending = self._sending[message.key] = asyncio.get_running_loop().create_future()
                 await self._submit(message)
             return await asyncio.shield(sending)
+
+    async def _clear_up(self, key: bytes) -> None:
+        """If it was stored after all it is on its way, and goes first."""
+        sending = self._sending[key] = asyncio.get_running_loop().create_future()
+        record = await self._ledger.find(key)
+        if record is None or record.state.terminal:
+            self._sending.pop(key, None)
+        else:
+            await asyncio.wait([sending])
 
     async def _submit(self, message: Message) -> None:
         await self._engine.put(Arrived(message))
@@ -364,12 +381,15 @@ class Chat:
 
     def _made_use_of(self, conv: str, n: int) -> None:
         self._done_to[conv] = self._dirty[conv] = max(n, self._done_to.get(conv, 0))
-        if self._acking is None:
+        self._unsaid += 1
+        if self._acking is None or self._unsaid >= ACK_LINES:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
         """Say how far we have come: the first at once, what follows it together."""
-        self._acking = None
+        if self._acking is not None:
+            self._acking.cancel()
+        self._acking, self._unsaid = None, 0
         if not self._dirty:
             return
         self._acking = asyncio.get_running_loop().call_later(ACK_SECONDS, self._acknowledge)
@@ -460,17 +480,18 @@ class Chat:
                 if verdict.state is not None and verdict.state.terminal:
                     self._end(message.key, verdict.state, verdict.answer or Answer())
                 elif verdict.retry:
-                    self._unsure(message.key, verdict.reason)
+                    self._unsure(message, verdict.reason)
                 elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
                     self._refused[message.key] = Refused(
                         ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason
                     )
                     self._end(message.key, State.FAILED, Answer())
 
-    def _unsure(self, key: bytes, reason: str) -> None:
+    def _unsure(self, message: Message, reason: str) -> None:
         """Our own store failed, perhaps after it had stored: it may yet go out. Under the same id that is
         harmless."""
-        sending = self._sending.pop(key, None)
+        self._doubtful.setdefault(message.recipient, []).append(message.key)
+        sending = self._sending.pop(message.key, None)
         if sending is not None and not sending.done():
             sending.set_exception(LedgerUnavailable(reason))
 

@@ -20,6 +20,7 @@ const FRAME_LIMIT = 256 * 1024;
 const UNSETTLED = 1_000;
 const TIMER_LIMIT = 2 ** 31 - 1;
 const ACK_PAUSE = 50;
+const ACK_LINES = 200;
 
 /** How a command ended.
  * @typedef {object} Ack
@@ -612,6 +613,7 @@ export class Chat {
   #unacknowledged = {};
   /** @type {any} */
   #acking = undefined;
+  #unsaid = 0;
   /** @type {Map<string, Set<(what: any) => void>>} */
   #listeners = new Map(["line", "receipt", "typing", "presence", "up", "down"].map((e) => [e, new Set()]));
   /** @type {() => void} */
@@ -836,9 +838,12 @@ export class Chat {
   /** The first at once, what follows it together. */
   #acknowledge(conv) {
     this.#unacknowledged[conv] = this.#at[conv];
-    if (this.#acking !== undefined) return;
+    this.#unsaid += 1;
+    if (this.#acking !== undefined && this.#unsaid < ACK_LINES) return;
     const say = () => {
+      clearTimeout(this.#acking);
       this.#acking = undefined;
+      this.#unsaid = 0;
       const due = Object.entries(this.#unacknowledged);
       this.#unacknowledged = {};
       for (const [conv, n] of due) this.#link.send({ type: "ack", conv, n }, false);
