@@ -36,6 +36,7 @@ from duly.errors import (
     Refused,
     SenderError,
     Stale,
+    TaskFailed,
     Unknown,
     Unstorable,
 )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from duly.clients.node import Node
     from duly.clients.sentinel import Sentinel
     from duly.clients.statuses import NodeStatus
-    from duly.clients.tasks import Sent, Task, TaskFailed
+    from duly.clients.tasks import Sent, Task
     from duly.core.signals import SentinelPolicy
 
 _LATER = {
@@ -61,7 +62,6 @@ _LATER = {
     "NodeStatus": "duly.clients.statuses",
     "Sent": "duly.clients.tasks",
     "Task": "duly.clients.tasks",
-    "TaskFailed": "duly.clients.tasks",
     "Sentinel": "duly.clients.sentinel",
     "SentinelPolicy": "duly.core.signals",
 }

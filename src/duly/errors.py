@@ -23,6 +23,7 @@ is stored or half done. Catch the branch you can act on.
     │   ├── Unknown           nobody can tell whether the effect happened; not run again
     │   ├── Unstorable        it ran, but its result cannot be written down
     │   ├── DeviceError       a device's handler says so: nothing was done
+    │   ├── TaskFailed        a node's handler says so, with a value of its own
     │   └── MediaError        a download did not come to its end; the next call goes on
     ├── LedgerError           the storage: the operator's to settle
     │   ├── LedgerInUse       another process writes this file
@@ -192,6 +193,21 @@ class DeviceError(OutcomeError):
         super().__init__(detail or f"code {int(code)}")
         self.code = code
         self.detail = detail
+
+
+class TaskFailed(OutcomeError):
+    """Raise it in a handler to fail with a value of your own: nothing was done. Whoever called gets the same.
+
+    >>> TaskFailed({"lamp": "broken"}).error
+    {'lamp': 'broken'}
+    """
+
+    word = "task_failed"
+
+    def __init__(self, error: object = None, state: str = "failed") -> None:
+        super().__init__(error if isinstance(error, str) else f"{state}: {error!r}")
+        self.error = error
+        self.state = state
 
 
 class MediaError(OutcomeError):

@@ -10,8 +10,8 @@ import pytest
 
 import duly
 from duly.clients.node import Node
-from duly.clients.tasks import Task, TaskFailed
-from duly.errors import Malformed, Stopped, Unknown
+from duly.clients.tasks import Task
+from duly.errors import Conflict, Malformed, Stopped, TaskFailed, Unknown
 from tests import servers
 from tests.clients.nodes import Brokered, until
 
@@ -118,6 +118,18 @@ async def test_the_same_id_with_other_content_is_never_run(at: Brokered) -> None
         peer.ask(at.b, "msg001", payload={"lamp": 2})
         await until(lambda: b.refused["conflict"])
     assert done == ["msg001"]
+
+
+async def test_a_sender_cannot_use_an_id_for_two_tasks(at: Brokered, tmp_path: Path) -> None:
+    done: list[str] = []
+    async with lamp(at, done):
+        for _ in range(2):
+            async with at.node(at.a, data=str(tmp_path / "a.db")) as a:
+                task = await a.send(at.b, "turn_on", {"lamp": 1}, id="one")
+                assert await task.result == {"on": True, "lamp": 1}
+                with pytest.raises(Conflict):
+                    await a.send(at.b, "turn_on", {"lamp": 2}, id="one")
+    assert done == ["one"]
 
 
 async def test_what_has_expired_or_is_for_another_is_not_run_and_not_answered(

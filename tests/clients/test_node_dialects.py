@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from duly.clients.node import Node
-from duly.clients.tasks import Task, TaskFailed
+from duly.clients.tasks import Task
 from duly.core.budget import Budget
+from duly.errors import TaskFailed
 from tests.clients.nodes import Brokered, until
 
 

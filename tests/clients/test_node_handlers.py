@@ -10,8 +10,8 @@ import pytest
 
 from duly.clients import incoming
 from duly.clients.node import Node
-from duly.clients.tasks import Sent, Task, TaskFailed
-from duly.errors import Malformed, ProgramError, Unknown
+from duly.clients.tasks import Sent, Task
+from duly.errors import Malformed, ProgramError, TaskFailed, Unknown
 from tests.clients.nodes import Brokered, until
 
 
@@ -248,3 +248,26 @@ async def test_what_is_too_much_is_left_to_the_broker_until_there_is_room(
             for task in tasks:
                 await task.result
     assert most <= 20 + 2
+
+
+async def test_whatever_a_handler_does_its_task_ends(at: Brokered) -> None:
+    b = at.node(at.b)
+
+    @b.task("long")
+    async def long(task: Task) -> None:
+        raise TaskFailed("x" * 300_000)
+
+    @b.task("odd")
+    async def odd(task: Task) -> None:
+        raise TaskFailed(object())
+
+    @b.task("lost")
+    async def lost(task: Task) -> None:
+        other = asyncio.ensure_future(asyncio.sleep(60))
+        other.cancel()
+        await other
+
+    async with b, at.node(at.a) as a:
+        for action, why in (("long", "the limit is"), ("odd", "object"), ("lost", "CancelledError")):
+            with pytest.raises(TaskFailed, match=why):
+                await a.call(at.b, action, expires=30)

@@ -156,3 +156,38 @@ async def until_told(a: Node, name: str, true: Callable[[NodeStatus], bool]) -> 
 
 async def seen(a: Node, name: str, online: bool) -> NodeStatus:
     return await until_told(a, name, lambda s: s.online is online)
+
+
+async def test_two_who_ask_at_once_are_both_told(at: Brokered) -> None:
+    async with at.node(at.a) as a, serving(at, at.b):
+        await seen(a, at.b, online=True)
+        told = await asyncio.gather(a.status(at.b), a.status(at.b))
+        assert [status is not None and status.online for status in told] == [True, True]
+
+
+def test_what_was_asked_for_long_ago_is_asked_for_again() -> None:
+    """Between two questions nobody listens: what was heard then says nothing about now."""
+    loop = VirtualLoop()
+
+    async def ask(who: str) -> None:
+        text = b'{"time":%d,"online":true}' % (clock.now() // SECOND)
+        loop.call_later(0.01, lambda: statuses.hear(who, text, True))
+
+    async def ignore(who: str) -> None:
+        pass
+
+    async def run() -> list[bool]:
+        told = []
+        for _ in range(2):
+            status = await statuses.get("B", 2.0)
+            assert status is not None
+            told.append(status.stale)
+            await asyncio.sleep(600)
+        return told
+
+    clock = LoopClock(loop)
+    statuses = Statuses(clock, Seal(Keyring("A")), 60.0, ask, ignore)
+    try:
+        assert loop.run_until_complete(run()) == [False, False]
+    finally:
+        loop.close()

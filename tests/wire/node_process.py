@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from duly.clients.node import Node
-from duly.clients.tasks import Task, TaskFailed
+from duly.clients.tasks import Task
 from duly.core.retry import RetryPolicy
 from duly.core.units import SECOND
-from duly.errors import DulyError, Unknown
+from duly.errors import DulyError, TaskFailed, Unknown
 
 UNDER_WAY = 200
 

@@ -6,9 +6,11 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or 
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from duly.cli import (
     accounts,
@@ -31,8 +33,37 @@ from duly.cli import (
 )
 from duly.cli.common import guarded
 
+
+class Panel(StrEnum):
+    """What a verb is for: the headings of the help, in their order."""
+
+    RUN = "Run"
+    ACCOUNTS = "Accounts"
+    COMMANDS = "Commands"
+    NODES = "Nodes"
+    PEOPLE = "People"
+    ALERTS = "Alerts"
+    LOOK = "Look"
+
+
+class Verbs(TyperGroup):
+    """The verbs under their headings, as plain text: Rich would take longer to load than all the rest."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for panel in Panel:
+            rows = [
+                (name, command.get_short_help_str(limit))
+                for name, command in self.commands.items()
+                if getattr(command, "rich_help_panel", "") == panel
+            ]
+            with formatter.section(panel.value):
+                formatter.write_dl(rows, col_max=limit)
+
+
 app = typer.Typer(
     name="duly",
+    cls=Verbs,
     help="Messages that take effect once, in the right order, and tell their sender how it ended.",
     epilog="Begin with 'duly demo', or with 'duly up' and what it says. "
     "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.",
@@ -60,34 +91,34 @@ def _duly(
     pass
 
 
-app.command("up")(up.up)
-app.command("demo")(demo.demo)
-app.command("add")(accounts.add)
-app.command("remove")(accounts.remove)
-app.command("grant")(accounts.grant)
-app.command("revoke")(accounts.revoke)
-app.command("list")(accounts.list_)
-app.command("send")(send.send)
-app.command("device")(device.device)
-app.command("chat")(chat.chat)
-app.command("node")(node.node)
-app.command("call")(node.call)
-app.add_typer(task.app, name="task")
-app.command("status")(node.status)
-app.command("outcome")(look.outcome)
-app.command("trace")(look.trace)
-app.command("why")(look.why)
-app.command("watch")(look.watch)
-app.add_typer(alerts.alert, name="alert")
-app.add_typer(alerts.deliveries, name="deliveries")
-app.add_typer(sentinel.sentinel, name="sentinel")
-app.add_typer(profiles.profile, name="profile")
-app.add_typer(profiles.channel, name="channel")
-app.command("prune")(prune.prune)
-app.command("doctor")(doctor.doctor)
-app.command("sim")(sim.sim)
-app.add_typer(acl.app, name="acl")
-app.add_typer(keys.app, name="keys")
+app.command("up", rich_help_panel=Panel.RUN)(up.up)
+app.command("demo", rich_help_panel=Panel.RUN)(demo.demo)
+app.command("sim", rich_help_panel=Panel.RUN)(sim.sim)
+app.command("prune", rich_help_panel=Panel.RUN)(prune.prune)
+app.command("add", rich_help_panel=Panel.ACCOUNTS)(accounts.add)
+app.command("remove", rich_help_panel=Panel.ACCOUNTS)(accounts.remove)
+app.command("grant", rich_help_panel=Panel.ACCOUNTS)(accounts.grant)
+app.command("revoke", rich_help_panel=Panel.ACCOUNTS)(accounts.revoke)
+app.command("list", rich_help_panel=Panel.ACCOUNTS)(accounts.list_)
+app.command("send", rich_help_panel=Panel.COMMANDS)(send.send)
+app.command("device", rich_help_panel=Panel.COMMANDS)(device.device)
+app.command("node", rich_help_panel=Panel.NODES)(node.node)
+app.command("call", rich_help_panel=Panel.NODES)(node.call)
+app.add_typer(task.app, name="task", rich_help_panel=Panel.NODES)
+app.command("status", rich_help_panel=Panel.NODES)(node.status)
+app.add_typer(acl.app, name="acl", rich_help_panel=Panel.NODES)
+app.add_typer(keys.app, name="keys", rich_help_panel=Panel.NODES)
+app.command("chat", rich_help_panel=Panel.PEOPLE)(chat.chat)
+app.add_typer(sentinel.sentinel, name="sentinel", rich_help_panel=Panel.ALERTS)
+app.add_typer(alerts.alert, name="alert", rich_help_panel=Panel.ALERTS)
+app.add_typer(alerts.deliveries, name="deliveries", rich_help_panel=Panel.ALERTS)
+app.add_typer(profiles.profile, name="profile", rich_help_panel=Panel.ALERTS)
+app.add_typer(profiles.channel, name="channel", rich_help_panel=Panel.ALERTS)
+app.command("outcome", rich_help_panel=Panel.LOOK)(look.outcome)
+app.command("trace", rich_help_panel=Panel.LOOK)(look.trace)
+app.command("why", rich_help_panel=Panel.LOOK)(look.why)
+app.command("watch", rich_help_panel=Panel.LOOK)(look.watch)
+app.command("doctor", rich_help_panel=Panel.LOOK)(doctor.doctor)
 
 
 def main() -> None:

@@ -150,7 +150,7 @@ def node(
 
 def _runner(command: str, json: bool) -> Any:
     async def handler(task: Task) -> Any:
-        from duly.clients.tasks import TaskFailed
+        from duly.errors import TaskFailed
 
         began = time.monotonic()
         code, out, err = await _shell(command, _describe(task))
@@ -277,8 +277,7 @@ def call(
     nobody can tell.
     """
     from duly.clients.node import Node
-    from duly.clients.tasks import TaskFailed
-    from duly.errors import Unknown
+    from duly.errors import TaskFailed, Unknown
 
     value = payload_of(payload)
     it = Node(
@@ -312,7 +311,7 @@ def call(
 
 
 def status(
-    name: Annotated[str, typer.Argument(metavar="[NODE]")] = "+",
+    name: Annotated[str, typer.Argument(metavar="NODE")] = "+",
     *,
     url: Broker,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing what comes. Ctrl-C ends it.")] = False,
@@ -385,7 +384,7 @@ def _show(found: list[NodeStatus], json: bool, *, head: bool) -> None:
         said = " ".join(f"{word}={value}" for word, value in more.items() if value not in (None, ""))
         rows.append([one.name, state, clock(one.time * 1000), " ".join(filter(None, (said, data)))])
     if head:
-        table(["node", "is", "since", "says"], rows)
+        table(["node", "is", "as of", "says"], rows)
     else:
         for row in rows:
             typer.echo("  ".join(row))

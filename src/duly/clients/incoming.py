@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from duly.clients.mailbox import Mailbox
 from duly.clients.peers import Peers, Refusals
-from duly.clients.tasks import Task, TaskFailed, as_kept, asked_as, pack, unpack
+from duly.clients.tasks import Task, as_kept, asked_as, pack, unpack
 from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -32,7 +32,7 @@ from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.dialects.seal import Seal
 from duly.engine import Engine
-from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TooLarge
+from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TaskFailed, TooLarge
 from duly.ledger import Ledger
 from duly.transport import Ack
 
@@ -250,11 +250,18 @@ class Incoming:
 
         state, error = State.FAILED, ""
         try:
-            value = await self._act(message, Task(message, unpack(message.body), sender, attempt, progress))
-            said = _within(fd.content_of(value, form))
-            state = State.DONE
-        except TaskFailed as problem:
-            said, error = _within(fd.content_of(problem.error, form)), str(problem)
+            try:
+                task = Task(message, unpack(message.body), sender, attempt, progress)
+                said = _within(fd.content_of(await self._act(message, task), form))
+                state = State.DONE
+            except TaskFailed as problem:
+                said, error = _within(fd.content_of(problem.error, form)), str(problem)
+        except asyncio.CancelledError as problem:
+            us = asyncio.current_task()
+            if us is None or us.cancelling():
+                raise
+            error = repr(problem)  # something it waited for was cancelled: that is its failure, not our end
+            said = fd.content_of(error, form)
         except Exception as problem:
             error = repr(problem)[:REASON]
             said = fd.content_of(error, form)

@@ -110,6 +110,10 @@ class Node:
         resend: RetryPolicy = RESEND,
     ) -> None:
         self._address = Address.parse(url)
+        if not (name or self._address.username):
+            raise Malformed(
+                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name="
+            )
         self.name = fd.check_username(name or self._address.username)
         self.refused: Counter[str] = Counter()
         """what was not taken, by the word for why"""
@@ -191,10 +195,13 @@ class Node:
             return f"standing by: {self.standby}"
         if self._mailbox.is_ours:
             return "online"
-        return f"no connection: {self._mailbox.link.problem}" if self._mailbox.link.problem else "connecting"
+        link = self._mailbox.link
+        return f"no connection: {link.problem}" if link.tried and not link.up else "connecting"
 
     async def start(self) -> None:
         """Begin, without waiting for the broker."""
+        if self._ledger is not None:
+            raise ProgramError("this node is running already")
         serve = bool(self._actions) if self._serve is None else self._serve
         ledger = await self._open_ledger(serve)
         self._budget = Budget(await ledger.shelf(_BUDGET))

@@ -32,7 +32,7 @@ from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.dialects.seal import Seal
 from duly.engine import Engine
-from duly.errors import DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
+from duly.errors import Conflict, DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
 from duly.ledger import Ledger, Record
 from duly.transport import Ack
 
@@ -94,12 +94,16 @@ class Outgoing:
         return await self._send(replace(task, msg_id=""), expires, task.form or self._form)
 
     async def _send(self, task: fd.Pending, expires: float, form: Form) -> Sent:
+        if expires < 0:
+            raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
         now = self._ledger.clock.now()
         until = -(-(now + seconds(expires)) // SECOND) * SECOND  # the wire has whole seconds: none is lost
         msg_id = task.msg_id or self._mint(now)
         key = key_of(self._name, msg_id)
+        known = await self._ledger.find(key) if task.msg_id else None
+        if known is not None and _meaning(known.message.body) != _meaning(fd.encode(task, form)):
+            raise Conflict(f"{msg_id} was used before for something else; nothing was sent; use a new id")
         sent = self._sent.get(key)
-        known = await self._ledger.find(key) if task.msg_id and sent is None else None
         if sent is None:
             if known is None:
                 timed = replace(task, msg_id=msg_id, time=now, exp=until)
@@ -298,6 +302,12 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
     end = Advance(message.key, State.CANCELLED, now, CANCELLED)
     finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
     return bool(finished)
+
+
+def _meaning(body: bytes) -> tuple[str, str, Any]:
+    """What makes two tasks with one id the same: times and signatures may differ."""
+    task = fd.decode_pending(body)
+    return task.receiver, task.action, task.payload.value
 
 
 def _failure(error: Any) -> tuple[State, str]:

@@ -87,7 +87,8 @@ class Statuses:
             told.uptime // SECOND,
             told.data.value,
         )
-        self._heard[name] = _Heard(status, asyncio.get_running_loop().time() + left)
+        if name in self._watchers or "+" in self._watchers:
+            self._heard[name] = _Heard(status, asyncio.get_running_loop().time() + left)
         self._tell(status)
 
     def known(self, name: str) -> NodeStatus | None:
@@ -98,8 +99,8 @@ class Statuses:
         """How this node is; None if the broker knows nothing of it."""
         if name == "+":
             raise Malformed("name one node; watch_status('+') is for all of them")
-        if name in self._watchers or "+" in self._watchers:
-            return self.known(name)
+        if (known := self.known(name)) is not None:
+            return known
         async with aclosing(self.watch(name, within)) as news:
             async for status in news:
                 return status
@@ -128,6 +129,7 @@ class Statuses:
             watching.discard(news)
             if not watching:
                 del self._watchers[name]
+                self._forget()
                 await self._unsubscribe(name)
 
     async def _next(
@@ -152,6 +154,12 @@ class Statuses:
                 if until is not None and loop.time() >= until:
                     return None
                 self._grow_stale()
+
+    def _forget(self) -> None:
+        """What nobody listens to any more grows old here without being so."""
+        if "+" not in self._watchers:
+            for name in self._heard.keys() - self._watchers.keys():
+                del self._heard[name]
 
     def _grow_stale(self) -> None:
         for name, heard in list(self._heard.items()):

@@ -16,26 +16,11 @@ from duly.core.messages import Answer, Message
 from duly.core.units import SECOND
 from duly.dialects import fd
 from duly.dialects.fd import Content, Form
-from duly.errors import Expired, OutcomeError, Unknown
+from duly.errors import Expired, OutcomeError, TaskFailed, Unknown
 
 T = TypeVar("T")
 
 UPDATES_KEPT: Final = 100
-
-
-class TaskFailed(OutcomeError):
-    """Raise it in a handler to fail with a value of your own: nothing was done. Whoever called gets the same.
-
-    >>> TaskFailed({"lamp": "broken"}).error
-    {'lamp': 'broken'}
-    """
-
-    word = "failed"
-
-    def __init__(self, error: Any = None, state: State = State.FAILED) -> None:
-        super().__init__(error if isinstance(error, str) else f"{state.word}: {error!r}")
-        self.error = error
-        self.state = state.word
 
 
 class Task:
@@ -179,7 +164,7 @@ def outcome(state: State, answer: Answer) -> Any:
         case State.UNKNOWN:
             raise Unknown(answer.reason)
         case _:
-            raise TaskFailed(unpack(answer.data).value if answer.data else answer.reason, state)
+            raise TaskFailed(unpack(answer.data).value if answer.data else answer.reason, state.word)
 
 
 # ── a content at rest ────────────────────────────────────────────────────────────────────────────

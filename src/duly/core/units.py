@@ -26,9 +26,11 @@ def seconds(value: float) -> int:
 def show(micros: int) -> str:
     """A length as a person would write it.
 
-    >>> show(300_000), show(3_000_000), show(86_400_000_000)
-    ('300 ms', '3 s', '24 h')
+    >>> show(300_000), show(3_000_000), show(86_400_000_000), show(400 * DAY)
+    ('300 ms', '3 s', '24 h', '400 days')
     """
+    if abs(micros) >= 3 * DAY:
+        return f"{micros / DAY:.0f} days"
     for unit, word in ((HOUR, "h"), (MINUTE, "min"), (SECOND, "s"), (MS, "ms")):
         if abs(micros) >= unit:
             return f"{micros / unit:.3g} {word}"

@@ -74,10 +74,12 @@ class MqttLink:
         self.address = Address.parse(address) if isinstance(address, str) else address
         if not self.address.client_id:
             raise Malformed("a persistent session needs a name; give a username or ?client_id=")
-        self.problem = "not started"
+        self.problem = "no answer yet"
         """why the link is not up, in a sentence; empty when it is"""
         self.refused = False
         """the broker does not let us in"""
+        self.tried = False
+        """an attempt to connect has ended, one way or the other"""
         self.connections = 0
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
@@ -224,6 +226,7 @@ class MqttLink:
                 self._settled.set()
             finally:
                 was_up, self._session = self._ready.is_set(), None
+                self.tried = True
                 self._ready.clear()
                 if was_up:
                     self._settled.clear()
