@@ -51,7 +51,7 @@ from duly.people import People
 from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
-from duly.transports import http, logins, static, websocket
+from duly.transports import alert_lists, http, logins, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -182,6 +182,7 @@ class Hub:
                 web.get("/v1/ws", sockets.serve),
                 *http.routes(self),
                 *logins.routes(self),
+                *alert_lists.routes(self),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", self._admin),
             ]
@@ -379,6 +380,18 @@ class Hub:
 
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
+
+    async def list_alerts(
+        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes]
+    ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
+        alerts, following = await self.alerts.desk.page(
+            standing=standing, sentinel=sentinel, limit=limit, before=before
+        )
+        return [desk.show(alert) for alert in alerts], following
+
+    async def show_alert(self, key: bytes) -> dict[str, Any] | None:
+        alert = await self.alerts.desk.get(key)
+        return None if alert is None else desk.show(alert)
 
     @property
     def down(self) -> str | None:

@@ -100,6 +100,10 @@ class Standing(Enum):
     CANCELLED = "cancelled"
     """by the person it is about"""
 
+    @property
+    def over(self) -> bool:
+        return self in (Standing.RESOLVED, Standing.CANCELLED)
+
 
 class Status(Struct, frozen=True, omit_defaults=True):
     """What has been said about an alert since."""

@@ -179,7 +179,7 @@ class Alerts:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
             raise NotAllowed(f"{who.name} is a {who.role.value} and reports no alerts; 'duly add sentinel'")
         if frame.seq_id is None:
-            raise Malformed(f"a {frame.type} needs a seq_id, minted once and the same in every resend")
+            raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
             await self.engine.put(Arrived(self._message(who, frame), session))
         else:

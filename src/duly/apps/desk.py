@@ -115,9 +115,8 @@ class Desk:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
         return await self._whole(found[0])
 
-    async def newest(self, limit: int) -> AsyncIterator[Record]:
-        """The newest alerts, newest first."""
-        before = NEWEST
+    async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
+        """The newest alerts below `before`, newest first."""
         while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
             for record in page:
                 yield record
@@ -130,19 +129,39 @@ class Desk:
         return Alert(record, status, await self._ledger.deliveries(key))
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[Alert]:
+        return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
+
+    async def page(
+        self,
+        *,
+        standing: str = "",
+        sentinel: str = "",
+        limit: int = 50,
+        before: tuple[int, bytes] = NEWEST,
+    ) -> tuple[list[Alert], tuple[int, bytes] | None]:
+        """The newest alerts below `before`, and where the next page begins; None: that was all. A page may be
+        short, or empty, and still have a next one: nothing else was found where it looked."""
+        wanted = None if not standing else _standing(standing)
+        said = await self._ledger.shelf(STATUSES) if wanted is not None else {}
         found: list[Alert] = []
-        async for record in self.newest(SEARCHED if standing or sentinel else limit):
-            if sentinel and record.message.scope != sentinel:
-                continue
-            alert = await self._whole(record)
-            if standing in ("", alert.status.standing.value):
-                found.append(alert)
-                if len(found) == limit:
-                    break
-        return found
+        most = SEARCHED if standing or sentinel else limit
+        looked = 0
+        async for record in self.newest(most, before):
+            looked += 1
+            if sentinel in ("", record.message.scope) and (
+                wanted is None
+                or read_status(said.get(name_on_shelf(record.message.key))).standing is wanted
+            ):
+                found.append(await self._whole(record))
+            if len(found) == limit or looked == most:
+                return found, (record.accepted_at, record.message.key)
+        return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:
         """The newest deliveries; `open` and `dead` are kinds of states."""
+        if state not in ("", "open", "dead", *(one.word for one in State)):
+            words = ", ".join(one.word for one in State)
+            raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
         found: list[tuple[Alert, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
@@ -161,7 +180,14 @@ class Desk:
     # ── saying something about an alert ──────────────────────────────────────────────────────────
 
     async def say(self, alert: Alert, standing: Standing, by: str, note: str) -> Status:
-        """Acknowledge or resolve."""
+        """Acknowledge or resolve. Whoever has said so first, has: again changes nothing, and what is over
+        stays over."""
+        if alert.status.standing is standing:
+            return alert.status
+        if alert.status.standing.over:
+            raise Malformed(
+                f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; nothing is left to do"
+            )
         now = self._ledger.clock.now()
         status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
         await self._ledger.write(*self.writes(alert, status, now))
@@ -297,6 +323,14 @@ def calls_off(standing: Standing, round_: int) -> bool:
             return 0 < round_ < CORRECTION
         case Standing.RESOLVED | Standing.CANCELLED:
             return round_ < CORRECTION
+
+
+def _standing(word: str) -> Standing:
+    try:
+        return Standing(word)
+    except ValueError:
+        known = ", ".join(one.value for one in Standing)
+        raise Malformed(f"{word!r} is not a status of alerts; there are {known}") from None
 
 
 def _is(wanted: str, state: State) -> bool:

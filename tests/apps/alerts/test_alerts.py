@@ -20,6 +20,7 @@ from duly.auth import Role
 from duly.channels import label_of
 from duly.core.parcels import CourierPolicy
 from duly.core.units import SECOND
+from duly.errors import Malformed
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 from tests.servers import Postgres
@@ -183,6 +184,55 @@ async def test_over_a_websocket_a_sentinel_is_welcomed_with_the_towers_time(plac
         assert await ws.receive_json() == {"type": "server_ack", "seq_id": "event-1", "code": 0}
 
 
+# ── looking, over HTTP ───────────────────────────────────────────────────────────────────────────
+
+
+async def look(place: Tower, path: str, who: str = "gate") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {place.tokens.get(who, place.hub._token)}"}
+    async with aiohttp.ClientSession() as http, http.get(f"{place.url}{path}", headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_alerts_are_listed_by_page_newest_first(place: Tower) -> None:
+    await place.profile("home")
+    for n in range(5):
+        await place.post(event(f"event-{n}"))
+    found: list[str] = []
+    begins = ""
+    while True:
+        status, page = await look(place, f"/v1/alerts?limit=2{begins}")
+        assert (status, len(page["alerts"]) <= 2) == (200, True)
+        found += [one["event"] for one in page["alerts"]]
+        if page["next"] is None:
+            break
+        begins = f"&before={page['next']}"
+    assert found == ["event-4", "event-3", "event-2", "event-1", "event-0"]
+    await place.do("alert.resolve", event="event-3", by="ann")
+    _, page = await look(place, "/v1/alerts?status=resolved")
+    assert [one["event"] for one in page["alerts"]] == ["event-3"]
+    assert (await look(place, "/v1/alerts/gate/event-3"))[1]["by"] == "ann"
+
+
+async def test_a_sentinel_sees_its_own_alerts_an_admin_all_and_others_none(place: Tower) -> None:
+    await place.profile("home")
+    await place.post(event("mine"), "gate")
+    await place.post(event("theirs"), "barn")
+    _, page = await look(place, "/v1/alerts?sentinel=barn", "gate")
+    assert [one["event"] for one in page["alerts"]] == ["mine"]
+    assert (await look(place, "/v1/alerts/barn/theirs", "gate"))[0] == 404
+    assert (await look(place, "/v1/alerts", "phone"))[0] == 403
+    _, page = await look(place, "/v1/alerts?sentinel=barn", "the command line")
+    assert [one["event"] for one in page["alerts"]] == ["theirs"]
+    _, page = await look(place, "/v1/alerts", "the command line")
+    assert len(page["alerts"]) == 2
+
+
+@pytest.mark.parametrize("query", ["status=happy", "limit=0", "limit=x", "before=nonsense", "before=1-zz"])
+async def test_a_list_that_cannot_be_had_says_why(place: Tower, query: str) -> None:
+    status, said = await look(place, f"/v1/alerts?{query}")
+    assert (status, said["error"]) == (400, "malformed")
+
+
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -206,6 +256,17 @@ async def test_resolved_means_that_what_has_not_gone_out_does_not(place: Tower, 
     assert (await place.do("alert.resolve", event="event-1", by="ann"))["status"] == "resolved"
     shown = await place.until_state("event-1", "cancelled")
     assert [one["state"] for one in shown["deliveries"]] == ["cancelled"]
+
+
+async def test_who_was_first_to_take_care_stays_and_what_is_over_stays_over(place: Tower) -> None:
+    await place.profile("home")
+    await place.post(event())
+    await place.do("alert.ack", event="event-1", by="ann")
+    assert (await place.do("alert.ack", event="event-1", by="bob"))["by"] == "ann"
+    await place.do("alert.resolve", event="event-1", by="bob")
+    with pytest.raises(Malformed, match="resolved by bob"):
+        await place.do("alert.ack", event="event-1", by="ann")
+    assert (await place.show("event-1"))["status"] == "resolved"
 
 
 async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Receiver) -> None:
