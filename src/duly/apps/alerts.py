@@ -45,6 +45,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
 from duly.core.parcels import (
     CORRECTION,
+    RAISED,
     Amend,
     Carried,
     Carry,
@@ -381,8 +382,8 @@ class Alerts:
         (load,) = loads
         status = self._statuses.get(load.message.key, NOTHING_SAID)
         body = self._shown(load)
-        correction = load.ref.round == CORRECTION
-        title = f"{'Cancelled: ' if correction else ''}{line(load.message, status)}"
+        correction, raised = load.ref.round == CORRECTION, load.ref.round == RAISED
+        title = f"{'Cancelled: ' if correction else 'Now ' if raised else ''}{line(load.message, status)}"
         mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
         if correction:
             mark += "The alert you were sent has been taken back.\n"
@@ -391,7 +392,7 @@ class Alerts:
             f"{'Repeat? ' if load.repeat else ''}{title}",
             mark + text(load.message, status),
             {
-                "type": "alert.cancelled" if correction else "alert.event",
+                "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
                 "timestamp": _iso(load.message.time),
                 "data": body,
             },

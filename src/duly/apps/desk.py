@@ -19,6 +19,7 @@ from duly.apps.alert_events import (
     Event,
     Standing,
     Status,
+    current,
     name_on_shelf,
     read_event,
     read_status,
@@ -27,8 +28,8 @@ from duly.apps.alert_events import (
 from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
-from duly.core.parcels import BY_HAND, CORRECTION
-from duly.core.signals import EVENT
+from duly.core.parcels import BY_HAND, CORRECTION, RAISED
+from duly.core.signals import EVENT, Severity
 from duly.core.units import DAY, MS, SECOND
 from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
 from duly.errors import Malformed
@@ -149,8 +150,7 @@ class Desk:
         async for record in self.newest(most, before):
             looked += 1
             if sentinel in ("", record.message.scope) and (
-                wanted is None
-                or read_status(said.get(name_on_shelf(record.message.key))).standing is wanted
+                wanted is None or read_status(said.get(name_on_shelf(record.message.key))).standing is wanted
             ):
                 found.append(await self._whole(record))
             if len(found) == limit or looked == most:
@@ -186,7 +186,7 @@ class Desk:
             return alert.status
         if alert.status.standing.over:
             raise Malformed(
-                f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; nothing is left to do"
+                f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; nothing is left"
             )
         now = self._ledger.clock.now()
         status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
@@ -212,6 +212,11 @@ class Desk:
             corrections = self.corrections(alert, now)
             writes += corrections
             left += len(corrections)
+        elif not standing.over:
+            raised, superseded = self._raised(alert, status, now)
+            writes += raised
+            left -= superseded
+            left += sum(isinstance(one, Deliver) for one in raised)
         if not left and not alert.record.state.terminal:
             reached = any(one.state is State.DONE for one in alert.deliveries)
             end = State.DONE if reached else State.CANCELLED
@@ -228,6 +233,35 @@ class Desk:
         told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
         expires = now + self._lasts(alert)
         return [Deliver(Ref(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)]
+
+    def _raised(self, alert: Alert, status: Status, now: int) -> tuple[list[Write], int]:
+        """What follows when an alert becomes critical. Who was told is told once more, who waits only for
+        quiet hours, or for others, waits no longer. Also how many that waited are superseded."""
+        event = read_event(alert.record.message.body)
+        if _critical(event, alert.status) or not _critical(event, status):
+            return [], 0
+        profile = self._profiles.get(alert.record.message.recipient)
+        steps = () if profile is None else profile.steps
+        writes: list[Write] = []
+        again: set[str] = set()
+        superseded = 0
+        for one in alert.deliveries:
+            round_ = one.ref.round
+            if round_ >= RAISED:
+                continue
+            wait = steps[round_].after if round_ < len(steps) else 0
+            if one.state in (State.DONE, State.UNKNOWN, State.SENT):
+                again.add(one.ref.recipient)
+            elif one.state is State.ACCEPTED and not one.attempt and not wait:
+                again.add(one.ref.recipient)
+                superseded += 1
+                writes.append(Finish(one.ref, 0, State.SUPERSEDED, "it has become critical"))
+            elif one.state is State.ACCEPTED and not one.attempt and now + wait < one.due:
+                writes.append(Postpone(one.ref, 0, now + wait, one.error))
+        again -= {one.ref.recipient for one in alert.deliveries if one.ref.round == RAISED}
+        expires = now + self._lasts(alert)
+        refs = [Ref(alert.key, CHANNEL, name, RAISED) for name in sorted(again)]
+        return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
 
     def _lasts(self, alert: Alert) -> int:
         profile = self._profiles.get(alert.record.message.recipient)
@@ -320,9 +354,13 @@ def calls_off(standing: Standing, round_: int) -> bool:
         case Standing.OPEN:
             return False
         case Standing.ACKNOWLEDGED:
-            return 0 < round_ < CORRECTION
+            return 0 < round_ < RAISED  # that it has become worse is news to them, too
         case Standing.RESOLVED | Standing.CANCELLED:
             return round_ < CORRECTION
+
+
+def _critical(event: Event, status: Status) -> bool:
+    return current(event, status).severity is Severity.CRITICAL
 
 
 def _standing(word: str) -> Standing:

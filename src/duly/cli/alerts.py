@@ -417,7 +417,9 @@ def _delivery(one: dict[str, Any]) -> list[str]:
 def _round(n: int) -> str:
     if n >= 200:
         return f"by hand {n - 199}"
-    return "correction" if n >= 100 else f"escalation {n}" if n else "first"
+    if n >= 50:
+        return "correction" if n >= 100 else "raised"
+    return f"escalation {n}" if n else "first"
 
 
 @deliveries.command("retry")

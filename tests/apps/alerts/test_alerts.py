@@ -280,6 +280,61 @@ async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Re
     assert (await place.show("event-1"))["location"] == {"lat": 2}
 
 
+def worse(id_: str = "u1", severity: str = "critical") -> dict[str, Any]:
+    return {"type": "alert_update", "seq_id": id_, "data": {"event": "event-1", "severity": severity}}
+
+
+async def test_who_was_told_is_told_once_more_when_it_becomes_critical(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, escalate=((600, hook.url + "/boss"),))
+    await place.post(event())
+    await place.until(lambda: hook.events == ["event-1"])
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    for n, severity in enumerate(["critical", "warning", "critical"]):
+        assert (await place.post(worse(f"u{n}", severity)))[1]["code"] == 0
+    await hook.got(2)
+    told = json.loads(hook.requests[1][1])
+    assert (told["type"], told["data"]["severity"]) == ("alert.raised", "critical")
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.do("alert.resolve", event="event-1", by="ann")
+    shown = await place.until_state("event-1", "done")
+    assert {(one["round"], one["state"]) for one in shown["deliveries"]} == {
+        (0, "done"), (1, "cancelled"), (50, "done"),
+    }  # fmt: skip
+    assert len(hook.requests) == 2, "each recipient hears it once"
+
+
+async def test_what_waits_for_the_end_of_quiet_hours_goes_out_when_it_becomes_critical(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, quiet="00:00-23:59", escalate=((0.2, hook.url + "/boss"),))
+    await place.post(event())
+    assert {one["state"] for one in (await place.show("event-1"))["deliveries"]} == {"accepted"}
+    await place.post(worse())
+    shown = await place.until_state("event-1", "done")
+    assert {(one["round"], one["state"]) for one in shown["deliveries"]} == {
+        (0, "superseded"), (50, "done"), (1, "done"),
+    }  # fmt: skip
+    assert [json.loads(body)["data"]["severity"] for _, body in hook.requests] == ["critical", "critical"]
+
+
+async def test_whoever_takes_care_hears_that_it_becomes_critical_and_of_what_is_over_nobody_does(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    await place.post(event())
+    await place.until_state("event-1", "done")
+    await place.do("alert.ack", event="event-1", by="ann")
+    await place.post(worse())
+    await hook.got(2)
+    await place.post(event("event-2"))
+    await place.until_state("event-2", "done")
+    await place.do("alert.resolve", event="event-2", by="ann")
+    over = worse("u2")
+    over["data"]["event"] = "event-2"
+    await place.post(over)
+    assert {one["round"] for one in (await place.show("event-2"))["deliveries"]} == {0}
+
+
 async def test_a_late_cancel_brings_one_correction_to_those_who_were_told(
     place: Tower, hook: Receiver
 ) -> None:
