@@ -128,9 +128,7 @@ def trigger(
     as_: Annotated[str | None, typer.Option("--as", metavar="SENTINEL", help="Report as this one.")] = None,
     wait: Annotated[
         float | None,
-        typer.Option(
-            "--wait", parser=duration, metavar="10s", help="Until everybody is told, or need not be."
-        ),
+        typer.Option("--wait", parser=duration, metavar="10s", help="Until nobody is left to be told."),
     ] = None,
     data: Data = None,
     url: Url = None,
