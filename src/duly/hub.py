@@ -93,6 +93,8 @@ class Hub:
         self.mqtt_url = ""
         self._broker: Broker | None = None
         self._broker_password = ""
+        self._others: frozenset[str] = frozenset()
+        """the hubs on this ledger that lived when we last looked"""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -330,7 +332,7 @@ class Hub:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
             await retention.prune(self.ledger, self.alerts.desk, self.archive)
         with contextlib.suppress(DulyError):
-            await self.alerts.adopt()
+            await self.alerts.adopt(self._living())
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -338,6 +340,15 @@ class Hub:
                 for name in await self.accounts.refresh() | await self.people.refresh():
                     self._dismiss(name)
                 await self.alerts.refresh()
+            before, self._others = self._others, self._living()
+            if before - self._others:  # somebody has died: what they were at must not wait for the next round
+                with contextlib.suppress(DulyError):
+                    await self.alerts.adopt(self._others)
+
+    def _living(self) -> frozenset[str]:
+        """The hubs on this ledger."""
+        neighbours = self.gateway.neighbours
+        return frozenset() if neighbours is None else neighbours.homes.living
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 

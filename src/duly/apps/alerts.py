@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
-import msgspec
+from msgspec import structs
 
 from duly.apps.alert_events import (
     NAMED,
@@ -217,7 +218,7 @@ class Alerts:
             )
             status = updated(alert.status, change, now)
             if frame.type == CANCEL:
-                status = msgspec.structs.replace(
+                status = structs.replace(
                     status, standing=Standing.CANCELLED, by=who.name, at=now, note=change.reason
                 )
             writes = self.desk.writes(alert, status, now)
@@ -296,13 +297,17 @@ class Alerts:
         await self.profiles.refresh()
         self._silences = list((await self.desk.silences()).values())
 
-    async def adopt(self) -> None:
-        """Take up what other hubs on the same ledger have left: theirs it is until its lease ends."""
+    async def adopt(self, living: Collection[str]) -> None:
+        """Take up what other hubs on the same ledger have left. What a living one has claimed is its own
+        until its lease ends; a dead one's lease is over."""
         if self._ledger.sole:
             return
         still: dict[bytes, list[Open]] = {}
         for one in await self._ledger.open_deliveries(CHANNEL):
-            still.setdefault(one.message.key, []).append(one)
+            held = one.delivery
+            if held.state is State.SENT and held.worker not in (self._ledger.worker, *living):
+                held = structs.replace(held, due=0)
+            still.setdefault(one.message.key, []).append(structs.replace(one, delivery=held))
         for key, found in still.items():
             await self.engine.put(Told(Look(key, tuple(found))))
 

@@ -220,7 +220,8 @@ def _told(one: dict[str, Any]) -> str:
     made = one["deliveries"]
     if not made:
         return "nobody" if one.get("detail") else "-"
-    return f"{sum(d['state'] == 'done' for d in made)} of {len(made)}"
+    asked = [d for d in made if d["state"] != "superseded"]
+    return f"{sum(d['state'] == 'done' for d in asked)} of {len(asked)}"
 
 
 @alert.command("show")

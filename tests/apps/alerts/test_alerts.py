@@ -530,7 +530,17 @@ async def test_two_hubs_on_one_postgres_are_one_tower(
         for one in events:
             await hubs[1].until_state(one["seq_id"], "done")
         assert len(hook.requests) == 20
-        await hubs[1].hub.alerts.adopt()
+        hook.words = ["hang"]
+        await hubs[0].post(event("event-20"))
+        await hook.got(21)
+        me, other = (hub.hub.ledger.worker for hub in reversed(hubs))
+        await hubs[1].hub.alerts.adopt({me, other})
+        assert len(hook.requests) == 21, "a living one's claim is its own"
+        await hubs[1].hub.alerts.adopt({me})
+        await hook.got(22)
+        first, second = (headers["webhook-id"] for headers, _ in hook.requests[-2:])
+        assert first == second, "a dead one's claim is over at once, and goes out with the same key"
+        await hubs[1].until_state("event-20", "done")
     finally:
         for hub in hubs:
             await hub.stop()
