@@ -12,6 +12,7 @@ import gzip
 import os
 import re
 import time
+from calendar import timegm
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -41,9 +42,15 @@ class Archive:
         self._folder.mkdir(parents=True, exist_ok=True)
         month = time.strftime("%Y-%m", time.gmtime(now / SECOND))
         fd = os.open(self._folder / f"alerts-{month}.jsonl.gz", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        before = os.fstat(fd).st_size
         try:
-            os.write(fd, gzip.compress(lines))
+            left = memoryview(gzip.compress(lines))
+            while left:
+                left = left[os.write(fd, left) :]
             os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, before)  # half a part would make all that follow unreadable
+            raise
         finally:
             os.close(fd)
 
@@ -53,7 +60,7 @@ class Archive:
         for path in sorted(self._folder.glob("alerts-*.jsonl.gz")) if self._folder.is_dir() else []:
             named = _NAME.fullmatch(path.name)
             if named is not None:
-                begin = round(time.mktime((int(named[1]), int(named[2]), 1, 0, 0, 0, 0, 0, 0))) * SECOND
+                begin = timegm((int(named[1]), int(named[2]), 1, 0, 0, 0)) * SECOND
                 if begin + MONTH + self._keep < now:
                     found.append(path)
         return found

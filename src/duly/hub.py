@@ -51,7 +51,7 @@ from duly.people import People
 from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
-from duly.transports import http, logins, static, websocket
+from duly.transports import alert_lists, http, logins, static, websocket
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -93,6 +93,8 @@ class Hub:
         self.mqtt_url = ""
         self._broker: Broker | None = None
         self._broker_password = ""
+        self._others: frozenset[str] = frozenset()
+        """the hubs on this ledger that lived when we last looked"""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,6 +186,7 @@ class Hub:
                 web.get("/v1/ws", sockets.serve),
                 *http.routes(self),
                 *logins.routes(self),
+                *alert_lists.routes(self),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", self._admin),
             ]
@@ -331,7 +334,7 @@ class Hub:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
             await retention.prune(self.ledger, self.alerts.desk, self.archive)
         with contextlib.suppress(DulyError):
-            await self.alerts.adopt()
+            await self.alerts.adopt(self._living())
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -339,6 +342,15 @@ class Hub:
                 for name in await self.accounts.refresh() | await self.people.refresh():
                     self._dismiss(name)
                 await self.alerts.refresh()
+            before, self._others = self._others, self._living()
+            if before - self._others:  # somebody has died: what they were at must not wait for the next round
+                with contextlib.suppress(DulyError):
+                    await self.alerts.adopt(self._others)
+
+    def _living(self) -> frozenset[str]:
+        """The hubs on this ledger."""
+        neighbours = self.gateway.neighbours
+        return frozenset() if neighbours is None else neighbours.homes.living
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,6 +393,18 @@ class Hub:
 
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
+
+    async def list_alerts(
+        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes]
+    ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
+        alerts, following = await self.alerts.desk.page(
+            standing=standing, sentinel=sentinel, limit=limit, before=before
+        )
+        return [desk.show(alert) for alert in alerts], following
+
+    async def show_alert(self, key: bytes) -> dict[str, Any] | None:
+        alert = await self.alerts.desk.get(key)
+        return None if alert is None else desk.show(alert)
 
     @property
     def down(self) -> str | None:

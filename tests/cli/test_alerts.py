@@ -59,6 +59,18 @@ def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
     assert place.ask("prune")["messages"] == 0
 
 
+def test_words_that_are_no_status_and_a_wait_that_is_too_short_say_so(place: Place) -> None:
+    place.up()
+    place.duly(
+        "profile", "set", "default", "--send", f"file:{place.folder}/told", "--escalate", "1h=console:"
+    )
+    done = place.duly("alert", "trigger", "smoke", "--wait", "0.2s")
+    assert (done.returncode, "not everybody was told yet" in done.stderr) == (5, True)
+    for verb in (["alert", "list", "--status", "happy"], ["deliveries", "list", "--state", "happy"]):
+        refused = place.duly(*verb)
+        assert (refused.returncode, "'happy' is not a stat" in refused.stderr) == (2, True)
+
+
 def test_silences_come_and_go(place: Place) -> None:
     place.up()
     place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
@@ -115,6 +127,7 @@ def test_a_webhooks_secret_is_printed_once(place: Place) -> None:
         (["profile", "show", "home"], 3),
         (["profile", "remove", "home"], 6),
         (["alert", "trigger", "smoke"], 3),
+        (["alert", "trigger", "smoke", "--severity", "awful"], 2),
         (["channel", "test", "nonsense"], 2),
         (["channel", "test", "http://127.0.0.1:9/x"], 2),
         (["channel", "test", "http://127.0.0.1:9/x", "--allow-private-webhooks"], 1),

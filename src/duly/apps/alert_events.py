@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from duly.core.messages import Message, names_in
-from duly.core.parcels import CORRECTION, Traits
+from duly.core.parcels import RAISED, Traits
 from duly.core.signals import Severity
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
@@ -100,6 +100,10 @@ class Standing(Enum):
     CANCELLED = "cancelled"
     """by the person it is about"""
 
+    @property
+    def over(self) -> bool:
+        return self in (Standing.RESOLVED, Standing.CANCELLED)
+
 
 class Status(Struct, frozen=True, omit_defaults=True):
     """What has been said about an alert since."""
@@ -171,7 +175,7 @@ def shown(message: Message, status: Status, round_: int = 0) -> dict[str, Any]:
         value = getattr(event, name)
         if bytes(value) != b"null":
             seen[name] = value
-    if 0 < round_ < CORRECTION:
+    if 0 < round_ < RAISED:
         seen["escalation"] = round_
     return seen
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
-import msgspec
+from msgspec import structs
 
 from duly.apps.alert_events import (
     NAMED,
@@ -45,6 +46,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
 from duly.core.parcels import (
     CORRECTION,
+    RAISED,
     Amend,
     Carried,
     Carry,
@@ -179,7 +181,7 @@ class Alerts:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
             raise NotAllowed(f"{who.name} is a {who.role.value} and reports no alerts; 'duly add sentinel'")
         if frame.seq_id is None:
-            raise Malformed(f"a {frame.type} needs a seq_id, minted once and the same in every resend")
+            raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
             await self.engine.put(Arrived(self._message(who, frame), session))
         else:
@@ -216,7 +218,7 @@ class Alerts:
             )
             status = updated(alert.status, change, now)
             if frame.type == CANCEL:
-                status = msgspec.structs.replace(
+                status = structs.replace(
                     status, standing=Standing.CANCELLED, by=who.name, at=now, note=change.reason
                 )
             writes = self.desk.writes(alert, status, now)
@@ -295,13 +297,17 @@ class Alerts:
         await self.profiles.refresh()
         self._silences = list((await self.desk.silences()).values())
 
-    async def adopt(self) -> None:
-        """Take up what other hubs on the same ledger have left: theirs it is until its lease ends."""
+    async def adopt(self, living: Collection[str]) -> None:
+        """Take up what other hubs on the same ledger have left. What a living one has claimed is its own
+        until its lease ends; a dead one's lease is over."""
         if self._ledger.sole:
             return
         still: dict[bytes, list[Open]] = {}
         for one in await self._ledger.open_deliveries(CHANNEL):
-            still.setdefault(one.message.key, []).append(one)
+            held = one.delivery
+            if held.state is State.SENT and held.worker not in (self._ledger.worker, *living):
+                held = structs.replace(held, due=0)
+            still.setdefault(one.message.key, []).append(structs.replace(one, delivery=held))
         for key, found in still.items():
             await self.engine.put(Told(Look(key, tuple(found))))
 
@@ -381,8 +387,8 @@ class Alerts:
         (load,) = loads
         status = self._statuses.get(load.message.key, NOTHING_SAID)
         body = self._shown(load)
-        correction = load.ref.round == CORRECTION
-        title = f"{'Cancelled: ' if correction else ''}{line(load.message, status)}"
+        correction, raised = load.ref.round == CORRECTION, load.ref.round == RAISED
+        title = f"{'Cancelled: ' if correction else 'Now ' if raised else ''}{line(load.message, status)}"
         mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
         if correction:
             mark += "The alert you were sent has been taken back.\n"
@@ -391,7 +397,7 @@ class Alerts:
             f"{'Repeat? ' if load.repeat else ''}{title}",
             mark + text(load.message, status),
             {
-                "type": "alert.cancelled" if correction else "alert.event",
+                "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
                 "timestamp": _iso(load.message.time),
                 "data": body,
             },

@@ -19,6 +19,7 @@ from duly.apps.alert_events import (
     Event,
     Standing,
     Status,
+    current,
     name_on_shelf,
     read_event,
     read_status,
@@ -27,8 +28,8 @@ from duly.apps.alert_events import (
 from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
-from duly.core.parcels import BY_HAND, CORRECTION
-from duly.core.signals import EVENT
+from duly.core.parcels import BY_HAND, CORRECTION, RAISED
+from duly.core.signals import EVENT, Severity
 from duly.core.units import DAY, MS, SECOND
 from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
 from duly.errors import Malformed
@@ -115,9 +116,8 @@ class Desk:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
         return await self._whole(found[0])
 
-    async def newest(self, limit: int) -> AsyncIterator[Record]:
-        """The newest alerts, newest first."""
-        before = NEWEST
+    async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
+        """The newest alerts below `before`, newest first."""
         while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
             for record in page:
                 yield record
@@ -130,19 +130,38 @@ class Desk:
         return Alert(record, status, await self._ledger.deliveries(key))
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[Alert]:
+        return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
+
+    async def page(
+        self,
+        *,
+        standing: str = "",
+        sentinel: str = "",
+        limit: int = 50,
+        before: tuple[int, bytes] = NEWEST,
+    ) -> tuple[list[Alert], tuple[int, bytes] | None]:
+        """The newest alerts below `before`, and where the next page begins; None: that was all. A page may be
+        short, or empty, and still have a next one: nothing else was found where it looked."""
+        wanted = None if not standing else _standing(standing)
+        said = await self._ledger.shelf(STATUSES) if wanted is not None else {}
         found: list[Alert] = []
-        async for record in self.newest(SEARCHED if standing or sentinel else limit):
-            if sentinel and record.message.scope != sentinel:
-                continue
-            alert = await self._whole(record)
-            if standing in ("", alert.status.standing.value):
-                found.append(alert)
-                if len(found) == limit:
-                    break
-        return found
+        most = SEARCHED if standing or sentinel else limit
+        looked = 0
+        async for record in self.newest(most, before):
+            looked += 1
+            if sentinel in ("", record.message.scope) and (
+                wanted is None or read_status(said.get(name_on_shelf(record.message.key))).standing is wanted
+            ):
+                found.append(await self._whole(record))
+            if len(found) == limit or looked == most:
+                return found, (record.accepted_at, record.message.key)
+        return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:
         """The newest deliveries; `open` and `dead` are kinds of states."""
+        if state not in ("", "open", "dead", *(one.word for one in State)):
+            words = ", ".join(one.word for one in State)
+            raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
         found: list[tuple[Alert, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
@@ -161,7 +180,14 @@ class Desk:
     # ── saying something about an alert ──────────────────────────────────────────────────────────
 
     async def say(self, alert: Alert, standing: Standing, by: str, note: str) -> Status:
-        """Acknowledge or resolve."""
+        """Acknowledge or resolve. Whoever has said so first, has: again changes nothing, and what is over
+        stays over."""
+        if alert.status.standing is standing:
+            return alert.status
+        if alert.status.standing.over:
+            raise Malformed(
+                f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; nothing is left"
+            )
         now = self._ledger.clock.now()
         status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
         await self._ledger.write(*self.writes(alert, status, now))
@@ -186,6 +212,11 @@ class Desk:
             corrections = self.corrections(alert, now)
             writes += corrections
             left += len(corrections)
+        elif not standing.over:
+            raised, superseded = self._raised(alert, status, now)
+            writes += raised
+            left -= superseded
+            left += sum(isinstance(one, Deliver) for one in raised)
         if not left and not alert.record.state.terminal:
             reached = any(one.state is State.DONE for one in alert.deliveries)
             end = State.DONE if reached else State.CANCELLED
@@ -202,6 +233,35 @@ class Desk:
         told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
         expires = now + self._lasts(alert)
         return [Deliver(Ref(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)]
+
+    def _raised(self, alert: Alert, status: Status, now: int) -> tuple[list[Write], int]:
+        """What follows when an alert becomes critical. Who was told is told once more, who waits only for
+        quiet hours, or for others, waits no longer. Also how many that waited are superseded."""
+        event = read_event(alert.record.message.body)
+        if _critical(event, alert.status) or not _critical(event, status):
+            return [], 0
+        profile = self._profiles.get(alert.record.message.recipient)
+        steps = () if profile is None else profile.steps
+        writes: list[Write] = []
+        again: set[str] = set()
+        superseded = 0
+        for one in alert.deliveries:
+            round_ = one.ref.round
+            if round_ >= RAISED:
+                continue
+            wait = steps[round_].after if round_ < len(steps) else 0
+            if one.state in (State.DONE, State.UNKNOWN, State.SENT):
+                again.add(one.ref.recipient)
+            elif one.state is State.ACCEPTED and not one.attempt and not wait:
+                again.add(one.ref.recipient)
+                superseded += 1
+                writes.append(Finish(one.ref, 0, State.SUPERSEDED, "it has become critical"))
+            elif one.state is State.ACCEPTED and not one.attempt and now + wait < one.due:
+                writes.append(Postpone(one.ref, 0, now + wait, one.error))
+        again -= {one.ref.recipient for one in alert.deliveries if one.ref.round == RAISED}
+        expires = now + self._lasts(alert)
+        refs = [Ref(alert.key, CHANNEL, name, RAISED) for name in sorted(again)]
+        return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
 
     def _lasts(self, alert: Alert) -> int:
         profile = self._profiles.get(alert.record.message.recipient)
@@ -294,9 +354,21 @@ def calls_off(standing: Standing, round_: int) -> bool:
         case Standing.OPEN:
             return False
         case Standing.ACKNOWLEDGED:
-            return 0 < round_ < CORRECTION
+            return 0 < round_ < RAISED  # that it has become worse is news to them, too
         case Standing.RESOLVED | Standing.CANCELLED:
             return round_ < CORRECTION
+
+
+def _critical(event: Event, status: Status) -> bool:
+    return current(event, status).severity is Severity.CRITICAL
+
+
+def _standing(word: str) -> Standing:
+    try:
+        return Standing(word)
+    except ValueError:
+        known = ", ".join(one.value for one in Standing)
+        raise Malformed(f"{word!r} is not a status of alerts; there are {known}") from None
 
 
 def _is(wanted: str, state: State) -> bool:

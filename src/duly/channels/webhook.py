@@ -88,7 +88,7 @@ def check_host(parts: SplitResult, *, private: bool) -> None:
 
 
 PRIVATE: Final = (
-    "this address is inside a private network; start the hub with --allow-private-webhooks if it is meant"
+    "this address is inside a private network; if it is meant, --allow-private-webhooks allows it"
 )
 
 

@@ -27,6 +27,7 @@ from duly.cli.common import (
     duration,
     find_hub,
     need_hub,
+    note,
     open_to_read,
     print_json,
     settings_of,
@@ -126,7 +127,8 @@ def trigger(
     ] = None,
     as_: Annotated[str | None, typer.Option("--as", metavar="SENTINEL", help="Report as this one.")] = None,
     wait: Annotated[
-        float | None, typer.Option("--wait", parser=duration, metavar="10s", help="Until everybody is told.")
+        float | None,
+        typer.Option("--wait", parser=duration, metavar="10s", help="Until nobody is left to be told."),
     ] = None,
     data: Data = None,
     url: Url = None,
@@ -135,12 +137,17 @@ def trigger(
 ) -> None:
     """Report an alert by hand. Needs a running hub.
 
-    Exits with 0 if it was accepted (with --wait: if somebody was told), 6 if it was refused.
+    Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if it went as it should, 1 if nobody
+    could be told, 5 if that is still open, as it is while an escalation waits.
     """
     import secrets
 
     import msgspec
 
+    from duly.core.signals import Severity
+
+    if severity not in [one.value for one in Severity]:
+        raise Trouble(Exit.USAGE, f"--severity is info, warning or critical, not {severity!r}")
     hub = need_hub(data, url, token)
     if as_ is not None:
         hub.token = hub.borrow(as_)
@@ -172,6 +179,8 @@ def trigger(
         typer.echo(f"{word}: {frame['seq_id']}")
         if ack is not None:
             typer.echo(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
+        elif wait:
+            note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
     if wait and (ack is None or ack["state"] != "done"):
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
 
@@ -211,7 +220,8 @@ def _told(one: dict[str, Any]) -> str:
     made = one["deliveries"]
     if not made:
         return "nobody" if one.get("detail") else "-"
-    return f"{sum(d['state'] == 'done' for d in made)} of {len(made)}"
+    asked = [d for d in made if d["state"] != "superseded"]
+    return f"{sum(d['state'] == 'done' for d in asked)} of {len(asked)}"
 
 
 @alert.command("show")
@@ -417,7 +427,9 @@ def _delivery(one: dict[str, Any]) -> list[str]:
 def _round(n: int) -> str:
     if n >= 200:
         return f"by hand {n - 199}"
-    return "correction" if n >= 100 else f"escalation {n}" if n else "first"
+    if n >= 50:
+        return "correction" if n >= 100 else "raised"
+    return f"escalation {n}" if n else "first"
 
 
 @deliveries.command("retry")

@@ -27,6 +27,7 @@ from duly.core.parcels import (
     CUT_OFF,
     DOUBT,
     NOT_WANTED,
+    RAISED,
     Amend,
     Carried,
     Carry,
@@ -261,8 +262,8 @@ class Courier:
     # ── on the way ───────────────────────────────────────────────────────────────────────────────
 
     def _item(self, ref: Ref, message: Message, due: int, expires: int, traits: Traits) -> Item:
-        # A correction waits for nobody.
-        return Item(ref, message, due, expires, "" if ref.round >= CORRECTION else traits.episode)
+        # What follows a message that somebody was told of waits for nobody.
+        return Item(ref, message, due, expires, "" if ref.round >= RAISED else traits.episode)
 
     def _enter(self, live: Live, item: Item) -> None:
         self._items[item.ref] = item
@@ -483,9 +484,13 @@ class Courier:
     def _look(self, look: Look, now: int) -> list[Todo]:
         still = {one.delivery.ref: one for one in look.open}
         live = self._live.get(look.key)
+        known = sorted(live.items if live is not None else (), key=lambda ref: (ref.recipient, ref.round))
         todo: list[Todo] = []
         ends: _Ends = []
-        for ref in sorted(live.items if live is not None else (), key=lambda ref: (ref.recipient, ref.round)):
+        for ref, one in still.items():
+            if ref not in self._items:  # before others are lost: the message is not over
+                todo += self._take_up(one, now)
+        for ref in known:
             item = self._items[ref]
             if item.flying:
                 continue
@@ -496,14 +501,9 @@ class Courier:
             elif still[ref].delivery.due < item.due:
                 # Somebody wants it tried now, so the way is tried.
                 item.due = still[ref].delivery.due
-                self._routes[ref.recipient, self._traits(item.message).urgent].add(item)
+                self._routes[_way(ref, self._traits(item.message))].add(item)
                 self._routes.hurry(ref.recipient, now)
-        todo += self._end_all(ends, now)
-        gone = {item.ref for item, _, _ in ends}
-        for ref, one in still.items():
-            if ref not in self._items and ref not in gone:
-                todo += self._take_up(one, now)
-        return todo
+        return todo + self._end_all(ends, now)
 
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
@@ -542,7 +542,7 @@ class Courier:
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
         item.attempt, item.error = delivery.attempt, delivery.error
         self._enter(live, item)
-        where = (delivery.ref.recipient, traits.urgent)
+        where = _way(delivery.ref, traits)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
                 return self._cut_off(item, where, now)
@@ -587,6 +587,10 @@ class Courier:
 
     def shift(self, by: int) -> None:
         self._routes.shift(by)
+
+
+def _way(ref: Ref, traits: Traits) -> Where:
+    return ref.recipient, traits.urgent or ref.round == RAISED
 
 
 def _given_up(item: Item, state: State, reason: str) -> tuple[Item, State, Answer]:

@@ -16,8 +16,10 @@ from duly.core.units import DAY, MINUTE
 from duly.core.writes import Deliver, Group, Open, Ref
 from duly.errors import Malformed
 
+RAISED: Final = 50
+"""The round of those who are told that it has become urgent. Below it are the steps of an escalation."""
 CORRECTION: Final = 100
-"""The round of corrections. Below it are the steps of an escalation."""
+"""The round of corrections."""
 BY_HAND: Final = 200
 """The rounds of resends by hand begin here."""
 

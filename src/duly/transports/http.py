@@ -145,7 +145,7 @@ class Waiter:
 
 
 def routes(server: Server) -> list[web.RouteDef]:
-    http = _Http(server)
+    http = Http(server)
     return [
         web.post("/v1/messages", http.guarded(http.post)),
         web.get("/v1/messages", http.guarded(http.list_messages)),
@@ -157,7 +157,7 @@ def routes(server: Server) -> list[web.RouteDef]:
     ]
 
 
-class _Http:
+class Http:
     def __init__(self, server: Server) -> None:
         self._server = server
 
@@ -190,14 +190,14 @@ class _Http:
                 async with asyncio.timeout(READ_SECONDS):
                     raw = await request.read()
             except TimeoutError:
-                return _error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
+                return error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
         wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
         many = frames.decode_batch(raw)
         if many is None:
             id_ = request.headers.get("Idempotency-Key")
             many = [raw if id_ is None else _with_id(raw, id_)]
         elif len(many) > BATCH_LIMIT:
-            return _error(413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
+            return error(413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
         else:
             batch = await self._send(who, many, wait)
             body = b"[%b]" % b",".join([waiter.whole for waiter in batch.waiters])
@@ -226,15 +226,15 @@ class _Http:
         key = key_of(scope, id_)
         record = await self._server.ledger.find(key)
         if record is None or not _may_see(who, record):
-            return _error(
+            return error(
                 404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
             )
         deliveries = await self._server.ledger.deliveries(key)
         shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
-        return _json(shown | {"hops": self._server.trail(key)})
+        return as_json(shown | {"hops": self._server.trail(key)})
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
-        limit = _number(request.query.get("limit"), 100, 1_000)
+        limit = number(request.query.get("limit"), 100, 1_000)
         before = request.query.get("before")
         scope = request.query.get("scope") if who.role is Role.ADMIN else who.name
         page = await self._server.ledger.messages(
@@ -244,27 +244,27 @@ class _Http:
             limit=limit,
         )
         following = page.next.hex() if page.next else None
-        return _json({"messages": [show(record) for record in page.records], "next": following})
+        return as_json({"messages": [show(record) for record in page.records], "next": following})
 
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
-        limit = _number(request.query.get("limit"), 100, 10_000)
+        limit = number(request.query.get("limit"), 100, 10_000)
         found = await self._server.ledger.refusals(limit)
         mine = [r for r in found if who.role is Role.ADMIN or r.scope == who.name]
-        return _json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
+        return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
 
     async def state(self, request: web.Request, who: Principal) -> web.Response:
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
-        return _json(self._server.state())
+        return as_json(self._server.state())
 
     async def health(self, request: web.Request) -> web.Response:
         """For balancers: whether to send anybody here. Anyone may ask."""
         if self._server.down:
-            return _error(503, "internal", "nothing can be stored just now")
-        return _json({"ok": True})
+            return error(503, "internal", "nothing can be stored just now")
+        return as_json({"ok": True})
 
     async def openapi(self, request: web.Request) -> web.Response:
-        return _json(OPENAPI)
+        return as_json(OPENAPI)
 
 
 def show(record: Record) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def _seconds(text: str | None) -> float:
     return wait
 
 
-def _number(text: str | None, default: int, most: int) -> int:
+def number(text: str | None, default: int, most: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
@@ -374,12 +374,12 @@ def _key(text: str) -> bytes:
         raise Malformed(f"before is the 'next' of the page before, not {text[:80]!r}") from None
 
 
-def _json(value: object, status: int = 200) -> web.Response:
+def as_json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-def _error(status: int, word: str, detail: str) -> web.Response:
-    return _json({"error": word, "detail": detail}, status)
+def error(status: int, word: str, detail: str) -> web.Response:
+    return as_json({"error": word, "detail": detail}, status)
 
 
 def problem(trouble: DulyError) -> web.Response:
@@ -396,7 +396,7 @@ def problem(trouble: DulyError) -> web.Response:
             status = 503
         case _:
             status = 503 if trouble.retry else 500
-    response = _error(status, trouble.word, str(trouble))
+    response = error(status, trouble.word, str(trouble))
     if status == 503:
         response.headers["Retry-After"] = "3"
     return response
@@ -486,6 +486,31 @@ OPENAPI: Final[dict[str, Any]] = {
         },
         "/v1/refusals": {
             "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
+        },
+        "/v1/alerts": {
+            "get": {
+                "summary": "Alerts, newest first, by page: a sentinel's own, or for an admin all",
+                "parameters": [
+                    {"name": name, "in": "query", "schema": {"type": kind}}
+                    for name, kind in (
+                        ("status", "string"),
+                        ("sentinel", "string"),
+                        ("limit", "integer"),
+                        ("before", "string"),
+                    )
+                ],
+                "responses": _answers(200, 400, 401, 403),
+            }
+        },
+        "/v1/alerts/{sentinel}/{event}": {
+            "get": {
+                "summary": "One alert with its deliveries",
+                "parameters": [
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in ("sentinel", "event")
+                ],
+                "responses": _answers(200, 401, 403, 404),
+            }
         },
         "/v1/people": {"post": _account("Register a person", 201, "name", "password")},
         "/v1/login": {"post": _account("A token for one more device", 200, "name", "password", "device")},

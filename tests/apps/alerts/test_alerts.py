@@ -20,6 +20,7 @@ from duly.auth import Role
 from duly.channels import label_of
 from duly.core.parcels import CourierPolicy
 from duly.core.units import SECOND
+from duly.errors import Malformed
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 from tests.servers import Postgres
@@ -183,6 +184,55 @@ async def test_over_a_websocket_a_sentinel_is_welcomed_with_the_towers_time(plac
         assert await ws.receive_json() == {"type": "server_ack", "seq_id": "event-1", "code": 0}
 
 
+# ── looking, over HTTP ───────────────────────────────────────────────────────────────────────────
+
+
+async def look(place: Tower, path: str, who: str = "gate") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {place.tokens.get(who, place.hub._token)}"}
+    async with aiohttp.ClientSession() as http, http.get(f"{place.url}{path}", headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_alerts_are_listed_by_page_newest_first(place: Tower) -> None:
+    await place.profile("home")
+    for n in range(5):
+        await place.post(event(f"event-{n}"))
+    found: list[str] = []
+    begins = ""
+    while True:
+        status, page = await look(place, f"/v1/alerts?limit=2{begins}")
+        assert (status, len(page["alerts"]) <= 2) == (200, True)
+        found += [one["event"] for one in page["alerts"]]
+        if page["next"] is None:
+            break
+        begins = f"&before={page['next']}"
+    assert found == ["event-4", "event-3", "event-2", "event-1", "event-0"]
+    await place.do("alert.resolve", event="event-3", by="ann")
+    _, page = await look(place, "/v1/alerts?status=resolved")
+    assert [one["event"] for one in page["alerts"]] == ["event-3"]
+    assert (await look(place, "/v1/alerts/gate/event-3"))[1]["by"] == "ann"
+
+
+async def test_a_sentinel_sees_its_own_alerts_an_admin_all_and_others_none(place: Tower) -> None:
+    await place.profile("home")
+    await place.post(event("mine"), "gate")
+    await place.post(event("theirs"), "barn")
+    _, page = await look(place, "/v1/alerts?sentinel=barn", "gate")
+    assert [one["event"] for one in page["alerts"]] == ["mine"]
+    assert (await look(place, "/v1/alerts/barn/theirs", "gate"))[0] == 404
+    assert (await look(place, "/v1/alerts", "phone"))[0] == 403
+    _, page = await look(place, "/v1/alerts?sentinel=barn", "the command line")
+    assert [one["event"] for one in page["alerts"]] == ["theirs"]
+    _, page = await look(place, "/v1/alerts", "the command line")
+    assert len(page["alerts"]) == 2
+
+
+@pytest.mark.parametrize("query", ["status=happy", "limit=0", "limit=x", "before=nonsense", "before=1-zz"])
+async def test_a_list_that_cannot_be_had_says_why(place: Tower, query: str) -> None:
+    status, said = await look(place, f"/v1/alerts?{query}")
+    assert (status, said["error"]) == (400, "malformed")
+
+
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -208,6 +258,17 @@ async def test_resolved_means_that_what_has_not_gone_out_does_not(place: Tower, 
     assert [one["state"] for one in shown["deliveries"]] == ["cancelled"]
 
 
+async def test_who_was_first_to_take_care_stays_and_what_is_over_stays_over(place: Tower) -> None:
+    await place.profile("home")
+    await place.post(event())
+    await place.do("alert.ack", event="event-1", by="ann")
+    assert (await place.do("alert.ack", event="event-1", by="bob"))["by"] == "ann"
+    await place.do("alert.resolve", event="event-1", by="bob")
+    with pytest.raises(Malformed, match="resolved by bob"):
+        await place.do("alert.ack", event="event-1", by="ann")
+    assert (await place.show("event-1"))["status"] == "resolved"
+
+
 async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Receiver) -> None:
     await place.profile("home", escalate=((0.2, hook.url),))
     await place.post(event(location={"lat": 1}))
@@ -217,6 +278,61 @@ async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Re
     await hook.got(1)
     assert json.loads(hook.requests[0][1])["data"]["location"] == {"lat": 2}
     assert (await place.show("event-1"))["location"] == {"lat": 2}
+
+
+def worse(id_: str = "u1", severity: str = "critical") -> dict[str, Any]:
+    return {"type": "alert_update", "seq_id": id_, "data": {"event": "event-1", "severity": severity}}
+
+
+async def test_who_was_told_is_told_once_more_when_it_becomes_critical(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, escalate=((600, hook.url + "/boss"),))
+    await place.post(event())
+    await place.until(lambda: hook.events == ["event-1"])
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    for n, severity in enumerate(["critical", "warning", "critical"]):
+        assert (await place.post(worse(f"u{n}", severity)))[1]["code"] == 0
+    await hook.got(2)
+    told = json.loads(hook.requests[1][1])
+    assert (told["type"], told["data"]["severity"]) == ("alert.raised", "critical")
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.do("alert.resolve", event="event-1", by="ann")
+    shown = await place.until_state("event-1", "done")
+    assert {(one["round"], one["state"]) for one in shown["deliveries"]} == {
+        (0, "done"), (1, "cancelled"), (50, "done"),
+    }  # fmt: skip
+    assert len(hook.requests) == 2, "each recipient hears it once"
+
+
+async def test_what_waits_for_the_end_of_quiet_hours_goes_out_when_it_becomes_critical(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, quiet="00:00-23:59", escalate=((0.2, hook.url + "/boss"),))
+    await place.post(event())
+    assert {one["state"] for one in (await place.show("event-1"))["deliveries"]} == {"accepted"}
+    await place.post(worse())
+    shown = await place.until_state("event-1", "done")
+    assert {(one["round"], one["state"]) for one in shown["deliveries"]} == {
+        (0, "superseded"), (50, "done"), (1, "done"),
+    }  # fmt: skip
+    assert [json.loads(body)["data"]["severity"] for _, body in hook.requests] == ["critical", "critical"]
+
+
+async def test_whoever_takes_care_hears_that_it_becomes_critical_and_of_what_is_over_nobody_does(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    await place.post(event())
+    await place.until_state("event-1", "done")
+    await place.do("alert.ack", event="event-1", by="ann")
+    await place.post(worse())
+    await hook.got(2)
+    await place.post(event("event-2"))
+    await place.until_state("event-2", "done")
+    await place.do("alert.resolve", event="event-2", by="ann")
+    over = worse("u2")
+    over["data"]["event"] = "event-2"
+    await place.post(over)
+    assert {one["round"] for one in (await place.show("event-2"))["deliveries"]} == {0}
 
 
 async def test_a_late_cancel_brings_one_correction_to_those_who_were_told(
@@ -414,7 +530,17 @@ async def test_two_hubs_on_one_postgres_are_one_tower(
         for one in events:
             await hubs[1].until_state(one["seq_id"], "done")
         assert len(hook.requests) == 20
-        await hubs[1].hub.alerts.adopt()
+        hook.words = ["hang"]
+        await hubs[0].post(event("event-20"))
+        await hook.got(21)
+        me, other = (hub.hub.ledger.worker for hub in reversed(hubs))
+        await hubs[1].hub.alerts.adopt({me, other})
+        assert len(hook.requests) == 21, "a living one's claim is its own"
+        await hubs[1].hub.alerts.adopt({me})
+        await hook.got(22)
+        first, second = (headers["webhook-id"] for headers, _ in hook.requests[-2:])
+        assert first == second, "a dead one's claim is over at once, and goes out with the same key"
+        await hubs[1].until_state("event-20", "done")
     finally:
         for hub in hubs:
             await hub.stop()

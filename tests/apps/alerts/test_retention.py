@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from duly.apps import retention
 from duly.apps.alert_events import Standing
@@ -93,6 +97,26 @@ async def test_archives_have_their_time_too(tmp_path: Path) -> None:
     assert (await retention.would_prune(office.ledger, office.archive))["archives"] == [file.name]
     assert (await office.prune())["archives"] == [file.name]
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_disk_that_is_full_leaves_an_archive_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(tmp_path, 365 * DAY)
+    await archive.add([{"event": "first"}], 0)
+
+    def half(fd: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+        write(fd, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr("duly.archive.os.write", half)
+        with pytest.raises(OSError, match="no space"):
+            await archive.add([{"event": "lost"}], 0)
+    await archive.add([{"event": "second"}], 0)
+    (file,) = tmp_path.iterdir()
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["first", "second"]
 
 
 async def test_whoever_wants_no_archive_has_none(tmp_path: Path) -> None:

@@ -108,6 +108,23 @@ async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
         assert "may be a repeat" in mail.get_payload()
 
 
+async def test_a_mail_server_that_hangs_is_given_up_and_brings_at_most_one_repeat(
+    place: Tower, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.channels.mail.SECONDS", 0.2)
+    await place.profile("home", mail_to(box))
+    box.words = ["hang"]
+    await place.post(event())
+    shown = await place.until_state("event-1", "done")
+    (mail,) = box.mails
+    assert mail["Subject"].startswith("Repeat? "), "nobody can tell what became of the first"
+    assert shown["deliveries"][0]["attempts"] == 2
+    box.words = ["hang", "hang"]
+    await place.post(event("event-2"))
+    await place.until_state("event-2", "unknown")
+    assert len(box.mails) == 1
+
+
 async def test_a_mail_address_can_declare_that_doubt_means_stop(place: Tower, box: Mailbox) -> None:
     await place.profile("home", mail_to(box, "&doubt=stop"))
     box.words = ["close after"]
