@@ -335,11 +335,13 @@ class Hub:
         return str(problem) if problem else None
 
     def state(self) -> dict[str, Any]:
+        neighbours = self.gateway.neighbours
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
             "down": self.down,
             "devices": self.gateway.presence(),
+            "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
