@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.units import SECOND, seconds
+from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -217,8 +219,13 @@ class Hub:
         async def read() -> None:
             while True:
                 topic, payload, ack = await arrivals.get()
-                with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
-                    await devices.receive(topic, payload, ack)
+                for attempt in itertools.count(1):
+                    # Acknowledgements go out in order: one that never came would stop the broker in the end.
+                    try:
+                        await devices.receive(topic, payload, ack)
+                        break
+                    except LedgerError:
+                        await asyncio.sleep((RECOVERY.delay(attempt, b"") or 0) / SECOND)
 
         def back(session_present: bool) -> None:
             self._do(devices.reconnected())

@@ -161,7 +161,8 @@ class MqttDevices:
         """The link is back: what was on its way may be lost, so everybody gets it again."""
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
-                await self._connect(name, device.session)
+                with suppress(LedgerError):  # then the outbox repeats it in its own time
+                    await self._connect(name, device.session)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
