@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import socket
@@ -34,6 +35,7 @@ from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
+from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -271,8 +273,13 @@ class Hub:
         async def read() -> None:
             while True:
                 topic, payload, old, ack = await arrivals.get()
-                with contextlib.suppress(LedgerError):  # not acknowledged: the broker brings it again
-                    await devices.receive(topic, payload, ack, old=old)
+                for attempt in itertools.count(1):
+                    # Acknowledgements go out in order: one that never came would stop the broker in the end.
+                    try:
+                        await devices.receive(topic, payload, ack, old=old)
+                        break
+                    except LedgerError:
+                        await asyncio.sleep((RECOVERY.delay(attempt, b"") or 0) / SECOND)
 
         def back(session_present: bool) -> None:
             self._do(devices.reconnected(session_present))
@@ -413,12 +420,14 @@ class Hub:
         return str(problem) if problem else None
 
     def state(self) -> dict[str, Any]:
+        neighbours = self.gateway.neighbours
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
             "down": self.down,
             "devices": self.gateway.presence(),
             "alerts": self.alerts.state(),
+            "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────

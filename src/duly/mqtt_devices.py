@@ -197,7 +197,8 @@ class MqttDevices:
             self._doubts.clear()
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
-                await self._connect(name, device.session)
+                with suppress(LedgerError):  # then the outbox repeats it in its own time
+                    await self._connect(name, device.session)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 

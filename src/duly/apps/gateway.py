@@ -46,7 +46,7 @@ from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import Malformed, NotAllowed
+from duly.errors import LedgerError, Malformed, NotAllowed
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -155,7 +155,12 @@ class Gateway:
                 before.close(REPLACED)
             session.push(frames.encode(self._welcome(who, {})))
             if self.neighbours is not None:
-                await self.neighbours.welcome(who.name)
+                try:
+                    await self.neighbours.welcome(who.name)
+                except LedgerError:
+                    if self._devices.get(who.name) is session:
+                        del self._devices[who.name]  # it was never reachable here
+                    raise
                 if self._devices.get(who.name) is not session:
                     return  # it has left meanwhile, or come again
             await self.engine.put(Reachable(who.name))

@@ -47,6 +47,10 @@ CONNECTING: Final[dict[str, Any]] = {
 }
 
 
+GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection says that is given back when its server is away."""
+
+
 class PostgresLedger(Ledger):
     """Opened by `duly.open_ledger("postgresql://…")`."""
 
@@ -98,7 +102,7 @@ class PostgresLedger(Ledger):
             await asyncio.wait(self._tasks)
         if self._line is not None:
             line, self._line = self._line, None
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(*GONE):
                 await line.close()
         if self._pool is not None:
             await self._pool.close()
@@ -189,7 +193,7 @@ class PostgresLedger(Ledger):
                     yield session
                     session.check()
                 except BaseException:
-                    with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    with suppress(*GONE):
                         await transaction.rollback()
                     raise
                 finally:
@@ -218,7 +222,7 @@ class PostgresLedger(Ledger):
         try:
             yield connection
         finally:
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(*GONE):
                 await self._pool.release(connection)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
