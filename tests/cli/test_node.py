@@ -102,6 +102,18 @@ def test_a_call_prints_the_result_and_exits_as_it_ended(place: Terminals) -> Non
     assert place.duly("call", place.b, "x", "--url", "http://somewhere").returncode == 2
 
 
+def test_the_newest_task_is_listed_first_whatever_its_id(place: Terminals) -> None:
+    node = place.start("node", place.b, *place.at(place.b), "--data", "b.db", "--run", "test=true")
+    node.line("online")
+    a = own_name("A")
+    place.ask("call", place.b, "test", *place.at(a))
+    task = {"sender": a, "receiver": place.b, "action": "test", "exp": 9999999999}
+    place.pub(a, place.b, "pending", task | {"msg_id": "no time in it"})
+    node.line("no time in it")
+    (newest,) = place.ask("task", "list", "--limit", "1", "--data", "b.db")
+    assert newest["id"] == "no time in it"
+
+
 def test_tasks_can_be_sent_listed_shown_cancelled_and_retried(place: Terminals) -> None:
     start_b(place, "--data", "b.db")
     a = [*place.at(own_name("A")), "--data", "a.db"]

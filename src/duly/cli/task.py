@@ -35,6 +35,8 @@ Wait = Annotated[
     typer.Option("--wait", parser=duration, metavar="5s", help="For the other side to have it. [5s]"),
 ]
 A_DAY = 86_400.0
+LOOKED_AT = 10_000
+"""Most tasks among which the newest are found."""
 
 
 @app.command("send")
@@ -143,8 +145,14 @@ def list_(
 
     async def read(ledger: Ledger) -> list[dict[str, Any]]:
         name = (await ledger.item("node", "name") or b"").decode()
-        page = await ledger.messages(limit=limit, open_only=open_)
-        return [_shown(record, name) for record in page.records]
+        page = await ledger.messages(limit=LOOKED_AT, open_only=open_)
+        found = page.records
+        while page.next is not None and len(found) < LOOKED_AT:
+            page = await ledger.messages(before=page.next, limit=LOOKED_AT, open_only=open_)
+            found += page.records
+        # The ledger goes by the time in an id; other people's ids have none.
+        found.sort(key=lambda record: record.accepted_at, reverse=True)
+        return [_shown(record, name) for record in found[:limit]]
 
     found = _read(data, read)
     if json:
@@ -163,6 +171,8 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
 
     Exits with 0 if it was done, 1 if it failed, 5 if nobody can tell (yet).
     """
+
+    import msgspec
 
     async def read(ledger: Ledger) -> list[dict[str, Any]]:
         name = (await ledger.item("node", "name") or b"").decode()
@@ -189,7 +199,7 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
         typer.echo(f"{one['id']}  {one['from']} → {one['to']}  {one['action']}  {tint(one['state'])}")
         for word in ("payload", "result", "error", "attempts"):
             if one.get(word) not in (None, ""):
-                typer.echo(f"  {word}: {one[word]}")
+                typer.echo(f"  {word}: {msgspec.json.encode(one[word]).decode()}")
         typer.echo(f"  since: {clock(one['at'])}")
     raise typer.Exit(state_code(found[0]["state"]))
 

@@ -135,7 +135,7 @@ class Mailbox:
             if self.standby:
                 until = None if within is None else loop.time() + within
             if until is not None and loop.time() > until:
-                raise ConnectionLost(f"no connection to {self.link.address!r}: {self.link.problem}")
+                raise self.link.lost()
 
     @property
     def is_ours(self) -> bool:

@@ -196,7 +196,7 @@ class Node:
         if self._mailbox.is_ours:
             return "online"
         link = self._mailbox.link
-        return f"no connection: {link.problem}" if link.tried and not link.up else "connecting"
+        return str(link.lost()) if link.tried and not link.up else "connecting"
 
     async def start(self) -> None:
         """Begin, without waiting for the broker."""

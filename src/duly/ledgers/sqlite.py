@@ -79,9 +79,7 @@ class SqliteLedger(Ledger):
         if not self.path.parent.is_dir():
             raise LedgerUnavailable(f"there is no folder {self.path.parent}; create it first")
         if self._readonly and not self.path.exists():
-            raise LedgerUnavailable(
-                f"there is no ledger at {self.path}; check the path, or open it without mode=ro"
-            )
+            raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
         with _translated(self.path):
             if not self._readonly:
                 self._lock = _lock(self.path)

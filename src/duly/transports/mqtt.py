@@ -119,7 +119,7 @@ class MqttLink:
             async with asyncio.timeout(within):
                 await self._settled.wait()
         except TimeoutError:
-            raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}") from None
+            raise self.lost() from None
         if not self._ready.is_set():
             raise ConnectionRefused(self.problem)
 
@@ -171,8 +171,15 @@ class MqttLink:
     def _connected_session(self) -> Session:
         session = self._session
         if session is None or not session.open_for_more:
-            raise ConnectionLost(f"no connection to {self.address!r}: {self.problem}")
+            raise self.lost()
         return session
+
+    def lost(self) -> ConnectionLost:
+        """That there is no connection, and why; it names the broker once."""
+        where = repr(self.address)
+        return ConnectionLost(
+            self.problem if where in self.problem else f"no connection to {where}: {self.problem}"
+        )
 
     def reconnect(self, reason: str) -> None:
         """Give this connection up and make a new one: what was not acknowledged comes again."""
