@@ -12,38 +12,6 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from duly.core.parcels import Doubt
-from duly.errors import DulyError, Fault
-
-
-class ChannelError(DulyError):
-    """A notice did not get through, or may not have."""
-
-    fault = Fault.OPERATOR
-    word = "channel"
-
-
-class NotSent(ChannelError):
-    """It surely had no effect; try again, not before `rest` (µs) if the other side said so."""
-
-    retry = True
-    word = "not_sent"
-
-    def __init__(self, reason: str, rest: int = 0) -> None:
-        super().__init__(reason)
-        self.rest = rest
-
-
-class Declined(ChannelError):
-    """The other side does not want it, and will not want it later: look at the address and the content."""
-
-    word = "declined"
-
-
-class InDoubt(ChannelError):
-    """It may have arrived."""
-
-    retry = True
-    word = "in_doubt"
 
 
 class Notice(Struct, frozen=True):

@@ -33,6 +33,10 @@ is stored or half done. Catch the branch you can act on.
     ├── ConnectionLost        there is no connection, or it went too early: send again
     ├── ConnectionRefused     the other side does not let us in: the operator's to settle
     ├── BrokerError           the embedded broker cannot run: the operator's to settle
+    ├── ChannelError          a notice did not get through, or may not have
+    │   ├── NotSent           it surely had no effect: try again
+    │   ├── Declined          the other side does not want it: look at the address and the content
+    │   └── InDoubt           it may have arrived
     ├── Overloaded            queues are full: try again later
     ├── Stopped               we are shutting down: try again elsewhere or later
     └── ProgramError          a bug in the code that called us
@@ -269,6 +273,37 @@ class BrokerError(DulyError):
 
     fault = Fault.OPERATOR
     word = "broker"
+
+
+class ChannelError(DulyError):
+    """A notice did not get through, or may not have."""
+
+    fault = Fault.OPERATOR
+    word = "channel"
+
+
+class NotSent(ChannelError):
+    """It surely had no effect; try again, not before `rest` (µs) if the other side said so."""
+
+    retry = True
+    word = "not_sent"
+
+    def __init__(self, reason: str, rest: int = 0) -> None:
+        super().__init__(reason)
+        self.rest = rest
+
+
+class Declined(ChannelError):
+    """The other side does not want it, and will not want it later: look at the address and the content."""
+
+    word = "declined"
+
+
+class InDoubt(ChannelError):
+    """It may have arrived."""
+
+    retry = True
+    word = "in_doubt"
 
 
 class Overloaded(DulyError):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
+from duly.channel import Channel, Notice
 from duly.channels import check_url, declared, label_of, open_channel
 from duly.channels.webhook import key_of, new_secret
 from duly.core.parcels import Doubt
 from duly.core.units import SECOND
-from duly.errors import Malformed
+from duly.errors import Declined, InDoubt, Malformed, NotSent
 from tests.receivers import Receiver, mail_server, receiver
 
 NOTICE = Notice("alert_1", "warning: smoke", "Reason: smoke", {"type": "alert.test", "data": {"n": 1}}, True)

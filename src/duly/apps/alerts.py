@@ -39,7 +39,7 @@ from duly.apps.alert_events import (
 from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence, calls_off
 from duly.apps.profiles import Address, Profiles
 from duly.auth import Principal, Role
-from duly.channel import Channel, Declined, InDoubt, Notice, NotSent
+from duly.channel import Channel, Notice
 from duly.channels import open_channel
 from duly.core.courier import Courier
 from duly.core.lifecycle import State
@@ -63,7 +63,7 @@ from duly.core.writes import Open, Ref
 from duly.dialects import frames
 from duly.dialects.frames import Frame
 from duly.engine import Engine
-from duly.errors import DulyError, LedgerUnavailable, Malformed, NotAllowed
+from duly.errors import Declined, DulyError, InDoubt, LedgerUnavailable, Malformed, NotAllowed, NotSent
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.transport import Session

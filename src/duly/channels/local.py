@@ -8,8 +8,9 @@ import sys
 
 import msgspec
 
-from duly.channel import Notice, NotSent
+from duly.channel import Notice
 from duly.core.parcels import Doubt
+from duly.errors import NotSent
 
 
 class Local:

@@ -19,9 +19,9 @@ from urllib.parse import SplitResult, parse_qs, unquote
 
 from msgspec import Struct
 
-from duly.channel import Declined, InDoubt, Notice, NotSent
+from duly.channel import Notice
 from duly.core.parcels import Doubt
-from duly.errors import Malformed
+from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
 """For each word of the conversation."""

@@ -12,9 +12,9 @@ import warnings
 from functools import cache
 from typing import Any, Final
 
-from duly.channel import InDoubt, Notice, NotSent
+from duly.channel import Notice
 from duly.core.parcels import Doubt
-from duly.errors import Malformed
+from duly.errors import InDoubt, Malformed, NotSent
 
 SECONDS: Final = 30.0
 

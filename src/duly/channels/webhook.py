@@ -26,10 +26,10 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from duly.channel import Declined, InDoubt, Notice, NotSent
+from duly.channel import Notice
 from duly.core.parcels import Doubt
 from duly.core.units import HOUR, seconds
-from duly.errors import Malformed
+from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
 """For all of it: to connect, to send, to be answered."""

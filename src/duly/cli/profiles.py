@@ -190,8 +190,8 @@ def try_channel(
 
     Exits with 0 if it arrived, 1 if it surely did not, 5 if nobody can tell.
     """
-    from duly.channel import ChannelError, InDoubt
     from duly.channels import check_url, label_of
+    from duly.errors import ChannelError, InDoubt
 
     check_url(address, private=allow_private)
     began = time.monotonic()
