@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
-SEEDS  ?= 300
+SEEDS  ?= 100
 
 .DEFAULT_GOAL := help
 

@@ -19,6 +19,8 @@ DAY = 86_400
 
 
 def command(**more: Any) -> Json:
+    if "lasts" in more:
+        more["exp"] = round((time.time() + more.pop("lasts")) * 1000)
     return {"type": "lock_control", "seq_id": Ids()(), "to": "lock", "data": {"open": True}} | more
 
 
@@ -27,8 +29,8 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "with order": {"order": {"key": "bolt", "mode": "latest"}},
     "without order": {"order": False},
     "that may wait": {"queue": True},
-    "that may wait until its exp": {"queue": True, "exp": round((time.time() + 120) * 1000)},
-    "with exp": {"exp": round((time.time() + 120) * 1000)},
+    "that may wait until its exp": {"queue": True, "lasts": 120},
+    "with exp": {"lasts": 120},
     "with an id that tells no time": {"seq_id": "open-sesame"},
     "with a random id": {"seq_id": str(uuid.uuid4())},
 }
