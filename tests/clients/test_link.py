@@ -1,15 +1,70 @@
-"""A client that knows several hubs."""
+"""The link of a client: made again whenever it breaks, wherever it breaks, also to another hub."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
+from aiohttp import web
 
 from duly.clients.app import App
 from duly.clients.device import Command, Device
+from duly.clients.link import Link
+from duly.dialects import frames
+from duly.dialects.frames import Frame
 from tests.places import Place
 from tests.servers import Postgres, quiet_port
 from tests.wire.many import Town
+
+WELCOME = frames.encode(Frame("welcome", you="phone")).decode()
+
+
+@asynccontextmanager
+async def a_hub(*turns: str) -> AsyncIterator[str]:
+    """A hub that does to each connection what its turn says; to the rest as to the last."""
+    seen = 0
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        nonlocal seen
+        turn = turns[min(seen, len(turns) - 1)]
+        seen += 1
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        if turn == "abort":
+            assert request.transport is not None
+            request.transport.abort()
+            return socket
+        await socket.receive()
+        if turn == "nonsense":
+            await socket.send_str("[]")
+        elif turn == "binary":
+            await socket.send_bytes(b"\0")
+        elif turn == "welcome":
+            await socket.send_str(WELCOME)
+            await socket.receive()
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/ws", serve)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("turn", ["close", "abort", "nonsense", "binary"])
+async def test_a_hub_that_dies_before_its_welcome_is_tried_again(turn: str) -> None:
+    async with a_hub(turn, turn, "welcome") as url:
+        link = Link(url, "token", up=lambda welcome: None, heard=lambda frame: None)
+        await link.start()
+        async with asyncio.timeout(10):
+            assert (await link.ready()).you == "phone"
+        await link.stop()
 
 
 async def test_a_hub_that_is_not_there_is_passed_over(place: Place) -> None:

@@ -145,7 +145,8 @@ async def _offset(hub: Hub) -> tuple[float, float]:
         ):
             began = time.time()
             await socket.send_str(frames.encode(frames.Frame("auth", token=hub.token)).decode())
-            welcome = frames.decode(await socket.receive_str())
+            message = await socket.receive()
+            welcome = frames.decode(message.data if message.type is aiohttp.WSMsgType.TEXT else b"")
             ended = time.time()
     except (aiohttp.ClientError, OSError, TimeoutError) as problem:
         raise Unreachable(hub.url, str(problem) or "no answer") from None

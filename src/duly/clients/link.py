@@ -116,7 +116,10 @@ class Link:
         auth = Frame("auth", token=self._token, cursors=self._cursors())
         await socket.send_frame(frames.encode(auth), aiohttp.WSMsgType.TEXT)
         async with asyncio.timeout(10):
-            answer = frames.decode(await socket.receive_str())
+            message = await socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError("the hub hung up before its welcome")  # it is dying: tried again
+        answer = frames.decode(message.data)
         if answer.type != "welcome":
             raise NotAuthenticated(answer.detail or "the hub does not know this token")
         return answer
