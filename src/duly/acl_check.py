@@ -110,7 +110,7 @@ class _Visitor:
         self.arrived = asyncio.Event()
         self.link = MqttLink(address, self._hear, subscriptions=subscriptions, clean=clean)
 
-    def _hear(self, topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
+    def _hear(self, topic: str, payload: bytes, old: bool, ack: Ack) -> None:
         self.heard.append((topic, payload.decode(errors="replace")))
         self.arrived.set()
         ack()

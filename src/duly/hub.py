@@ -266,9 +266,9 @@ class Hub:
             self.mqtt_url = repr(replace(address, username=""))
         arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
 
-        def heard(topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
+        def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
             # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
-            arrivals.put_nowait((topic, payload, retained and self._broker is not None, ack))
+            arrivals.put_nowait((topic, payload, old and self._broker is not None, ack))
 
         async def read() -> None:
             while True:

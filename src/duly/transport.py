@@ -16,7 +16,8 @@ Ack: TypeAlias = Callable[[], None]
 """Says that a message is committed. May be late, repeated, out of order, after the connection is gone."""
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Ack], None]
-"""(topic, payload, retained, ack); called in order of arrival, on the event loop; must not block or raise."""
+"""(topic, payload, old, ack); called in order of arrival, on the event loop; must not block or raise. `old`:
+it was kept by the broker, or is sent again, so it may have been said long ago."""
 
 
 class Session(Hashable, Protocol):

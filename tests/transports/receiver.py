@@ -19,7 +19,7 @@ async def main(url: str, topic: str, log: str, what: str) -> None:
         with Path(log).open("ab") as file:
             file.write(line + b"\n")
 
-    def on_message(topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
+    def on_message(topic: str, payload: bytes, old: bool, ack: Ack) -> None:
         note(payload)
         if what == "die":
             time.sleep(60)

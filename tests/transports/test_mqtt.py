@@ -41,8 +41,8 @@ class Ear:
         self._acks = acks
         self._news = asyncio.Event()
 
-    def __call__(self, topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
-        self.heard.append((topic, payload, retained))
+    def __call__(self, topic: str, payload: bytes, old: bool, ack: Ack) -> None:
+        self.heard.append((topic, payload, old))
         self.acks.append(ack)
         if self._acks:
             ack()
@@ -207,6 +207,7 @@ async def test_what_was_not_acknowledged_comes_again_and_only_that(place: Place)
         await until(lambda: bob.connections == 2)
         await ear.until(6)
         assert ear.payloads[4:] == [b"2", b"3"]
+        assert [old for *_, old in ear.heard[4:]] == [True, True], "they may have been said long ago"
 
 
 async def test_a_late_ack_does_not_reach_the_next_connection(place: Place) -> None:
@@ -358,7 +359,7 @@ async def test_a_handler_that_fails_is_reported_and_gets_it_again(place: Place) 
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     heard: list[bytes] = []
 
-    def buggy(topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
+    def buggy(topic: str, payload: bytes, old: bool, ack: Ack) -> None:
         heard.append(payload)
         if len(heard) == 1:
             raise ZeroDivisionError

@@ -87,7 +87,7 @@ class FdLink:
         self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
         self._up(Frame("welcome", you=self.name))
 
-    def _arrived(self, topic: str, payload: bytes, retained: bool, ack: Callable[[], None]) -> None:
+    def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:
             task = fd.decode_pending(payload)
             app, colon, seq_id = task.msg_id.partition(":")

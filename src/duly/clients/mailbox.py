@@ -165,10 +165,10 @@ class Mailbox:
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrived(self, topic: str, payload: bytes, retained: bool, ack: Ack) -> None:
+    def _arrived(self, topic: str, payload: bytes, old: bool, ack: Ack) -> None:
         kind = self._topics.get(topic)
         if kind is None:
-            self._heard_status(topic, payload, retained)
+            self._heard_status(topic, payload, old)
             ack()
         elif self._held is not None:
             self._held.append((kind, payload, ack))
@@ -182,8 +182,8 @@ class Mailbox:
         else:
             self._heard(kind, payload, ack)
 
-    def _heard_status(self, topic: str, payload: bytes, retained: bool) -> None:
-        if topic == self._mine and self._serve and not retained:
+    def _heard_status(self, topic: str, payload: bytes, old: bool) -> None:
+        if topic == self._mine and self._serve and not old:
             with suppress(SenderError):
                 status = fd.decode_status(payload)
                 if status is not None and status.online is False and status.session != self._session:
@@ -191,7 +191,7 @@ class Mailbox:
         with suppress(SenderError):
             username, kind = fd.parse_topic(self.prefix, topic)
             if kind is Kind.STATUS:
-                self._others(username, payload, retained)
+                self._others(username, payload, old)
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,10 +291,10 @@ class Mailbox:
         """Until nobody else is at this mailbox. Raises `ConnectionLost` when the broker cannot be asked."""
         statuses: asyncio.Queue[tuple[Status | None, bool]] = asyncio.Queue()
 
-        def heard(_: str, payload: bytes, retained: bool, ack: Ack) -> None:
+        def heard(_: str, payload: bytes, old: bool, ack: Ack) -> None:
             ack()
             with suppress(SenderError):
-                statuses.put_nowait((self._seal.open_status(payload, self.name), retained))
+                statuses.put_nowait((self._seal.open_status(payload, self.name), old))
 
         there = self.link.address
         address = msgspec.structs.replace(there, client_id=f"{there.client_id}-{secrets.token_hex(4)}")
@@ -314,7 +314,7 @@ class Mailbox:
         while True:
             try:
                 async with asyncio.timeout(wait):
-                    status, retained = await statuses.get()
+                    status, old = await statuses.get()
             except TimeoutError:
                 if not look.up:
                     raise ConnectionLost("the broker was lost while standing by") from None
@@ -336,7 +336,7 @@ class Mailbox:
                 wait = RETURN_WITHIN
             elif not ours:
                 there = True
-                if retained:
+                if old:
                     await self._ask(look)
                     wait = ANSWER_WITHIN
                 else:

@@ -405,9 +405,9 @@ class Node:
             with suppress(DulyError):
                 await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")
 
-    def _heard_status(self, name: str, payload: bytes, retained: bool) -> None:
+    def _heard_status(self, name: str, payload: bytes, old: bool) -> None:
         try:
-            self._statuses.hear(name, payload, retained)
+            self._statuses.hear(name, payload, old)
         except SenderError as problem:
             self._refusals.note(name, "status", problem.word, str(problem))
 

@@ -64,7 +64,7 @@ class Statuses:
         self._heard: dict[str, _Heard] = {}
         self._watchers: dict[str, set[asyncio.Queue[NodeStatus]]] = {}
 
-    def hear(self, name: str, payload: bytes, retained: bool) -> None:
+    def hear(self, name: str, payload: bytes, old: bool) -> None:
         """Something came on a status topic. Raises `SenderError` if it is no status."""
         told = self._seal.open_status(payload, name)
         if told is None:
@@ -73,7 +73,7 @@ class Statuses:
             return
         now = self._clock.now()
         # What comes live was said now, whatever its clock shows.
-        age = max(0, now - told.time) / SECOND if retained else 0.0
+        age = max(0, now - told.time) / SECOND if old else 0.0
         left = MISSED * self._heartbeat - age
         status = NodeStatus(
             name,

@@ -269,12 +269,12 @@ class MqttLink:
         if self._on_connect is not None:
             self._call(self._on_connect, session_present)
 
-    def _arrived(self, arrival: Arrival, topic: str | bytes, payload: bytes, retained: bool) -> None:
+    def _arrived(self, arrival: Arrival, topic: str | bytes, payload: bytes, old: bool) -> None:
         if not isinstance(topic, str):
             self.garbage += 1
             arrival.ack()
             return
-        if not self._call(self._on_message, topic, payload, retained, arrival.ack):
+        if not self._call(self._on_message, topic, payload, old, arrival.ack):
             arrival.session.end("the handler of a message failed; it will come again")
 
     def _call(self, function: Callable[..., None], *args: Any) -> bool:

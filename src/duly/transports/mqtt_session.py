@@ -35,7 +35,8 @@ _NEVER: Final = -2
 
 _PUBACK: Final = bytes((0x40, 2))
 _QOS: Final = 0x06
-_RETAIN: Final = 0x01
+_OLD: Final = 0x01 | 0x08
+"""RETAIN and DUP: kept by the broker, or sent before; either may have been said long ago"""
 
 # gmqtt logs each lost connection with a traceback; the link itself says what its user must know.
 logging.getLogger("gmqtt").addHandler(logging.NullHandler())
@@ -274,7 +275,7 @@ class Session:
             topic: str | bytes = str(raw, "utf-8")
         except UnicodeDecodeError:
             topic = bytes(raw)
-        self._arrived(arrival, topic, bytes(packet[start:]), bool(header & _RETAIN))
+        self._arrived(arrival, topic, bytes(packet[start:]), bool(header & _OLD))
 
     def release(self) -> None:
         """Acknowledge what is committed, as far as everything before it is."""
