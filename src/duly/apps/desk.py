@@ -27,7 +27,7 @@ from duly.apps.alert_events import (
 )
 from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, key_of
+from duly.core.messages import Answer, Message, key_of, names_in
 from duly.core.parcels import BY_HAND, CORRECTION, RAISED
 from duly.core.signals import EVENT, Severity
 from duly.core.units import DAY, MS, SECOND
@@ -486,6 +486,12 @@ def show_delivery(one: Delivery) -> dict[str, Any]:
     if not one.state.terminal and one.expires:
         seen["expires"] = one.expires // MS
     return seen
+
+
+def show_forgotten(one: Delivery) -> dict[str, Any]:
+    """A delivery without its alert, as the archive keeps it."""
+    sentinel, event = names_in(one.ref.key)
+    return {"event": event, "sentinel": sentinel} | show_delivery(one)
 
 
 def show_profile(name: str, profile: Profile) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from duly.cli.common import (
     print_json,
     table,
 )
+from duly.core import units
 
 profile = typer.Typer(help="Say who is told of alerts.", no_args_is_help=True)
 channel = typer.Typer(help="Try an address.", no_args_is_help=True)
@@ -167,11 +168,20 @@ def _show_profile(one: dict[str, Any]) -> None:
     if not one["steps"]:
         typer.echo("  tells nobody; alerts are only listed")
     for step in one["steps"]:
-        when = "at once" if not step["after"] else f"after {step['after']:g} s, unless acknowledged"
+        when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:
             typer.echo(f"  {when:<12}  {label}")
     if one["quiet"]:
         typer.echo(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
+    if one["steps"]:
+        most = (
+            f"{count(one['most'], 'message')} a minute at most" if one["most"] else "any number of messages"
+        )
+        typer.echo(f"  tried for {_span(one['lasts'])}; {most} to each")
+
+
+def _span(length: float) -> str:
+    return units.show(units.seconds(length))
 
 
 # ── channels ─────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from duly.channels import label_of
 from duly.core.parcels import CourierPolicy
 from duly.core.units import SECOND
 from duly.errors import Malformed
-from tests.apps.alerts.conftest import Tower, event
+from tests.apps.alerts.conftest import Tower, event, quiet_now
 from tests.receivers import Receiver
 from tests.servers import Postgres
 
@@ -306,7 +306,7 @@ async def test_who_was_told_is_told_once_more_when_it_becomes_critical(place: To
 async def test_what_waits_for_the_end_of_quiet_hours_goes_out_when_it_becomes_critical(
     place: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, quiet="00:00-23:59", escalate=((0.2, hook.url + "/boss"),))
+    await place.profile("home", hook.url, quiet=quiet_now(), escalate=((0.2, hook.url + "/boss"),))
     await place.post(event())
     assert {one["state"] for one in (await place.show("event-1"))["deliveries"]} == {"accepted"}
     await place.post(worse())
@@ -415,7 +415,7 @@ async def test_later_events_of_one_episode_come_together(place: Tower, hook: Rec
 async def test_a_critical_one_does_not_wait_for_its_episode_or_the_quiet_hours(
     place: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, quiet="00:00-23:59")
+    await place.profile("home", hook.url, quiet=quiet_now())
     await place.post(event("event-1", session_id="walk"))
     await place.post(event("event-2", session_id="walk", severity="critical"))
     await place.until_state("event-2", "done")
