@@ -174,10 +174,8 @@ def _show_profile(one: dict[str, Any]) -> None:
     if one["quiet"]:
         typer.echo(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
     if one["steps"]:
-        most = (
-            f"{count(one['most'], 'message')} a minute at most" if one["most"] else "any number of messages"
-        )
-        typer.echo(f"  tried for {_span(one['lasts'])}; {most} to each")
+        most = f"{count(one['most'], 'message')} a minute" if one["most"] else "any number of messages"
+        typer.echo(f"  tried for {_span(one['lasts'])}; at most {most} to each")
 
 
 def _span(length: float) -> str:
