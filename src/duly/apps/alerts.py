@@ -42,6 +42,7 @@ from duly.auth import Principal, Role
 from duly.channel import Channel, Notice
 from duly.channels import open_channel
 from duly.core.courier import Courier
+from duly.core.endings import Asks
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
 from duly.core.parcels import (
@@ -99,12 +100,14 @@ class Alerts:
         self._courier = Courier(
             policy or CourierPolicy(CHANNEL),
             ledger.worker,
-            plan=self._plan,
-            traits=traits_of,
-            route=self.profiles.route,
-            doubt=self.profiles.doubt,
-            wanted=self._is_wanted,
-            cancelled=self._is_cancelled,
+            Asks(
+                plan=self._plan,
+                traits=traits_of,
+                route=self.profiles.route,
+                doubt=self.profiles.doubt,
+                wanted=self._is_wanted,
+                cancelled=self._is_cancelled,
+            ),
             sole=ledger.sole,
         )
         self.engine = Engine(self._courier, ledger, self._perform)

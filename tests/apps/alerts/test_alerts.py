@@ -396,7 +396,7 @@ async def test_a_storm_is_a_few_messages_and_nothing_is_missing_in_them(place: T
     for batch in batches:
         assert {one["code"] for one in (await place.post(batch))[1]} == {0}
     await hook.got(5)
-    place.hub.alerts._courier._routes.shift(-60 * SECOND)
+    place.hub.alerts._courier.shift(-60 * SECOND)
     place.hub.alerts.engine._news.set()
     await place.until(lambda: len(hook.events) == 2_000)
     assert len(hook.requests) <= 10
