@@ -105,6 +105,7 @@ class Alerts:
                 traits=traits_of,
                 route=self.profiles.route,
                 doubt=self.profiles.doubt,
+                tries=self.profiles.tries,
                 wanted=self._is_wanted,
                 cancelled=self._is_cancelled,
             ),
@@ -186,9 +187,20 @@ class Alerts:
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
-            await self.engine.put(Arrived(self._message(who, frame), session))
+            message = self._message(who, frame)
+            if not self._repeated(message, session):
+                await self.engine.put(Arrived(message, session))
         else:
             await self._change(session, who, frame)
+        return True
+
+    def _repeated(self, message: Message, session: Session) -> bool:
+        """Answer what has ended, as far as memory can tell: it need not wait its turn in the engine."""
+        known = self._ledger.recall(message, self._ledger.clock.now())
+        if known is None or known.state is None or not known.state.terminal:
+            return False
+        self._courier.counts.duplicates += 1
+        self._reply(session, message, known)
         return True
 
     def _message(self, who: Principal, frame: Frame) -> Message:

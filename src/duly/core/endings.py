@@ -50,6 +50,10 @@ def _never(_: bytes) -> bool:
     return False
 
 
+def _any(_: Message) -> int:
+    return 0
+
+
 class Asks(Struct, frozen=True):
     """What a courier asks its application."""
 
@@ -57,6 +61,8 @@ class Asks(Struct, frozen=True):
     traits: Callable[[Message], Traits]
     route: Callable[[str], RoutePolicy]
     doubt: Callable[[str], Doubt]
+    tries: Callable[[Message], int] = _any
+    """how often each of its deliveries goes out at most; 0: until it expires"""
     wanted: Callable[[Ref], bool] = _always
     """whether a delivery should still be tried"""
     cancelled: Callable[[bytes], bool] = _never
@@ -125,7 +131,7 @@ class Endings:
         item.error = reason
         # Who travelled together tries again together.
         delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
-        if delay is None:
+        if delay is None or 1 <= self._asks.tries(item.message) <= item.attempt:
             ends.append(given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
             return []
         if item.expires and item.expires <= now:

@@ -424,6 +424,54 @@ async def test_a_critical_one_does_not_wait_for_its_episode_or_the_quiet_hours(
     assert waiting["event"] == "event-1"
 
 
+# ── by hand ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+    hook.words = ["500"]
+    place.hub.alerts._courier.policy = CourierPolicy("alert")
+    await place.post(event())
+    await hook.got(1)
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.do("deliveries.retry", event="event-1")
+    shown = await place.until_state("event-1", "delivered")
+    assert [(one["round"], one["state"], one["attempts"]) for one in shown["deliveries"]] == [
+        (0, "done", 2), (1, "accepted", 0),
+    ]  # fmt: skip
+    with pytest.raises(Malformed, match="--to"):
+        await place.do("deliveries.retry", event="event-1")
+    await place.do("deliveries.retry", event="event-1", recipient=shown["deliveries"][1]["recipient"])
+    await place.until_state("event-1", "done")
+    assert len(hook.requests) == 3
+
+
+async def test_what_was_called_off_is_not_tried_again_unless_it_is_named(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+    hook.words = ["404"]
+    await place.post(event())
+    await hook.got(1)
+    await place.do("alert.resolve", event="event-1", by="ann")
+    made = (await place.do("deliveries.retry", event="event-1"))["deliveries"]
+    assert [(one["round"], one["state"]) for one in made if one["round"] != 200] == [
+        (0, "failed"), (1, "cancelled"),
+    ]  # fmt: skip
+    await hook.got(2)
+    assert len([one for one in made if one["round"] == 200]) == 1
+
+
+async def test_a_delivery_is_tried_so_often_as_its_profile_says(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, tries=3)
+    hook.words = ["500"] * 9
+    await place.post(event())
+    shown = await place.until_state("event-1", "failed")
+    assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("failed", 3)]
+    assert "given up after 3 attempts" in shown["deliveries"][0]["error"]
+    assert len(hook.requests) == 3
+
+
 # ── restarts ─────────────────────────────────────────────────────────────────────────────────────
 
 
