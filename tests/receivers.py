@@ -15,14 +15,17 @@ from aiosmtpd.smtp import SMTP
 
 
 class Receiver:
-    """Does to each request what the next word says: a status, `hang`, `close`, `close after` (it was taken,
-    and the answer never came), `429 SECONDS`. When no words are left, 200. `taken` is what it accepted."""
+    """Does to each request what the next word says: a status, `hang`, `close`, `hang after`, `close after`
+    (it was taken, and the answer never came), `429 SECONDS`. When no words are left, 200. `taken` is what
+    it accepted."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.taken: dict[str, list[dict[str, Any]]] = {}
         self.news = asyncio.Event()
+        self.released = asyncio.Event()
+        """lets go who hangs"""
         self.url = ""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -30,10 +33,10 @@ class Receiver:
         self.requests.append((dict(request.headers), body))
         self.news.set()
         word = self.words.pop(0) if self.words else "200"
-        if word == "hang":
-            await asyncio.sleep(3_600)
-        if word in ("200", "close after"):
+        if word in ("200", "close after", "hang after"):
             self.taken.setdefault(request.headers["webhook-id"], []).append(json.loads(body))
+        if word.startswith("hang"):
+            await self.released.wait()
         if word.startswith("close"):
             assert request.transport is not None
             request.transport.abort()
@@ -76,14 +79,15 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 class Mailbox:
-    """A mail server: `450` or `550` at the end of a mail, `550 rcpt`, `close`, `close after`, `hang`; then it
-    takes what comes."""
+    """A mail server: `450` or `550` at the end of a mail, `550 rcpt`, `close`, `hang`, and both with `after`;
+    then it takes what comes."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.mails: list[Message] = []
         self.attempts = 0
         self.port = 0
+        self.released = asyncio.Event()
 
     async def handle_RCPT(self, server: SMTP, session: Any, envelope: Any, address: str, _: Any) -> str:
         if self.words[:1] == ["550 rcpt"]:
@@ -96,10 +100,10 @@ class Mailbox:
     async def handle_DATA(self, server: SMTP, session: Any, envelope: Any) -> str:
         self.attempts += 1
         word = self.words.pop(0) if self.words else "250"
-        if word == "hang":
-            await asyncio.sleep(3_600)
-        if word in ("250", "close after"):
+        if word in ("250", "close after", "hang after"):
             self.mails.append(message_from_bytes(envelope.content))
+        if word.startswith("hang"):
+            await self.released.wait()
         if word.startswith("close"):
             server.transport.abort()
         return "250 OK" if word == "250" else f"{word[:3]} not now" if word[:3].isdecimal() else "250 OK"

@@ -339,9 +339,13 @@ class Hub:
 
     async def _prune(self) -> None:
         with contextlib.suppress(LedgerError, OSError):  # the next time will do
-            await retention.prune(self.ledger, self.alerts.desk, self.archive)
+            await self._forget()
         with contextlib.suppress(DulyError):
             await self.alerts.adopt(self._living())
+
+    async def _forget(self) -> dict[str, Any]:
+        kept = deliveries_kept(self.settings)
+        return await retention.prune(self.ledger, self.alerts.desk, self.archive, kept)
 
     async def _refresh(self) -> None:
         if not self.ledger.sole:
@@ -469,9 +473,10 @@ class Hub:
                     "heard": await last_heard(self.ledger, devices),
                 }
             case "prune" if "dry" in wanted:
-                return await retention.would_prune(self.ledger, self.archive)
+                kept = deliveries_kept(self.settings)
+                return await retention.would_prune(self.ledger, self.archive, kept)
             case "prune":
-                return await retention.prune(self.ledger, self.alerts.desk, self.archive)
+                return await self._forget()
             case _ if "." in verb:
                 return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
@@ -518,6 +523,10 @@ def courier_policy(settings: Settings) -> CourierPolicy:
         horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
         keep=round(settings.alerts_kept * DAY),
     )
+
+
+def deliveries_kept(settings: Settings) -> int:
+    return round(settings.deliveries_kept * DAY)
 
 
 def archive_of(settings: Settings) -> Archive:

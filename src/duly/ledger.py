@@ -38,6 +38,7 @@ from duly.core.writes import (
     Open,
     Postpone,
     Recall,
+    Ref,
     Result,
     Results,
     Withdraw,
@@ -58,6 +59,8 @@ REFUSALS_KEPT: Final = 10_000
 
 NEWEST: Final = (FOREVER, b"")
 """Above every alert."""
+OLDEST: Final = (0, b"")
+"""Below every alert."""
 
 
 class Record(Struct, frozen=True):
@@ -79,6 +82,14 @@ class Page(Struct, frozen=True):
 
     records: list[Record]
     next: bytes | None = None
+
+
+class Aged(Struct, frozen=True):
+    """An old alert, and those of its deliveries that have ended, if it has itself."""
+
+    accepted_at: int
+    key: bytes
+    deliveries: list[Delivery]
 
 
 class Entry(Struct, frozen=True):
@@ -361,6 +372,14 @@ class Ledger(ABC):
         """Forget up to `limit` messages (of these, if `keys` are given) that have ended and can no longer be
         accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
         ever fresh again."""
+
+    @abstractmethod
+    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
+        """Alerts above `after`, accepted before `until`, oldest first by (when they were accepted, key)."""
+
+    @abstractmethod
+    async def forget_deliveries(self, refs: Sequence[Ref]) -> int:
+        """Forget those of these deliveries that have ended; returns how many. Their messages stay."""
 
     @abstractmethod
     async def trim(self, stream: str, through: int) -> None:

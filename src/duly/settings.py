@@ -61,7 +61,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     profiles: dict[str, dict[str, Any]] = {}
     """who is told of alerts: [profiles.home] with send, escalate, quiet, …"""
     alerts_kept: float = 90.0
-    """days: alerts and their deliveries stay in the ledger"""
+    """days: alerts stay in the ledger"""
+    deliveries_kept: float = 90.0
+    """days: who was told of an alert, and how that went, stays there; never longer than the alert itself"""
     alerts_remembered: float = 30.0
     """days: how old an alert may be when it comes; its id is remembered at least that long"""
     archives_kept: float = 365.0
@@ -73,8 +75,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Malformed(
                     f"{name} is a number from 0 to 65535 (0: any free one), not {getattr(self, name)}"
                 )
-        if min(self.alerts_kept, self.alerts_remembered) <= 0 or self.archives_kept < 0:
-            raise Malformed("alerts_kept and alerts_remembered are days, more than 0; archives_kept may be 0")
+        if min(self.alerts_kept, self.deliveries_kept, self.alerts_remembered) <= 0 or self.archives_kept < 0:
+            raise Malformed(
+                "alerts_kept, deliveries_kept and alerts_remembered are days, more than 0; "
+                "archives_kept may be 0"
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:

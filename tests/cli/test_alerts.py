@@ -31,6 +31,10 @@ def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
         "alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB"
     )
     assert (done.returncode, done.stdout) == (0, "accepted: event-1\n")
+    same = place.duly(
+        "alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB"
+    )
+    assert (same.returncode, same.stdout) == (0, "known already, delivered: event-1\n")
     again = place.duly(
         "alert", "trigger", "fire", "--profile", "home", "--id", "event-1", "--device", "AA:BB"
     )
@@ -55,7 +59,7 @@ def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
     assert hub.stop() == 0
     assert place.ask("alert", "show", "event-1")["status"] == "resolved", "without a hub, from the ledger"
     assert [one["name"] for one in place.ask("profile", "list")] == ["home"]
-    assert place.ask("prune", "--dry-run") == {"messages": 0, "alerts": 0, "archives": []}
+    assert place.ask("prune", "--dry-run") == {"messages": 0, "alerts": 0, "deliveries": 0, "archives": []}
     assert place.ask("prune")["messages"] == 0
 
 
@@ -69,6 +73,21 @@ def test_words_that_are_no_status_and_a_wait_that_is_too_short_say_so(place: Pla
     for verb in (["alert", "list", "--status", "happy"], ["deliveries", "list", "--state", "happy"]):
         refused = place.duly(*verb)
         assert (refused.returncode, "'happy' is not a stat" in refused.stderr) == (2, True)
+
+
+def test_what_begins_like_json_and_is_none_is_refused_and_other_words_are_words(place: Place) -> None:
+    place.up()
+    refused = place.duly("alert", "trigger", "smoke", "--location", "{lat: 5")
+    assert (refused.returncode, "location is not JSON" in refused.stderr) == (2, True)
+    place.ask("alert", "trigger", "smoke", "--location", "the shed", "--meta", '{"battery": 4}')
+    (one,) = place.ask("alert", "list")
+    assert (one["location"], one["device_meta"]) == ("the shed", {"battery": 4})
+
+
+def test_a_channel_is_tried_and_json_stays_json(place: Place) -> None:
+    done = place.duly("channel", "test", "console:", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fate"]) == (0, "arrived")
+    assert "Test from duly" in done.stderr
 
 
 def test_silences_come_and_go(place: Place) -> None:

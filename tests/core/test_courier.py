@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duly.core.courier import Courier
+from duly.core.endings import Asks
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
@@ -58,12 +59,14 @@ class Tower:
         self.courier = Courier(
             CourierPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
             worker,
-            plan=self._plan,
-            traits=lambda message: self.traits,
-            route=lambda recipient: RoutePolicy(most=most),
-            doubt=lambda recipient: doubt,
-            wanted=lambda ref: ref not in self.unwanted,
-            cancelled=lambda key: key in self.cancelled,
+            Asks(
+                plan=self._plan,
+                traits=lambda message: self.traits,
+                route=lambda recipient: RoutePolicy(most=most),
+                doubt=lambda recipient: doubt,
+                wanted=lambda ref: ref not in self.unwanted,
+                cancelled=lambda key: key in self.cancelled,
+            ),
             sole=sole,
         )
         self.driver = Driver(self.courier, self.clock, disk)

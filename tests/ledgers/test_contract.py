@@ -15,7 +15,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
-from duly.ledger import LOOKED_AT, REFUSALS_KEPT, Extent, Ledger, Standing
+from duly.ledger import LOOKED_AT, OLDEST, REFUSALS_KEPT, Extent, Ledger, Standing
 from duly.ledgers.memory import MemoryLedger
 from tests.ledgers.conftest import Store
 from tests.ledgers.making import admit, message
@@ -719,3 +719,37 @@ async def test_what_would_be_forgotten_can_be_seen_first_and_forgotten_by_name(
     assert await ledger.deliveries(old[1].key) == []
     assert await ledger.find(old[2].key) is not None
     assert len(await ledger.deliveries(old[0].key)) == 1
+
+
+async def test_deliveries_that_have_ended_are_forgotten_while_their_alert_stays(
+    ledger: Ledger, store: Store
+) -> None:
+    begin = store.clock.now()
+    alerts = [Message("gate", f"event-{n}", "alert_event", "home", time=begin) for n in range(3)]
+    for m in alerts:
+        told = tuple(w.Deliver(w.Ref(m.key, "alert", who), 0) for who in ("mail", "sms"))
+        await ledger.write(w.Admit(m, begin + DAY, store.clock.now(), then=told))
+        store.clock.advance(1)
+    await ledger.admit(message(1))
+    first, second, third = alerts
+    for m in (first, second):
+        await ledger.write(w.Finish(w.Ref(m.key, "alert", "mail"), None, State.DONE))
+    await ledger.write(w.Advance(first.key, State.DONE, store.clock.now()))
+    await ledger.write(w.Finish(w.Ref(first.key, "alert", "sms"), None, State.FAILED, "no"))
+
+    old = await ledger.aged(OLDEST, begin + 2 * SECOND)
+    assert [(one.accepted_at - begin, one.key) for one in old] == [(0, first.key), (SECOND, second.key)]
+    assert [one.ref.recipient for one in old[0].deliveries] == ["mail", "sms"]
+    assert old[1].deliveries == [], "those of an alert that has not ended are not given"
+    rest = await ledger.aged((old[0].accepted_at, old[0].key), store.clock.now(), limit=1)
+    assert [one.key for one in rest] == [second.key]
+    assert await ledger.aged((old[1].accepted_at, old[1].key), begin) == []
+
+    refs = [one.ref for one in old[0].deliveries] + [w.Ref(third.key, "alert", "mail")]
+    assert await ledger.forget_deliveries([*refs, w.Ref(third.key, "alert", "nobody")]) == 2
+    assert await ledger.forget_deliveries([]) == 0
+    assert await ledger.deliveries(first.key) == []
+    assert len(await ledger.deliveries(third.key)) == 2, "what has not ended stays"
+    assert await ledger.find(first.key) is not None
+    ledger = await store.reopen()
+    assert await ledger.deliveries(first.key) == []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from duly.core.courier import Courier
+from duly.core.endings import Endings
 from duly.core.route import Item, Where
 from duly.core.steps import Todo
 from duly.testing.sim.plan import plan
@@ -25,23 +26,21 @@ def _unclaimed(self: Courier, parcel: list[Item], where: Where, now: int) -> lis
     return [self._carry(parcel, where[1])]
 
 
-def _no_doubt(self: Courier, item: Item, where: Where, now: int) -> list[Todo]:
+def _no_doubt(self: Endings, item: Item, where: Where, now: int) -> list[Todo]:
     """Takes what a crash cut off for not sent."""
     return self._again(item, where, "cut off", None, now, [])
 
 
-def _forgetful(self: Courier, item: Item, now: int) -> list[Todo]:
+def _forgetful(self: Endings, item: Item, *_: Any) -> list[Todo]:
     """Loses what failed instead of trying it again."""
-    self._drop(item)
+    self._manifest.strike(item)
     return []
 
 
 @pytest.mark.parametrize(
-    ("name", "bug"), [("_launch", _unclaimed), ("_cut_off", _no_doubt), ("_again", None)]
+    ("part", "name", "bug"),
+    [(Courier, "_launch", _unclaimed), (Endings, "cut_off", _no_doubt), (Endings, "_again", _forgetful)],
 )
-def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, bug: Any) -> None:
-    def lost(self: Courier, item: Item, *_: Any) -> list[Todo]:
-        return _forgetful(self, item, 0)
-
-    monkeypatch.setattr(Courier, name, bug or lost)
+def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, part: type, name: str, bug: Any) -> None:
+    monkeypatch.setattr(part, name, bug)
     assert any(_run(plan(seed), "tower").violations for seed in range(100))

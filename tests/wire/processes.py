@@ -47,9 +47,13 @@ class Killable:
             await self._process.wait()
 
     def suspend(self) -> None:
-        """It says nothing more, not even goodbye, until it is killed."""
+        """It says nothing more, not even goodbye, until it is killed or woken up."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def alive(self) -> bool:
@@ -79,6 +83,7 @@ class HubProcess(Killable):
         settings = {"data": folder, "port": port} | settings
         if not settings.keys() & {"mqtt", "mqtt_port"}:
             settings["no_mqtt"] = "true"
+        self.ledger_url = str(settings.get("ledger", f"sqlite:///{folder}/ledger.db"))
         self._env = {f"DULY_{name.upper()}": str(value) for name, value in settings.items()}
 
     async def prepare(
@@ -87,7 +92,7 @@ class HubProcess(Killable):
         """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
         addresses of every alert for itself; their tokens."""
         self.folder.mkdir(parents=True)
-        async with await open_ledger(f"sqlite:///{self.folder}/ledger.db") as ledger:
+        async with await open_ledger(self.ledger_url) as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
             tokens |= {name: await accounts.add(Role.DEVICE, name) for name in devices}

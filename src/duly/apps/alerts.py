@@ -42,6 +42,7 @@ from duly.auth import Principal, Role
 from duly.channel import Channel, Notice
 from duly.channels import open_channel
 from duly.core.courier import Courier
+from duly.core.endings import Asks
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
 from duly.core.parcels import (
@@ -99,12 +100,15 @@ class Alerts:
         self._courier = Courier(
             policy or CourierPolicy(CHANNEL),
             ledger.worker,
-            plan=self._plan,
-            traits=traits_of,
-            route=self.profiles.route,
-            doubt=self.profiles.doubt,
-            wanted=self._is_wanted,
-            cancelled=self._is_cancelled,
+            Asks(
+                plan=self._plan,
+                traits=traits_of,
+                route=self.profiles.route,
+                doubt=self.profiles.doubt,
+                tries=self.profiles.tries,
+                wanted=self._is_wanted,
+                cancelled=self._is_cancelled,
+            ),
             sole=ledger.sole,
         )
         self.engine = Engine(self._courier, ledger, self._perform)
@@ -183,9 +187,20 @@ class Alerts:
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
-            await self.engine.put(Arrived(self._message(who, frame), session))
+            message = self._message(who, frame)
+            if not self._repeated(message, session):
+                await self.engine.put(Arrived(message, session))
         else:
             await self._change(session, who, frame)
+        return True
+
+    def _repeated(self, message: Message, session: Session) -> bool:
+        """Answer what has ended, as far as memory can tell: it need not wait its turn in the engine."""
+        known = self._ledger.recall(message, self._ledger.clock.now())
+        if known is None or known.state is None or not known.state.terminal:
+            return False
+        self._courier.counts.duplicates += 1
+        self._reply(session, message, known)
         return True
 
     def _message(self, who: Principal, frame: Frame) -> Message:

@@ -27,7 +27,7 @@ from duly.apps.alert_events import (
 )
 from duly.apps.profiles import Draft, Profile, Profiles
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, key_of
+from duly.core.messages import Answer, Message, key_of, names_in
 from duly.core.parcels import BY_HAND, CORRECTION, RAISED
 from duly.core.signals import EVENT, Severity
 from duly.core.units import DAY, MS, SECOND
@@ -39,6 +39,8 @@ CHANNEL: Final = "alert"
 STATUSES: Final = "alerts"
 SILENCES: Final = "silences"
 PAGE: Final = 500
+DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
+"""How deliveries end without anybody being told for sure."""
 SEARCHED: Final = 100_000
 """So many of the newest alerts are searched for an id."""
 
@@ -270,7 +272,8 @@ class Desk:
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────
 
     async def retry(self, alert: Alert, recipient: str = "") -> list[Delivery]:
-        """Try again what ended badly or waits; with no recipient, everything of the alert."""
+        """Try again what ended badly, or was tried in vain and waits. Of a recipient that is named, whatever
+        its state: also what arrived, was called off, or waits for its time."""
         now = self._ledger.clock.now()
         writes: list[Write] = []
         latest = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda d: d.ref.round)}
@@ -279,14 +282,15 @@ class Desk:
         for one in latest.values():
             if recipient and recipient != one.ref.recipient:
                 continue
-            if one.state is State.ACCEPTED:
+            if one.state is State.ACCEPTED and (one.attempt or recipient):
                 writes.append(Postpone(one.ref, one.attempt, now, one.error))
-            elif one.state.terminal and (one.state is not State.DONE or recipient):
+            elif one.state in DEAD or (one.state.terminal and recipient):
                 ref = structs.replace(one.ref, round=max(BY_HAND, one.ref.round + 1))
                 writes.append(Deliver(ref, now, now + self._lasts(alert)))
         if not writes:
             raise Malformed(
-                "nothing of this alert waits or has ended badly; name the recipient to tell it again"
+                "nothing of this alert was tried in vain or has ended badly; "
+                "name a recipient (--to) to tell it now, or again"
             )
         await self._ledger.write(*writes)
         await self._changed(alert.key)
@@ -378,7 +382,7 @@ def _is(wanted: str, state: State) -> bool:
         case "open":
             return not state.terminal
         case "dead":
-            return state in (State.FAILED, State.EXPIRED, State.UNKNOWN)
+            return state in DEAD
         case _:
             return wanted == state.word
 
@@ -488,6 +492,12 @@ def show_delivery(one: Delivery) -> dict[str, Any]:
     return seen
 
 
+def show_forgotten(one: Delivery) -> dict[str, Any]:
+    """A delivery without its alert, as the archive keeps it."""
+    sentinel, event = names_in(one.ref.key)
+    return {"event": event, "sentinel": sentinel} | show_delivery(one)
+
+
 def show_profile(name: str, profile: Profile) -> dict[str, Any]:
     return {
         "name": name,
@@ -495,6 +505,7 @@ def show_profile(name: str, profile: Profile) -> dict[str, Any]:
         "quiet": profile.quiet,
         "zone": profile.zone,
         "lasts": profile.lasts / SECOND,
+        "tries": profile.tries,
         "most": profile.most,
         "together": profile.together / SECOND,
     }

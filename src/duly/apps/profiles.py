@@ -21,6 +21,7 @@ from msgspec import Struct
 from duly.auth import check_name
 from duly.channels import check_url, declared, label_of
 from duly.channels.webhook import key_of, new_secret
+from duly.core.messages import Message
 from duly.core.parcels import Doubt, Planned
 from duly.core.route import RoutePolicy
 from duly.core.units import DAY, MINUTE, SECOND
@@ -55,6 +56,8 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     zone: str = "UTC"
     lasts: int = DAY
     """how long a delivery is tried"""
+    tries: int = 0
+    """how often at most; 0: as often as fits"""
     most: int = 10
     """messages to one recipient in a minute; what is more goes together; 0: no limit"""
     together: int = MINUTE
@@ -71,6 +74,8 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
             ) from None
         if self.lasts < SECOND:
             raise Malformed("a delivery is tried for at least a second")
+        if self.tries < 0:
+            raise Malformed("a delivery is tried so often, once or more; 0 is as often as fits")
         if len(self.steps) > STEPS:
             raise Malformed(f"an escalation has at most {STEPS} steps")
         if any(step.after < 0 for step in self.steps):
@@ -130,6 +135,7 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet: str = ""
     zone: str = "UTC"
     lasts: float = 86_400.0
+    tries: int = 0
     most: int = 10
     together: float = 60.0
 
@@ -166,6 +172,10 @@ class Profiles:
 
     def get(self, name: str) -> Profile | None:
         return self._profiles.get(name) or self._profiles.get(DEFAULT)
+
+    def tries(self, message: Message) -> int:
+        profile = self.get(message.recipient)
+        return 0 if profile is None else profile.tries
 
     def all(self) -> dict[str, Profile]:
         return dict(sorted(self._profiles.items()))
@@ -206,6 +216,7 @@ class Profiles:
             quiet=draft.quiet,
             zone=draft.zone,
             lasts=round(draft.lasts * SECOND),
+            tries=draft.tries,
             most=draft.most,
             together=round(draft.together * SECOND),
         )

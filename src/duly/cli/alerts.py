@@ -142,8 +142,6 @@ def trigger(
     """
     import secrets
 
-    import msgspec
-
     from duly.core.signals import Severity
 
     if severity not in [one.value for one in Severity]:
@@ -154,18 +152,16 @@ def trigger(
     event: dict[str, Any] = {
         "profile_id": profile_,
         "trigger_reason": reason,
-        "timestamp": time.time_ns() // 1_000_000,
         "device_address": device,
         "session_id": session,
         "severity": severity,
     }
     for name, text in (("location", location), ("device_meta", meta)):
         if text is not None:
-            try:
-                event[name] = msgspec.json.decode(text)
-            except msgspec.DecodeError:
-                event[name] = text
-    frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "data": event}
+            event[name] = _json_or_text(name, text)
+    # The time is beside the alert, not in it: the same id with the same words is a repeat, also later.
+    now = time.time_ns() // 1_000_000
+    frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "time": now, "data": event}
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
     if json:
         print_json(answer)
@@ -183,6 +179,19 @@ def trigger(
             note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
     if wait and (ack is None or ack["state"] != "done"):
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
+
+
+def _json_or_text(name: str, text: str) -> object:
+    """What was written; JSON, if it was meant to be."""
+    import msgspec
+
+    try:
+        value: object = msgspec.json.decode(text)
+    except msgspec.DecodeError as problem:
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            raise Trouble(Exit.USAGE, f"{name} is not JSON, but begins like it: {problem}") from None
+        return text
+    return value
 
 
 @alert.command("list")
@@ -443,7 +452,10 @@ def retry(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Try again now what waits or has ended badly. With --to also what arrived."""
+    """Try again now what has been tried in vain, or ended badly.
+
+    With --to also what arrived, what was called off, and what waits for its time, like an escalation.
+    """
     wanted = {"event": event, "recipient": to, "sentinel": sentinel}
     _tried(do("deliveries.retry", wanted, data, ledger, url, token)["deliveries"], json)
 

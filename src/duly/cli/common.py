@@ -314,12 +314,12 @@ def took(ms: float) -> str:
     return f"{ms:.0f} ms" if abs(ms) < 10_000 else f"{ms / 1000:.1f} s"
 
 
-def count(n: int, noun: str) -> str:
+def count(n: int, noun: str, many: str = "") -> str:
     """
-    >>> count(1, "cut"), count(2, "cut")
-    ('1 cut', '2 cuts')
+    >>> count(1, "cut"), count(2, "cut"), count(2, "delivery", "deliveries")
+    ('1 cut', '2 cuts', '2 deliveries')
     """
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    return f"{n} {noun}" if n == 1 else f"{n} {many or noun + 's'}"
 
 
 _COLOURS: Final = {

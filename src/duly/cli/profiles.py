@@ -6,6 +6,8 @@ The law: addresses are typed, and never shown again: they may hold passwords. Wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import time
 from typing import Annotated, Any
 
@@ -26,6 +28,7 @@ from duly.cli.common import (
     print_json,
     table,
 )
+from duly.core import units
 
 profile = typer.Typer(help="Say who is told of alerts.", no_args_is_help=True)
 channel = typer.Typer(help="Try an address.", no_args_is_help=True)
@@ -58,6 +61,7 @@ def set_profile(
         float | None,
         typer.Option("--for", parser=duration, metavar="24h", help="How long a delivery is tried."),
     ] = None,
+    tries: Annotated[int, typer.Option("--tries", min=0, help="How often at most; 0: as often as fits.")] = 0,
     most: Annotated[
         int, typer.Option("--most", min=0, help="Messages a minute to one recipient; 0: no limit.")
     ] = 10,
@@ -92,7 +96,8 @@ def set_profile(
             )
         steps.append((duration(after), address))
     draft: dict[str, Any] = {
-        "send": send or [], "escalate": steps, "secret": secret, "quiet": quiet, "zone": zone, "most": most,
+        "send": send or [], "escalate": steps, "secret": secret, "quiet": quiet, "zone": zone, "tries": tries,
+        "most": most,
     }  # fmt: skip
     draft |= {} if lasts is None else {"lasts": lasts}
     draft |= {} if together is None else {"together": together}
@@ -167,11 +172,19 @@ def _show_profile(one: dict[str, Any]) -> None:
     if not one["steps"]:
         typer.echo("  tells nobody; alerts are only listed")
     for step in one["steps"]:
-        when = "at once" if not step["after"] else f"after {step['after']:g} s, unless acknowledged"
+        when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:
-            typer.echo(f"  {when:<12}  {label}")
+            typer.echo(f"  {label}  {when}")
     if one["quiet"]:
         typer.echo(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
+    if one["steps"]:
+        most = f"{count(one['most'], 'message')} a minute" if one["most"] else "any number of messages"
+        often = f", {count(one['tries'], 'time')} at most" if one["tries"] else ""
+        typer.echo(f"  tried for {_span(one['lasts'])}{often}; at most {most} to each")
+
+
+def _span(length: float) -> str:
+    return units.show(units.seconds(length))
 
 
 # ── channels ─────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +210,9 @@ def try_channel(
     began = time.monotonic()
     problem: ChannelError | None = None
     try:
-        asyncio.run(_test(address, secret, allow_private))
+        # What a console: says must not get between a program and the JSON it reads.
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+            asyncio.run(_test(address, secret, allow_private))
     except ChannelError as trouble:
         problem = trouble
     label, ms = label_of(address), round((time.monotonic() - began) * 1000)

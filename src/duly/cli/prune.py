@@ -32,8 +32,8 @@ def prune(
 ) -> None:
     """Forget messages that have ended and can no longer be repeated; alerts go to the archive first.
 
-    How long things are kept: alerts_kept, alerts_remembered, archives_kept (days) and remember (seconds) in
-    duly.toml, or DULY_ALERTS_KEPT and so on.
+    How long things are kept: alerts_kept, deliveries_kept, alerts_remembered, archives_kept (days) and
+    remember (seconds) in duly.toml, or DULY_ALERTS_KEPT and so on.
     """
     done = _ask(dry_run, data, ledger, url, token)
     if json:
@@ -41,9 +41,9 @@ def prune(
         return
     word = "would be forgotten" if dry_run else "forgotten"
     files = f", {count(len(done['archives']), 'archive file')} too old" if done["archives"] else ""
-    typer.echo(
-        f"{count(done['messages'], 'message')} {word}, {count(done['alerts'], 'alert')} of them{files}"
-    )
+    told = count(done["deliveries"], "more delivery", "more deliveries")
+    alerts = count(done["alerts"], "alert")
+    typer.echo(f"{count(done['messages'], 'message')} {word}, {alerts} of them; {told}{files}")
 
 
 def _ask(
@@ -64,13 +64,13 @@ async def _in_ledger(dry_run: bool, data: str | None, ledger: str | None) -> dic
     from duly.apps import retention
     from duly.apps.desk import Desk
     from duly.apps.profiles import Profiles
-    from duly.hub import archive_of
+    from duly.hub import archive_of, deliveries_kept
     from duly.ledgers import open_ledger
 
     settings = settings_of(data, ledger)
-    archive = archive_of(settings)
+    archive, kept = archive_of(settings), deliveries_kept(settings)
     if dry_run:
         async with await open_to_read(data, ledger) as book:
-            return await retention.would_prune(book, archive)
+            return await retention.would_prune(book, archive, kept)
     async with await open_ledger(settings.ledger_url) as book:
-        return await retention.prune(book, Desk(book, Profiles(book)), archive)
+        return await retention.prune(book, Desk(book, Profiles(book)), archive, kept)

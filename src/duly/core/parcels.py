@@ -148,20 +148,6 @@ class Counts(Struct):
     parcels: int = 0
 
 
-class Live:
-    """A message under way here."""
-
-    __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
-
-    def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
-        self.message = message
-        self.origins = origins
-        self.committed = committed
-        self.items: set[Ref] = set()
-        self.reached = False
-        self.in_doubt = False
-
-
 def correction(ref: Ref, now: int, expires: int) -> Deliver:
     """What follows a delivery whose message has been taken back."""
     return Deliver(Ref(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)

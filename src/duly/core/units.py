@@ -9,6 +9,7 @@ SECOND: Final = 1_000_000
 MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
+YEAR: Final = 365 * DAY
 
 FOREVER: Final = (1 << 62) - 1
 """Later than any real time, with room left to add to it in a signed 64-bit column."""
@@ -26,12 +27,15 @@ def seconds(value: float) -> int:
 def show(micros: int) -> str:
     """A length as a person would write it.
 
-    >>> show(300_000), show(3_000_000), show(86_400_000_000), show(400 * DAY)
-    ('300 ms', '3 s', '24 h', '400 days')
+    >>> show(300_000), show(90 * SECOND), show(DAY), show(400 * DAY), show(20_000 * DAY)
+    ('300 ms', '1.5 min', '24 h', '400 days', '55 years')
     """
+    if abs(micros) >= 2 * YEAR:
+        return f"{micros / YEAR:.0f} years"
     if abs(micros) >= 3 * DAY:
         return f"{micros / DAY:.0f} days"
     for unit, word in ((HOUR, "h"), (MINUTE, "min"), (SECOND, "s"), (MS, "ms")):
         if abs(micros) >= unit:
-            return f"{micros / unit:.3g} {word}"
+            size = micros / unit
+            return f"{size:.0f} {word}" if abs(size) >= 100 else f"{size:.3g} {word}"
     return f"{micros} µs"

@@ -22,6 +22,7 @@ from duly.ledger import (
     HOT_IDS,
     NEWEST,
     REFUSALS_KEPT,
+    Aged,
     Entry,
     Extent,
     Ledger,
@@ -314,6 +315,27 @@ class MemoryLedger(Ledger):
         del self.disk.messages[key]
         for ref in [ref for ref in self.disk.deliveries if ref.key == key]:
             del self.disk.deliveries[ref]
+
+    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
+        found = sorted(
+            (record.accepted_at, key)
+            for key, record in self.disk.messages.items()
+            if record.message.kind == "alert_event"
+            and (record.accepted_at, key) > after
+            and record.accepted_at < until
+        )
+        return [Aged(at, key, await self._ended(key)) for at, key in found[:limit]]
+
+    async def _ended(self, key: bytes) -> list[w.Delivery]:
+        over = self.disk.messages[key].state.terminal
+        return [one for one in await self.deliveries(key) if over and one.state.terminal]
+
+    async def forget_deliveries(self, refs: Sequence[w.Ref]) -> int:
+        held = self.disk.deliveries
+        over = [ref for ref in {*refs} if ref in held and held[ref].state.terminal]
+        for ref in over:
+            del held[ref]
+        return len(over)
 
     async def trim(self, stream: str, through: int) -> None:
         kept = self.disk.streams.get(stream)

@@ -18,7 +18,19 @@ from typing import Any, Final
 from duly.clock import Clock
 from duly.core import writes as w
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
-from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Standing, Transaction
+from duly.ledger import (
+    HOT_IDS,
+    NEWEST,
+    Aged,
+    Entry,
+    Extent,
+    Ledger,
+    Record,
+    Refusal,
+    Size,
+    Standing,
+    Transaction,
+)
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.postgres_flush import Again, Flushed, flush
@@ -346,6 +358,16 @@ class PostgresLedger(Ledger):
             await tx.execute(queries["forget_deliveries"], old)
             await tx.execute(queries["forget"], old)
         return len(old)
+
+    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
+        return rows.aged_of(await self._read("aged", *after, until, limit))
+
+    async def forget_deliveries(self, refs: Sequence[w.Ref]) -> int:
+        if not refs:
+            return 0
+        these = zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True)
+        async with self.transaction() as tx:
+            return len(await tx.fetch(sql.queries("postgres")["forget_ended_deliveries"], *these))
 
     async def trim(self, stream: str, through: int) -> None:
         async with self.transaction() as tx:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, Answer, Message, Order, Verdict, Word, names_in, unpack_answer
 from duly.core.writes import Admit, Deliver, Delivery, Open, Ref, Refuse
-from duly.ledger import Record
+from duly.ledger import Aged, Record
 
 _encode_order: Final = msgspec.msgpack.Encoder().encode
 _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
@@ -100,3 +100,13 @@ def delivery_of(row: Sequence[Any]) -> Delivery:
 
 def open_of(row: Sequence[Any]) -> Open:
     return Open(message_of(row[:7]), State(row[7]), delivery_of(row[8:]))
+
+
+def aged_of(found: Iterable[Sequence[Any]]) -> list[Aged]:
+    """From accepted_at, the alert's key, and a delivery's columns, which are null if there is none."""
+    alerts: dict[bytes, Aged] = {}
+    for accepted_at, key, *row in found:
+        alert = alerts.setdefault(key, Aged(accepted_at, key, []))
+        if row[0] is not None:
+            alert.deliveries.append(delivery_of(row))
+    return [*alerts.values()]

@@ -34,7 +34,19 @@ from duly.errors import (
     ProgramError,
     Stopped,
 )
-from duly.ledger import HOT_IDS, NEWEST, Entry, Extent, Ledger, Record, Refusal, Size, Standing, Transaction
+from duly.ledger import (
+    HOT_IDS,
+    NEWEST,
+    Aged,
+    Entry,
+    Extent,
+    Ledger,
+    Record,
+    Refusal,
+    Size,
+    Standing,
+    Transaction,
+)
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.sqlite_bulk import Bulk
@@ -236,6 +248,14 @@ class SqliteLedger(Ledger):
             these = json.dumps([key.hex() for key in keys[:limit]])
             await tx.execute(queries["forget_these_deliveries"], these, now)
             return len(await tx.fetch(queries["forget_these"], these, now))
+
+    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
+        return rows.aged_of(await self._read("aged", *after, until, limit))
+
+    async def forget_deliveries(self, refs: Sequence[w.Ref]) -> int:
+        these = json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs])
+        async with self.transaction() as tx:
+            return len(await tx.fetch(sql.queries("sqlite")["forget_ended_deliveries"], these))
 
     async def trim(self, stream: str, through: int) -> None:
         async with self.transaction() as tx:

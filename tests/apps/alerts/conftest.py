@@ -76,6 +76,12 @@ def event(id_: str = "event-1", **data: Any) -> dict[str, Any]:
     return {"type": "alert_event", "seq_id": id_, "data": fields | data}
 
 
+def quiet_now() -> str:
+    """Quiet hours that began an hour ago at least, and last for another one, whenever this runs (UTC)."""
+    hour = time.gmtime().tm_hour
+    return f"{(hour - 1) % 24:02d}:00-{(hour + 2) % 24:02d}:00"
+
+
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Tower]:
     it = Tower(tmp_path / "hub", allow_private_webhooks=True)

@@ -21,7 +21,7 @@ from duly.channels import label_of
 from duly.core.parcels import CourierPolicy
 from duly.core.units import SECOND
 from duly.errors import Malformed
-from tests.apps.alerts.conftest import Tower, event
+from tests.apps.alerts.conftest import Tower, event, quiet_now
 from tests.receivers import Receiver
 from tests.servers import Postgres
 
@@ -306,7 +306,7 @@ async def test_who_was_told_is_told_once_more_when_it_becomes_critical(place: To
 async def test_what_waits_for_the_end_of_quiet_hours_goes_out_when_it_becomes_critical(
     place: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, quiet="00:00-23:59", escalate=((0.2, hook.url + "/boss"),))
+    await place.profile("home", hook.url, quiet=quiet_now(), escalate=((0.2, hook.url + "/boss"),))
     await place.post(event())
     assert {one["state"] for one in (await place.show("event-1"))["deliveries"]} == {"accepted"}
     await place.post(worse())
@@ -396,7 +396,7 @@ async def test_a_storm_is_a_few_messages_and_nothing_is_missing_in_them(place: T
     for batch in batches:
         assert {one["code"] for one in (await place.post(batch))[1]} == {0}
     await hook.got(5)
-    place.hub.alerts._courier._routes.shift(-60 * SECOND)
+    place.hub.alerts._courier.shift(-60 * SECOND)
     place.hub.alerts.engine._news.set()
     await place.until(lambda: len(hook.events) == 2_000)
     assert len(hook.requests) <= 10
@@ -415,13 +415,61 @@ async def test_later_events_of_one_episode_come_together(place: Tower, hook: Rec
 async def test_a_critical_one_does_not_wait_for_its_episode_or_the_quiet_hours(
     place: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, quiet="00:00-23:59")
+    await place.profile("home", hook.url, quiet=quiet_now())
     await place.post(event("event-1", session_id="walk"))
     await place.post(event("event-2", session_id="walk", severity="critical"))
     await place.until_state("event-2", "done")
     assert hook.events == ["event-2"]
     (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
     assert waiting["event"] == "event-1"
+
+
+# ── by hand ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+    hook.words = ["500"]
+    place.hub.alerts._courier.policy = CourierPolicy("alert")
+    await place.post(event())
+    await hook.got(1)
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.do("deliveries.retry", event="event-1")
+    shown = await place.until_state("event-1", "delivered")
+    assert [(one["round"], one["state"], one["attempts"]) for one in shown["deliveries"]] == [
+        (0, "done", 2), (1, "accepted", 0),
+    ]  # fmt: skip
+    with pytest.raises(Malformed, match="--to"):
+        await place.do("deliveries.retry", event="event-1")
+    await place.do("deliveries.retry", event="event-1", recipient=shown["deliveries"][1]["recipient"])
+    await place.until_state("event-1", "done")
+    assert len(hook.requests) == 3
+
+
+async def test_what_was_called_off_is_not_tried_again_unless_it_is_named(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+    hook.words = ["404"]
+    await place.post(event())
+    await hook.got(1)
+    await place.do("alert.resolve", event="event-1", by="ann")
+    made = (await place.do("deliveries.retry", event="event-1"))["deliveries"]
+    assert [(one["round"], one["state"]) for one in made if one["round"] != 200] == [
+        (0, "failed"), (1, "cancelled"),
+    ]  # fmt: skip
+    await hook.got(2)
+    assert len([one for one in made if one["round"] == 200]) == 1
+
+
+async def test_a_delivery_is_tried_so_often_as_its_profile_says(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, tries=3)
+    hook.words = ["500"] * 9
+    await place.post(event())
+    shown = await place.until_state("event-1", "failed")
+    assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("failed", 3)]
+    assert "given up after 3 attempts" in shown["deliveries"][0]["error"]
+    assert len(hook.requests) == 3
 
 
 # ── restarts ─────────────────────────────────────────────────────────────────────────────────────

@@ -111,7 +111,7 @@ async def test_a_secret_of_ones_own_replaces_the_one_that_was_made() -> None:
     "wrong",
     [
         {"quiet": "late"}, {"quiet": "25:00-07:00"}, {"zone": "Nowhere"}, {"lasts": 0}, {"most": -1},
-        {"together": -1}, {"steps": (Step(-1, ("x",)),)}, {"steps": (Step(0, ("x",)),) * 21},
+        {"tries": -1}, {"together": -1}, {"steps": (Step(-1, ("x",)),)}, {"steps": (Step(0, ("x",)),) * 21},
     ],
 )  # fmt: skip
 def test_a_profile_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from duly.core.courier import Courier
+from duly.core.endings import Asks
 from duly.core.lifecycle import State
 from duly.core.messages import Message, names_in
 from duly.core.parcels import Carried, Carry, CourierPolicy, Doubt, Fate, Load, Plan, Planned, Traits
@@ -56,10 +57,12 @@ class Tower(Node):
         return Courier(
             POLICY,
             worker,
-            plan=self._plan,
-            traits=_traits,
-            route=lambda recipient: RoutePolicy(most=6, window=10 * SECOND, together=5 * SECOND),
-            doubt=lambda recipient: DOUBTS[recipient],
+            Asks(
+                plan=self._plan,
+                traits=_traits,
+                route=lambda recipient: RoutePolicy(most=6, window=10 * SECOND, together=5 * SECOND),
+                doubt=lambda recipient: DOUBTS[recipient],
+            ),
         )
 
     def _plan(self, message: Message, now: int) -> Plan:

@@ -74,6 +74,24 @@ SELECT key, kind, recipient, body, time, expires, position, state, answer, until
 FROM duly_messages WHERE kind = 'alert_event' AND (accepted_at, key) < ($1, $2::bytea)
 ORDER BY accepted_at DESC, key DESC LIMIT $3;
 
+-- name: aged
+-- So many alerts, whatever they have of deliveries: a step is a step.
+SELECT m.accepted_at, m.key,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM (
+    SELECT accepted_at, key, state FROM duly_messages
+    WHERE kind = 'alert_event' AND (accepted_at, key) > ($1, $2::bytea) AND accepted_at < $3
+    ORDER BY accepted_at, key LIMIT $4
+) AS m LEFT JOIN duly_deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
+ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
+
+-- name: forget_ended_deliveries
+DELETE FROM duly_deliveries AS d
+USING unnest($1::bytea[], $2::text[], $3::text[], $4::bigint[]) AS old (key, channel, recipient, round)
+WHERE d.key = old.key AND d.channel = old.channel AND d.recipient = old.recipient AND d.round = old.round
+    AND d.state >= 10
+RETURNING 1;
+
 -- name: settled
 -- Of the awaited messages, those that have ended or are gone.
 SELECT awaited.key FROM unnest($1::bytea[]) AS awaited (key)

@@ -27,6 +27,24 @@ SELECT key, kind, recipient, body, time, expires, position, state, answer, until
 FROM messages WHERE kind = 'alert_event' AND (accepted_at, key) < (?, ?)
 ORDER BY accepted_at DESC, key DESC LIMIT ?;
 
+-- name: aged
+-- So many alerts, whatever they have of deliveries: a step is a step.
+SELECT m.accepted_at, m.key,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM (
+    SELECT accepted_at, key, state FROM messages
+    WHERE kind = 'alert_event' AND (accepted_at, key) > (?, ?) AND accepted_at < ?
+    ORDER BY accepted_at, key LIMIT ?
+) AS m LEFT JOIN deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
+ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
+
+-- name: forget_ended_deliveries
+-- As a JSON array of [key in hex, channel, recipient, round].
+DELETE FROM deliveries WHERE state >= 10 AND (key, channel, recipient, round) IN (
+    SELECT unhex(value ->> 0), value ->> 1, value ->> 2, value ->> 3 FROM json_each(?)
+)
+RETURNING 1;
+
 -- name: withdraw
 DELETE FROM messages WHERE key = ? AND state < 10;
 
