@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from duly.doorbell import Doorbell
 from tests.wire.conftest import Town
-
-_numbers = itertools.count()
-
-
-@pytest.fixture
-async def towns(postgres_server: Any, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
-    url = postgres_server.create_database(f"hubs_{next(_numbers)}")
-    here, there = (Town(tmp_path / name, {"ledger": url}) for name in ("here", "there"))
-    for town in (here, there):
-        await town.start()
-    await here.settle("ann", "bob", "cid")
-    await there.hub.accounts.refresh()
-    there.tokens = here.tokens
-    yield here, there
-    for town in (here, there):
-        await town.hub.stop()
 
 
 async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, Town]) -> None:
