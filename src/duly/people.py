@@ -176,12 +176,12 @@ class People:
 
     async def refresh(self) -> frozenset[str]:
         """Ask for the sessions seen here again; whose have ended elsewhere: hang up on them."""
-        ended = set()
-        for key, who in list(self._known.items()):
-            if await self._ledger.item(sessions(who.name), key.hex()) is None:
-                self._known.pop(key, None)
-                ended.add(who.name)
-        return frozenset(ended)
+        known = list(self._known.items())
+        found = await self._ledger.items([(sessions(who.name), key.hex()) for key, who in known])
+        ended = [(key, who) for (key, who), login in zip(known, found, strict=True) if login is None]
+        for key, _ in ended:
+            self._known.pop(key, None)
+        return frozenset(who.name for _, who in ended)
 
     async def _surplus(self, name: str) -> list[Drop]:
         logins = await self._ledger.shelf(sessions(name))
