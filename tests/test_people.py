@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from argon2 import PasswordHasher
 
-from duly.auth import Accounts, LoginGuard, Role
+from duly.auth import FORMER, Accounts, LoginGuard, Role
+from duly.core.writes import Put
 from duly.errors import Conflict, Malformed, NotAllowed, NotAuthenticated, Overloaded, TooManyLogins
 from duly.ledgers import open_ledger
 from duly.ledgers.memory import MemoryLedger
@@ -21,14 +22,10 @@ CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 PASSWORD = "correct horse"
 
 
-async def nobody(name: str) -> bool:
-    return name == "ghost"
-
-
 async def people_of(ledger: Any, *, open_: bool = True) -> People:
     accounts = Accounts(ledger)
     await accounts.refresh()
-    return People(ledger, accounts, LoginGuard(), open_=open_, used=nobody, hasher=CHEAP)
+    return People(ledger, accounts, LoginGuard(), open_=open_, hasher=CHEAP)
 
 
 @pytest.fixture
@@ -98,6 +95,7 @@ async def test_another_password_ends_all_sessions(people: People) -> None:
 @pytest.mark.parametrize("name", ["ann", "ghost"])
 async def test_a_name_that_is_or_was_somebodys_is_not_given_away(people: People, name: str) -> None:
     await people.register("ann", PASSWORD, "here")
+    await people._ledger.write(Put(FORMER, "ghost", b""))
     with pytest.raises(Conflict, match="taken"):
         await people.register(name, PASSWORD, "there")
 
@@ -141,7 +139,7 @@ async def test_guessing_is_slowed_down_by_name_and_by_address(people: People) ->
 async def test_hashing_does_not_stop_the_loop_and_a_crowd_is_told_to_wait() -> None:
     ledger = MemoryLedger()
     accounts = Accounts(ledger)
-    people = People(ledger, accounts, LoginGuard(free=10_000), open_=True, used=nobody)
+    people = People(ledger, accounts, LoginGuard(free=10_000), open_=True)
     await people.register("ann", PASSWORD, "here")
     logins = [asyncio.create_task(people.log_in("ann", PASSWORD, "here")) for _ in range(WAITING + 8)]
     longest, last = 0.0, time.perf_counter()

@@ -4,6 +4,8 @@ The laws. A name is one principal with one role, and what is not granted is deni
 when it is made; only its SHA-256 is kept, so whoever reads the ledger can impersonate nobody. (A token is
 32 random bytes: there is nothing to guess, so a slow hash would protect nothing and cost every login.)
 
+A name is free again when its account was removed; but of a person something may be left: see LEAVING.
+
 The ledger is the truth, and every question is answered from memory: who connects is checked without I/O.
 What other processes have changed is seen at the next `refresh`.
 
@@ -27,7 +29,7 @@ from msgspec.structs import replace as changed
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MINUTE, SECOND
-from duly.core.writes import Drop, Put, PutNew
+from duly.core.writes import Drop, Given, Put, PutNew, Write
 from duly.errors import Conflict, Malformed
 from duly.ledger import Ledger
 
@@ -40,6 +42,10 @@ RESERVED: Final = frozenset({"hub", "local"})
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _PRINCIPALS: Final = "principals"
 _GRANTS: Final = "grants"
+LEAVING: Final = "leaving"
+"""people whose account was removed, and when: what they were in has to be ended"""
+FORMER: Final = "former"
+"""people who are gone and have left something behind: their names are not given away"""
 
 
 class Role(Enum):
@@ -86,6 +92,11 @@ class _Stored(Struct, frozen=True):
 
 _decode: Final = msgspec.json.Decoder(_Stored).decode
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def sessions(name: str) -> str:
+    """The shelf of somebody's logins."""
+    return f"sessions/{name}"
 
 
 def check_name(name: str) -> str:
@@ -159,8 +170,7 @@ class Accounts:
                 # A grant that was being made while its principal was removed must not be inherited.
                 left = [grant for grant in book.dangling if name in grant]
                 drops = tuple(Drop(_GRANTS, _grant(*grant)) for grant in left)
-                if not (await self._ledger.write(PutNew(_PRINCIPALS, name, _encode(new), then=drops)))[0]:
-                    raise _taken(name, "made by another process just now")
+                await self._put_new(name, new, drops)
                 book.dangling.difference_update(left)
             book.seat(name, new)
         return token
@@ -171,10 +181,26 @@ class Accounts:
         async with self._changing:
             book = await self._current()
             new = _Stored(Role.USER, "", self._ledger.clock.now(), password=password)
-            old = book.stored.get(name)
-            if old is not None or not (await self._ledger.write(PutNew(_PRINCIPALS, name, _encode(new))))[0]:
-                raise Conflict(f"the name {name!r} is taken; choose another")
-            book.seat(name, new)
+            with suppress(Conflict):  # strangers are not told by whom
+                if name not in book.stored:
+                    await self._put_new(name, new)
+                    book.seat(name, new)
+                    return
+            raise Conflict(f"the name {name!r} is taken; choose another")
+
+    async def _put_new(self, name: str, new: _Stored, then: tuple[Write, ...] = ()) -> None:
+        """Lay a principal on its shelf; raises `Conflict` if the name is not free."""
+        put = PutNew(_PRINCIPALS, name, _encode(new), then=then)
+        leaving = Given(LEAVING, name, otherwise=(put,))
+        match await self._ledger.write(Given(FORMER, name, otherwise=(leaving,))):
+            case [True, *_]:
+                raise Conflict(f"somebody who is gone has talked as {name!r}; choose another name")
+            case [_, True, *_]:
+                raise Conflict(
+                    f"{name!r} was removed just now; try again in a minute, or choose another name"
+                )
+            case [_, _, False, *_]:
+                raise _taken(name, "made by another process just now")
 
     async def set_password(self, name: str, password: str) -> None:
         """Give a user another password; this is its hash."""
@@ -202,13 +228,16 @@ class Accounts:
         return self.role_of(name)
 
     async def remove(self, name: str) -> bool:
-        """Forget a principal with all its grants; whether there was one. Its name is free again."""
+        """Forget a principal with all its grants and logins; whether there was one. Its name is free again,
+        a person's once they have been seen off."""
         async with self._changing:
             book = await self._current()
             grants = book.grants_of(name)
-            gone, *_ = await self._ledger.write(
-                Drop(_PRINCIPALS, name), *(Drop(_GRANTS, _grant(*grant)) for grant in grants)
-            )
+            also: list[Write] = [Drop(_GRANTS, _grant(*grant)) for grant in grants]
+            if name in book.stored and book.stored[name].role is Role.USER:
+                also.append(Put(LEAVING, name, b"%d" % self._ledger.clock.now()))
+                also += [Drop(sessions(name), key) for key in await self._ledger.shelf(sessions(name))]
+            gone, *_ = await self._ledger.write(Drop(_PRINCIPALS, name), *also)
             for grant in grants:
                 book.unlink(*grant)
             book.unseat(name)

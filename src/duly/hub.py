@@ -122,9 +122,7 @@ class Hub:
         self._bell = await self._hang_bell()
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
         self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only), self._bell)
-        self.people = People(
-            self.ledger, self.accounts, self._guard, open_=settings.open_registration, used=self.chat.left_by
-        )
+        self.people = People(self.ledger, self.accounts, self._guard, open_=settings.open_registration)
         closing.callback(self.people.close)
         self.alerts = Alerts(
             self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
@@ -348,6 +346,8 @@ class Hub:
         return await retention.prune(self.ledger, self.alerts.desk, self.archive, kept)
 
     async def _refresh(self) -> None:
+        with contextlib.suppress(LedgerError):
+            await self.chat.see_off()
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
                 for name in await self.accounts.refresh() | await self.people.refresh():
@@ -483,9 +483,12 @@ class Hub:
                 result = await administer(self.accounts, verb, wanted)
                 if self._bell is not None:
                     self._bell.ring(ACCOUNTS)
+                if verb == "remove":
+                    await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
                     await self.renew_broker_users()
+                    await self.chat.see_off()
                 return result
 
     def dismiss(self, name: str) -> None:

@@ -325,6 +325,14 @@ class Ledger(ABC):
 
     @abstractmethod
     async def item(self, shelf: str, name: str) -> bytes | None: ...
+    async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        """What lies there, for many (shelf, name) with one question."""
+        return [await self.item(shelf, name) for shelf, name in places]
+
+    async def counts(self, shelves: Collection[str]) -> dict[str, int]:
+        """How much lies on each of these shelves; those that are empty are left out."""
+        return {shelf: count for shelf in shelves if (count := len(await self.shelf(shelf)))}
+
     @abstractmethod
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         """The latest refusals, newest first."""

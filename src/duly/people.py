@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -21,7 +21,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from msgspec import Struct
 
-from duly.auth import PREFIX, Accounts, LoginGuard, Principal, Role, check_name, digest
+from duly.auth import PREFIX, Accounts, LoginGuard, Principal, Role, check_name, digest, sessions
 from duly.core.units import SECOND
 from duly.core.writes import Drop, Put
 from duly.errors import Conflict, Malformed, NotAllowed, NotAuthenticated, Overloaded, TooManyLogins
@@ -47,8 +47,7 @@ class Login(Struct, frozen=True):
 
 
 class People:
-    """Those who log in with a password. `open_`: strangers may register themselves. `used(name)` says whether
-    anything is left of somebody who had this name."""
+    """Those who log in with a password. `open_`: strangers may register themselves."""
 
     def __init__(
         self,
@@ -57,14 +56,12 @@ class People:
         guard: LoginGuard,
         *,
         open_: bool,
-        used: Callable[[str], Awaitable[bool]],
         hasher: PasswordHasher | None = None,
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
         self._guard = guard
         self._open = open_
-        self._used = used
         self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="duly-argon2")
         self._waiting = 0
@@ -86,8 +83,7 @@ class People:
         if not trusted:
             self._let_through(f"register {address}")
             self._guard.failed(f"register {address}", self._now())  # each one counts: the disk is not endless
-        if await self._accounts.look(name) is not None or await self._used(name):
-            # A name that somebody had is not given away: what was said to them is not for anybody else.
+        if await self._accounts.look(name) is not None:
             raise Conflict(f"the name {name!r} is taken; choose another")
         await self._accounts.register(name, await self._beside(lambda: self._hasher.hash(password)))
 
@@ -106,7 +102,7 @@ class People:
         """The token of a new session, for whoever has shown otherwise that they may."""
         token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
         login = msgspec.json.encode(Login(self._now(), device[:100]))
-        await self._ledger.write(Put(_shelf(name), digest(token).hex(), login), *await self._surplus(name))
+        await self._ledger.write(Put(sessions(name), digest(token).hex(), login), *await self._surplus(name))
         return token
 
     async def change_password(self, name: str, old: str, new: str, address: str) -> None:
@@ -158,7 +154,7 @@ class People:
             return None
         key = digest(token)
         who = self._known.get(key)
-        if who is None and await self._ledger.item(_shelf(name), key.hex()) is not None:
+        if who is None and await self._ledger.item(sessions(name), key.hex()) is not None:
             who = self._known[key] = Principal(name, Role.USER, key.hex()[:12])
         if who is None or await self._accounts.look(name) is not Role.USER:
             return None
@@ -168,36 +164,32 @@ class People:
         """End one session; whether there was one."""
         name = token.removeprefix(PREFIX).rpartition(":")[0]
         self._known.pop(digest(token), None)
-        return bool((await self._ledger.write(Drop(_shelf(name), digest(token).hex())))[0])
+        return bool((await self._ledger.write(Drop(sessions(name), digest(token).hex())))[0])
 
     async def log_out_everywhere(self, name: str) -> int:
         """End all sessions of somebody; how many there were."""
-        sessions = await self._ledger.shelf(_shelf(name))
-        if sessions:
-            await self._ledger.write(*(Drop(_shelf(name), key) for key in sessions))
+        ended = await self._ledger.shelf(sessions(name))
+        if ended:
+            await self._ledger.write(*(Drop(sessions(name), key) for key in ended))
         self._known = {key: who for key, who in self._known.items() if who.name != name}
-        return len(sessions)
+        return len(ended)
 
     async def refresh(self) -> frozenset[str]:
         """Ask for the sessions seen here again; whose have ended elsewhere: hang up on them."""
-        ended = set()
-        for key, who in list(self._known.items()):
-            if await self._ledger.item(_shelf(who.name), key.hex()) is None:
-                self._known.pop(key, None)
-                ended.add(who.name)
-        return frozenset(ended)
+        known = list(self._known.items())
+        found = await self._ledger.items([(sessions(who.name), key.hex()) for key, who in known])
+        ended = [(key, who) for (key, who), login in zip(known, found, strict=True) if login is None]
+        for key, _ in ended:
+            self._known.pop(key, None)
+        return frozenset(who.name for _, who in ended)
 
     async def _surplus(self, name: str) -> list[Drop]:
-        sessions = await self._ledger.shelf(_shelf(name))
-        oldest = sorted(sessions, key=lambda key: msgspec.json.decode(sessions[key], type=Login).created)
-        return [Drop(_shelf(name), key) for key in oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]]
+        logins = await self._ledger.shelf(sessions(name))
+        oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=Login).created)
+        return [Drop(sessions(name), key) for key in oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]]
 
     def _now(self) -> int:
         return self._ledger.clock.now()
-
-
-def _shelf(name: str) -> str:
-    return f"sessions/{name}"
 
 
 def _check_password(password: str) -> None:

@@ -35,6 +35,12 @@ def test_accounts_and_grants_come_and_go(office: Place) -> None:
     assert "lock  device" in office.duly("list").stdout
 
 
+def test_a_person_who_never_talked_leaves_a_free_name(office: Place) -> None:
+    assert office.duly("add", "user", "ann").returncode == 0
+    assert office.duly("remove", "ann").returncode == 0
+    assert office.ask("add", "app", "ann")["role"] == "app"
+
+
 def test_what_cannot_be_done_says_why(office: Place) -> None:
     office.duly("add", "app", "phone")
     taken = office.duly("add", "device", "phone")

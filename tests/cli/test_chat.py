@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import SECONDS, Place
+from tests.servers import quiet_port
 
 
 class Window:
@@ -120,7 +121,8 @@ def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
     hub = place.up()
     url = f"http://127.0.0.1:{place.port}"
     env = place.env | {"DULY_PASSWORD": "correct horse"}
-    command = [sys.executable, "-m", "duly", "chat", "--as", "zoe", "--url", url, "--json"]
+    urls = f"http://127.0.0.1:{quiet_port()},{url}"
+    command = [sys.executable, "-m", "duly", "chat", "--as", "zoe", "--url", urls, "--json"]
     for more, code in (("--register", 0), ("", 0), ("--register", 6)):
         done = subprocess.run(
             [*command, *more.split()], cwd=tmp_path, env=env, input="", capture_output=True, text=True,

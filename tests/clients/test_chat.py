@@ -13,6 +13,7 @@ from duly.auth import Role
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
 from duly.errors import NotAuthenticated, Stopped
 from tests.places import Place
+from tests.servers import quiet_port
 
 
 @pytest.fixture
@@ -192,3 +193,15 @@ async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_recon
             await bob.conversations()
         async with chat(town, "bob") as bob:
             assert [line.text for line in await take(bob, 3)] == ["0", "1", "2"]
+
+
+async def test_of_several_hubs_one_that_is_there_is_asked(town: Place) -> None:
+    urls = f"http://127.0.0.1:{quiet_port()}, {town.url}/"
+    await Chat.register(urls, "dan", "dan's password")
+    token = await Chat.log_in(urls, "dan", "dan's password")
+    async with asyncio.timeout(10), Chat(urls, token) as dan:
+        assert (await dan.send("ann", "hello")).conv == "ann+dan"
+        await dan.log_out(everywhere=True)
+    with pytest.raises(NotAuthenticated):
+        async with Chat(urls, token):
+            pass

@@ -17,9 +17,13 @@ from aiohttp import web
 
 from duly.auth import Role
 from duly.clients.device import Command, Device
+from duly.core.lifecycle import State
+from duly.core.messages import key_of
 from duly.errors import DeviceError
+from duly.hub import Hub
 from tests import servers
 from tests.places import Place
+from tests.wire.many import Town
 
 try:
     from playwright.async_api import async_playwright
@@ -37,8 +41,8 @@ PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
 const hub = new URLSearchParams(location.search).get("hub");
 const { App, Chat } = await import(`${hub}/duly.js`);
 Object.assign(globalThis, { hub, Chat });
-globalThis.open = (token, options) => {
-  globalThis.app = new App(hub, token, options);
+globalThis.open = (token, options, hubs = hub) => {
+  globalThis.app = new App(hubs, token, options);
   globalThis.told = [];
   for (const event of ["push", "gap", "end", "down"]) app.on(event, (what) => told.push([event, what]));
   return app.ready;
@@ -120,7 +124,7 @@ async def lock(place: Place) -> AsyncIterator[Lock]:
 class Tab:
     """A page of the app."""
 
-    def __init__(self, page: Any, site: str, place: Place) -> None:
+    def __init__(self, page: Any, site: str, place: Place | Hub) -> None:
         self.page = page
         self._site = site
         self._place = place
@@ -131,6 +135,7 @@ class Tab:
         await self.page.wait_for_function("globalThis.loaded")
 
     async def open(self, name: str = "phone", **options: Any) -> Any:
+        assert isinstance(self._place, Place)
         return await self.do(f"seen(open({json.dumps(self._place.tokens[name])}, {json.dumps(options)}))")
 
     async def do(self, script: str) -> Any:
@@ -291,6 +296,36 @@ async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
     await _until(lambda: sorted(lock.effects) == sorted(ids))
 
 
+async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
+    context: Any, site: str, tmp_path: Path, postgres_server: servers.Postgres
+) -> None:
+    town = Town(tmp_path, postgres_server)
+    await town.start(2)
+    nobody = f"http://127.0.0.1:{servers.quiet_port()}"
+    urls = ", ".join([nobody, *(f"{hub.url}/" for hub in town.hubs)])
+    device = Device(urls, town.tokens["lock"])
+    done: list[int] = []
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> int:
+        done.append(command.data)
+        return int(command.data)
+
+    tab = Tab(await context.new_page(), site, town.hubs[1])
+    try:
+        async with device:
+            await tab.load()
+            await tab.do(f"open({json.dumps(town.tokens['phone'])}, {{}}, {json.dumps(urls)})")
+            for n in range(4):
+                if n == 2:
+                    await town.hubs.pop(0).stop()
+                ack = await tab.do(f"app.send('lock', 'lock_control', {n}, {{queue: true, expires: 60}})")
+                assert (ack["state"], ack["data"]) == ("done", n)
+        assert done == list(range(4))
+    finally:
+        await town.stop()
+
+
 async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
     await tab.open()
     lock.free.clear()
@@ -392,6 +427,31 @@ async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_exp
     assert len(lock.effects) == 1
 
 
+async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
+    wire: Wire, tab: Tab, place: Place, lock: Lock
+) -> None:
+    await tab.page.clock.install()
+    await tab.open()
+    lock.free.clear()
+    await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: bool(lock.effects))
+    await place.stop()
+    await tab.until("!app.connected")
+    await tab.page.clock.run_for(70_000)
+    assert (await tab.do("ended"))["state"] == "unknown"
+    await place.start()
+    lock.free.set()
+    await _has_ended(place, lock.effects[0])  # and the page has not heard of it
+    assert len(await tab.told("end")) == 1
+    await tab.page.clock.run_for(11_000)
+    await tab.until("told.filter(([event]) => event === 'end').length === 2")
+    *_, settled = await tab.told("end")
+    assert (settled["id"], settled["ack"]["state"]) == (lock.effects[0], "done")
+    await tab.do("void app.send('lock', 'lock_control', {open: false})")
+    await tab.until("told.filter(([event]) => event === 'end').length === 3")  # the first is told no more
+    assert len(lock.effects) == 2
+
+
 # ── pushes ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -448,4 +508,13 @@ def _number(seq_id: str) -> int:
 async def _until(true: Any, seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while not true():
+            await asyncio.sleep(0.01)
+
+
+async def _has_ended(place: Place, id_: str) -> None:
+    """Until a command of the phone has ended, by the hub's ledger."""
+    async with asyncio.timeout(20):
+        while (found := await place.hub.ledger.find(key_of("phone", id_))) is None or (
+            found.state is not State.DONE
+        ):
             await asyncio.sleep(0.01)

@@ -90,6 +90,15 @@ async def test_the_ends_of_many_streams_are_told_at_once(ledger: Ledger) -> None
     assert await ledger.lasts([]) == {}
 
 
+async def test_many_items_and_shelves_are_asked_for_at_once(ledger: Ledger) -> None:
+    await ledger.write(w.Put("one", "a", b"1"), w.Put("one", "b", b""), w.Put("two", "a", b"2"))
+    places = [("two", "a"), ("one", "c"), ("one", "b"), ("none", "a"), ("two", "a")]
+    assert await ledger.items(places) == [b"2", None, b"", None, b"2"]
+    assert await ledger.items([]) == []
+    assert await ledger.counts(["one", "two", "none"]) == {"one": 2, "two": 1}
+    assert await ledger.counts([]) == {}
+
+
 async def test_an_item_is_dropped_only_if_it_is_still_the_same(ledger: Ledger) -> None:
     await ledger.write(w.Put("homes", "lock", b"here"))
     assert await ledger.write(w.Drop("homes", "lock", b"there")) == [False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ from duly.clock import SystemClock
 from duly.core.units import SECOND
 from duly.hub import Hub
 from duly.settings import Settings
+from tests.servers import Postgres
 from tests.wire.people import Person, enter
 from tests.wire.raw import Peer, join
 
@@ -130,6 +132,21 @@ async def open_town(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Tow
 
     yield make
     for town in towns:
+        await town.hub.stop()
+
+
+@pytest.fixture
+async def towns(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
+    """Two hubs on one PostgreSQL, with the same people."""
+    url = postgres_server.create_database(f"hubs_{secrets.token_hex(6)}")
+    here, there = (Town(tmp_path / name, {"ledger": url}) for name in ("here", "there"))
+    for town in (here, there):
+        await town.start()
+    await here.settle("ann", "bob", "cid")
+    await there.hub.accounts.refresh()
+    there.tokens = here.tokens
+    yield here, there
+    for town in (here, there):
         await town.hub.stop()
 
 

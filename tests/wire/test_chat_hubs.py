@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
+from duly.apps import elsewhere
 from duly.doorbell import Doorbell
 from tests.wire.conftest import Town
-
-_numbers = itertools.count()
-
-
-@pytest.fixture
-async def towns(postgres_server: Any, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
-    url = postgres_server.create_database(f"hubs_{next(_numbers)}")
-    here, there = (Town(tmp_path / name, {"ledger": url}) for name in ("here", "there"))
-    for town in (here, there):
-        await town.start()
-    await here.settle("ann", "bob", "cid")
-    await there.hub.accounts.refresh()
-    there.tokens = here.tokens
-    yield here, there
-    for town in (here, there):
-        await town.hub.stop()
 
 
 async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, Town]) -> None:
@@ -115,3 +95,18 @@ async def test_somebody_who_has_just_registered_is_known_everywhere(towns: tuple
     async with there.enter("zoe") as zoe, there.enter("ann") as ann:
         assert (await ann.chat("zoe", "welcome"))["code"] == 0
         assert await zoe.texts(1) == ["welcome"]
+
+
+async def test_where_there_are_very_many_conversations_they_take_turns(
+    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = towns
+    async with here.enter("ann") as ann, here.enter("cid") as cid, there.enter("bob") as bob:
+        await ann.chat("bob", "the first")
+        await cid.chat("bob", "the first")
+        assert await bob.texts(2) == ["the first"] * 2
+        monkeypatch.setattr(Doorbell, "ring", lambda self, about, name="": None)
+        monkeypatch.setattr(elsewhere, "CONVS_LOOKED_AT", 1)
+        await ann.chat("bob", "of ann")
+        await cid.chat("bob", "of cid")
+        assert {(await bob.line(20))["data"]["text"] for _ in range(2)} == {"of ann", "of cid"}

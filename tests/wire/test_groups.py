@@ -87,6 +87,16 @@ async def test_who_joins_sees_what_the_group_allows(town: Town, history: str, se
         assert [f["n"] for f in lines] == ([1, 2, 3, 4, 5] if seen else [5])
 
 
+async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(town: Town) -> None:
+    async with town.enter("ann") as ann, town.enter("bob") as bob:
+        group = await make(ann, "bob")
+        assert (await ann.ask("group_remove", group=group, user="bob"))["code"] == 0
+        for type_, data in (("group_invite", {"group": group}), ("friend_ask", {})):
+            assert (await ann.ask(type_, user="bob", **data))["code"] == 0
+        notes = [line for line in await bob.lines(5) if line["conv"] == "~bob"]
+        assert [line["type"] for line in notes] == ["group_remove", "group_invite", "friend_ask"]
+
+
 async def test_whoever_is_removed_gets_nothing_after(town: Town) -> None:
     async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("cid") as cid:
         group = await make(ann, "bob", "cid")

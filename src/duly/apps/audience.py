@@ -148,10 +148,6 @@ class Audience:
     def seat(self, session: Session) -> Seat | None:
         return self._seats.get(session)
 
-    def names(self) -> list[str]:
-        """Who is connected."""
-        return list(self._by_name)
-
     def here(self, conv: str) -> list[Seat]:
         """The connections that are in a conversation."""
         return list(self._present.get(conv, ()))
@@ -160,9 +156,19 @@ class Audience:
         """Whether anybody here is in this conversation, or is just coming into it."""
         return conv in self._present or any(self.seats(name) for name in c.pair_in(conv))
 
-    def heads(self) -> dict[str, int]:
-        """The conversations that people here are in, and how far the one furthest behind knows them to go."""
-        return {conv: min(p.head for p in places.values()) for conv, places in self._present.items()}
+    def convs(self) -> list[str]:
+        """The conversations that people here are in."""
+        return list(self._present)
+
+    def head(self, conv: str) -> int | None:
+        """How far the one here who is furthest behind knows a conversation to go; None: nobody is in it."""
+        places = self._present.get(conv)
+        return min(place.head for place in places.values()) if places else None
+
+    def counts(self) -> dict[str, int]:
+        """Who is connected, and in how many conversations they are, notes to them aside; of several
+        connections the least."""
+        return {name: min(len(seat.places) for seat in seats) - 1 for name, seats in self._by_name.items()}
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
         """Somebody is in this conversation now."""
@@ -268,7 +274,7 @@ class Audience:
                     continue
                 place.told = entry.n
             place.seat.session.push(frame)
-            if c.leaver_in(entry) == place.seat.who.name:
+            if c.is_group(place.conv) and c.leaver_in(entry) == place.seat.who.name:
                 self._stand_up(place.seat, place.conv)
 
     async def show(

@@ -18,11 +18,12 @@ from msgspec import Raw, Struct
 from duly.apps import conversations as c
 from duly.apps.audience import AGAIN, Audience, Seat
 from duly.apps.conversations import NOT_YOURS, Guard, Rank, Request
+from duly.apps.departures import see_off
 from duly.apps.elsewhere import Elsewhere
 from duly.apps.friends import FRIENDS, Friends
 from duly.apps.groups import GROUPS, Groups
 from duly.apps.lines import Asked, Lines
-from duly.auth import Accounts, Principal, Role
+from duly.auth import LEAVING, Accounts, Principal, Role
 from duly.core.lifecycle import State
 from duly.core.messages import Word, names_in
 from duly.core.retry import RetryPolicy
@@ -112,6 +113,7 @@ class Chat:
 
     async def start(self) -> None:
         await self.engine.start()
+        await self.see_off()
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -275,9 +277,14 @@ class Chat:
             raise NotAllowed(NOT_YOURS.reason)
         return line
 
-    async def left_by(self, name: str) -> bool:
-        """Whether anybody of this name has talked here: it is not given away."""
-        return bool(await self._ledger.shelf(c.convs(name)))
+    async def see_off(self) -> None:
+        """End what those were in whose accounts were removed."""
+        for name in await self._ledger.shelf(LEAVING):
+            news = await see_off(self._ledger, name)
+            for conv in news:
+                self.audience.look(conv)
+            if self.elsewhere is not None:
+                self.elsewhere.said(tuple(news), ())
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
 

@@ -1,9 +1,9 @@
 """Elsewhere: what a chat does because the people it talks to may be at other hubs on its ledger.
 
 The laws. A line is stored, then rung for; whoever hears it looks into the ledger, and would have looked there
-anyway a second later, or five for a conversation that is new. What passes and is kept nowhere, typing and
-presence, travels with the ring itself: if it is lost, it is lost. Receipts are in between: the ring says
-whose, the ledger how far.
+anyway a second later, or five for a conversation that is new (a few more, where there are very many). What
+passes and is kept nowhere, typing and presence, travels with the ring itself: if it is lost, it is lost.
+Receipts are in between: the ring says whose, the ledger how far.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PASSING_BYTES: Final = 1_000
 """What passes is short, or stays here."""
 PEOPLE_EVERY: Final = 5
 """Looks between two looks for conversations that are new to somebody."""
+CONVS_LOOKED_AT: Final = 20_000
+"""Conversations of one look; where there are more, they take turns."""
 
 
 class Presence(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +65,8 @@ class Elsewhere:
         self._ledger, self._bell, self._audience = ledger, bell, audience
         self._reached, self._typed, self._present = reached, typed, present
         self._looks = 0
+        self._unseen: list[str] = []
+        """conversations that the next looks are for"""
         self._looking = False
         bell.listen(LINE, self._heard_line)
         bell.listen(PERSON, self._heard_person)
@@ -144,12 +148,20 @@ class Elsewhere:
             self._looking = False
 
     async def _look(self) -> None:
-        heads = self._audience.heads()
-        lasts = await self._ledger.lasts([c.stream(conv) for conv in heads])
-        for conv, head in heads.items():
-            if lasts.get(c.stream(conv), 0) > head:
+        """Two questions, however many are here: ten thousand people must not cost ten thousand."""
+        if not self._unseen:
+            self._unseen = self._audience.convs()
+        some, self._unseen = self._unseen[:CONVS_LOOKED_AT], self._unseen[CONVS_LOOKED_AT:]
+        lasts = await self._ledger.lasts([c.stream(conv) for conv in some])
+        for conv in some:
+            head = self._audience.head(conv)
+            if head is not None and lasts.get(c.stream(conv), 0) > head:
                 self._audience.look(conv)
         self._looks += 1
         if self._looks % PEOPLE_EVERY == 0:
-            for name in self._audience.names():
-                await self._audience.look_up(name)
+            # Who is in as many as we know of is in the same ones: that they left one, its own lines say.
+            known = self._audience.counts()
+            found = await self._ledger.counts([c.convs(name) for name in known])
+            for name, count in known.items():
+                if found.get(c.convs(name), 0) != count:
+                    await self._audience.look_up(name)

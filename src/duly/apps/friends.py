@@ -76,9 +76,10 @@ class Friends:
                 return Request(message, mine, line, (), (Drop(c.blocks(me), other), free))
 
     async def of(self, me: str) -> dict[str, list[str]]:
-        """Friends, those who ask to be, and those who are blocked."""
+        """Friends, those who ask to be (and are still there), and those who are blocked."""
+        asking = await self._ledger.shelf(c.asked(me))
         return {
             "friends": list(await self._ledger.shelf(c.friends(me))),
-            "asking": list(await self._ledger.shelf(c.asked(me))),
+            "asking": [name for name in asking if await self._knows(name)],
             "blocked": list(await self._ledger.shelf(c.blocks(me))),
         }

@@ -178,6 +178,7 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
+    from duly.apps.departures import see_off
     from duly.auth import Accounts, administer
     from duly.ledgers import open_ledger
 
@@ -188,7 +189,11 @@ async def _do_in_ledger(
     async with await opening as book:
         accounts = Accounts(book)
         await accounts.refresh()
+        if verb == "add":
+            await see_off(book, wanted["name"])
         result: dict[str, Any] = msgspec.to_builtins(await administer(accounts, verb, wanted))
+        if verb == "remove":
+            await see_off(book, wanted["name"])
         if verb == "list":
             from duly.apps.gateway import last_heard
 

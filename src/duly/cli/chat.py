@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.common import Data, Exit, Hub, Json, Token, Trouble, Url, clock, local_hub, note, print_json
+from duly.cli.common import (
+    Data,
+    Exit,
+    Hub,
+    Json,
+    Token,
+    Trouble,
+    Unreachable,
+    Url,
+    clock,
+    local_hub,
+    note,
+    print_json,
+)
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
@@ -53,14 +66,13 @@ def chat(
     --url; then it logs in with --token, or with a password, which is asked for or taken from DULY_PASSWORD.
     """
     hub = _as_whom(as_, url, token, data, register)
-    hub.knock()
     ours = keep is None and (url is None or token is None)
-    asyncio.run(_chat(hub, to, keep, json, ours))
+    asyncio.run(_chat(url or hub.url, hub.token, to, keep, json, ours))
 
 
 def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> Hub:
     if url is not None and token is not None:
-        return Hub(url, token, local=False)
+        return _first_there(url, token)
     if url is None:
         hub = local_hub(data)
         if hub is None:
@@ -75,20 +87,33 @@ def _as_whom(name: str, url: str | None, token: str | None, data: str | None, re
         entered = hub.ask("/v1/admin/login", {"name": name, "device": "terminal"})
         return Hub(hub.url, str(entered["token"]), local=True)
     password = os.environ.get("DULY_PASSWORD") or typer.prompt("password", hide_input=True, err=True)
-    hub = Hub(url, "", local=False)
+    hub = _first_there(url)
     credentials = {"name": name, "password": password, "device": f"terminal of {os.uname().nodename}"}
     if register:
         hub.ask("/v1/people", credentials)
-    return Hub(url, str(hub.ask("/v1/login", credentials)["token"]), local=False)
+    return Hub(hub.url, str(hub.ask("/v1/login", credentials)["token"]), local=False)
 
 
-async def _chat(hub: Hub, to: str | None, keep: str | None, json: bool, ours: bool) -> None:
+def _first_there(urls: str, token: str = "") -> Hub:
+    """Of the hubs that are named, with commas between, the first that somebody answers at."""
+    one, _, others = urls.partition(",")
+    hub = Hub(one.strip(), token, local=False)
+    try:
+        hub.knock()
+    except Unreachable:
+        if not others:
+            raise
+        return _first_there(others, token)
+    return hub
+
+
+async def _chat(url: str, token: str, to: str | None, keep: str | None, json: bool, ours: bool) -> None:
     """`ours`: the login was made for this run, and ends with it."""
     from duly.clients.chat import Chat
 
     async with AsyncExitStack() as stack:
         typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
-        client = await stack.enter_async_context(Chat(hub.url, hub.token, data=keep))
+        client = await stack.enter_async_context(Chat(url, token, data=keep))
         out = stack.enter_context(typed.printing())
         talk = _Talk(client, out, json=json)
         if to is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -17,7 +18,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from duly.clients.link import Link
+from duly.clients.link import Link, hubs
 from duly.core.ids import SeqId, SeqIds
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
@@ -529,12 +530,18 @@ def _line(frame: Frame) -> Line:
 
 
 async def _post(url: str, path: str, body: object, token: str = "") -> Any:
-    address = url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://")
+    """Ask the first hub that is there. What was asked is not asked of the next: it may have been done."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HERE)) as http,
-        http.post(f"{address}/v1/{path}", data=msgspec.json.encode(body), headers=headers) as answer,
-    ):
+    *others, last = hubs(url)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HERE)) as http:
+        for hub in others:
+            with suppress(aiohttp.ClientConnectorError):
+                return await _post_to(http, f"{hub}/v1/{path}", body, headers)
+        return await _post_to(http, f"{last}/v1/{path}", body, headers)
+
+
+async def _post_to(http: aiohttp.ClientSession, url: str, body: object, headers: dict[str, str]) -> Any:
+    async with http.post(url, data=msgspec.json.encode(body), headers=headers) as answer:
         said = msgspec.json.decode(await answer.read())
         if answer.status == 401:
             raise NotAuthenticated(said["detail"])

@@ -42,7 +42,7 @@ class Link:
         tls: SSLContext | None = None,
         denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
-        self._urls, self._token = _hubs(url), token
+        self._urls, self._token = hubs(url), token
         self._where = where
         self._up = up
         self._heard = heard
@@ -87,8 +87,8 @@ class Link:
                 try:
                     if self._where is not None:
                         url, self._token = await self._where()
-                        self._urls = _hubs(url)
-                    url = _endpoint(self._urls[hub % len(self._urls)])
+                        self._urls = hubs(url)
+                    url = self._urls[hub % len(self._urls)] + "/v1/ws"
                     async with http.ws_connect(
                         url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
@@ -149,9 +149,11 @@ class Link:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
 
 
-def _hubs(urls: str) -> list[str]:
-    return [url.strip() for url in urls.split(",")]
+def hubs(urls: str) -> list[str]:
+    """The hubs that are named, with commas between.
 
-
-def _endpoint(url: str) -> str:
-    return url.rstrip("/").replace("ws://", "http://").replace("wss://", "https://") + "/v1/ws"
+    >>> hubs("ws://a:7800/, https://b")
+    ['http://a:7800', 'https://b']
+    """
+    named = [url.strip().rstrip("/") for url in urls.split(",")]
+    return [url.replace("ws://", "http://", 1).replace("wss://", "https://", 1) for url in named]

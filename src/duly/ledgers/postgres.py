@@ -311,6 +311,13 @@ class PostgresLedger(Ledger):
         found = await self._read("item", shelf, name)
         return found[0][0] if found else None
 
+    async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        shelves, names = [shelf for shelf, _ in places], [name for _, name in places]
+        return [body for (body,) in await self._read("items", shelves, names)] if places else []
+
+    async def counts(self, shelves: Collection[str]) -> dict[str, int]:
+        return dict(await self._read("counts", list(shelves))) if shelves else {}
+
     async def refusals(self, limit: int = 100) -> list[Refusal]:
         return [Refusal(*row) for row in await self._read("refusals", limit)]
 

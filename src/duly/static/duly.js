@@ -3,8 +3,10 @@
  *
  * The laws. A command keeps its id: it is sent again every three seconds, three times, and at once after a
  * reconnect, and the hub makes that harmless. It ends, one way or another: what was sent and never answered
- * is `unknown`, what never left us is `expired`. Ids never go backwards, in no tab and after no reload. What
- * devices tell arrives once and in order, also what was missed while away; where that is gone, `gap` says so.
+ * is `unknown`, what never left us is `expired`. What the hub has taken and we call `unknown` is asked for
+ * again at every connection; what it never confirmed is not, since that might run it long after its time. Ids
+ * never go backwards, in no tab and after no reload. What devices tell arrives once and in order, also what
+ * was missed while away; where that is gone, `gap` says so.
  *
  *     import { App } from "http://127.0.0.1:7800/duly.js";
  *     const app = new App("http://127.0.0.1:7800", token);
@@ -17,7 +19,7 @@ const PATIENCE = 60_000;
 const DAY = 86_400_000;
 const INTRODUCTION = 10_000;
 const FRAME_LIMIT = 256 * 1024;
-const UNSETTLED = 1_000;
+const UNSETTLED = 100;
 const TIMER_LIMIT = 2 ** 31 - 1;
 const ACK_PAUSE = 50;
 const ACK_LINES = 200;
@@ -74,10 +76,12 @@ export class Closed extends Error {
 
 /**
  * The connection of a client to its hub, made again with back-off whenever it breaks. It carries frames while
- * it can and loses them while it cannot; whoever uses it repeats what was lost.
+ * it can and loses them while it cannot; whoever uses it repeats what was lost. Several hubs may be named, with
+ * commas between: when one no longer answers, the next is tried.
  */
 class Link {
-  #url;
+  #urls;
+  #hub = 0;
   #token;
   #sockets;
   #client;
@@ -98,7 +102,7 @@ class Link {
    *   hear: (frame: any) => void, down: (reason: string) => void}} client */
   constructor(url, token, sockets, client) {
     if (!sockets) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
-    this.#url = url.replace(/\/+$/, "").replace(/^http/, "ws") + "/v1/ws";
+    this.#urls = hubs(url).map((hub) => hub.replace(/^http/, "ws") + "/v1/ws");
     this.#token = token;
     this.#sockets = sockets;
     this.#client = client;
@@ -135,7 +139,7 @@ class Link {
   }
 
   #connect() {
-    const socket = new this.#sockets(this.#url);
+    const socket = new this.#sockets(this.#urls[this.#hub]);
     let over = false;
     const end = (reason) => {
       clearTimeout(late);
@@ -174,8 +178,11 @@ class Link {
   }
 
   #connectLater() {
-    const pause = Math.min(200 * 2 ** this.#attempt, 10_000) * (1 - 0.2 * Math.random());
+    // Where there are others to try, all of them are tried before we wait any longer.
+    const round = Math.floor(this.#attempt / this.#urls.length);
+    const pause = Math.min(200 * 2 ** round, 10_000) * (1 - 0.2 * Math.random());
     this.#attempt += 1;
+    this.#hub = (this.#hub + 1) % this.#urls.length;
     this.#retry = setTimeout(() => this.#connectAgain(), pause);
   }
 
@@ -239,6 +246,7 @@ class Command {
     this.made = made;
     this.sent = sent;
     this.again = false;
+    this.taken = false;
     this.resends = 0;
     this.nextTry = Infinity;
     this.giveUp = performance.now() + PATIENCE;
@@ -274,7 +282,7 @@ export class App {
   #resumed = false;
   /** @type {Map<string, Command>} */
   #commands = new Map();
-  /** @type {Map<string, {device: string, type: string}>} */
+  /** Ended as unknown here, so far. @type {Map<string, Command>} */
   #unsettled = new Map();
   /** @type {Record<string, number>} */
   #cursors = {};
@@ -286,7 +294,7 @@ export class App {
   #isRefused = () => {};
 
   /**
-   * @param {string} url the hub, such as "http://127.0.0.1:7800"
+   * @param {string} url the hub, such as "http://127.0.0.1:7800"; several with commas between
    * @param {string} token
    * @param {object} [options]
    * @param {boolean} [options.keep] commands under way survive a reload of the page, and are resumed
@@ -399,6 +407,7 @@ export class App {
     const { exp, queue } = command.frame;
     const waits = queue ? Math.max(0, (exp ?? command.made + DAY) - this.#now()) : 0;
     command.giveUp = performance.now() + waits + PATIENCE;
+    command.taken = true;
     command.accept();
     this.#watch(command);
   }
@@ -407,6 +416,7 @@ export class App {
   #end(command, ack, refused) {
     clearTimeout(command.timer);
     this.#commands.delete(command.id);
+    this.#unsettled.delete(command.id);
     this.#kept.forget(`command:${command.id}`);
     const { to: device, type } = command.frame;
     if (ack) {
@@ -417,11 +427,9 @@ export class App {
       command.reject(refused);
     }
     if (ack?.state === "unknown") {
-      this.#unsettled.set(command.id, { device, type });
-      for (const oldest of this.#unsettled.keys()) {
-        if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
-        else break;
-      }
+      this.#unsettled.set(command.id, command);
+      const [oldest] = this.#unsettled.keys();
+      if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
     }
     this.#emit("end", { id: command.id, device, type, ack, refused });
   }
@@ -504,6 +512,7 @@ export class App {
       this.#resume();
     }
     for (const command of [...this.#commands.values()]) this.#transmit(command);
+    for (const { taken, frame } of this.#unsettled.values()) if (taken) this.#link.send(frame);
     this.#isReady();
     this.#emit("up", this.name);
   }
@@ -538,10 +547,10 @@ export class App {
     const command = this.#commands.get(seq_id);
     const unsettled = this.#unsettled.get(seq_id);
     if (command) {
+      command.taken = true;
       this.#end(command, ack);
     } else if (unsettled && state !== "unknown") {
-      this.#unsettled.delete(seq_id);
-      this.#emit("end", { id: seq_id, ...unsettled, ack });
+      this.#end(unsettled, ack);
     }
   }
 
@@ -634,7 +643,7 @@ export class Chat {
     return (await post(url, "login", { name, password, device })).token;
   }
 
-  /** @param {string} url @param {string} token
+  /** @param {string} url the hub; several with commas between @param {string} token
    * @param {{storage?: Storage|null, socket?: any}} [options] as for `App` */
   constructor(url, token, { storage, socket = globalThis.WebSocket } = {}) {
     this.#kept = new Kept(token, storage);
@@ -904,11 +913,22 @@ function lineOf({ conv, n, type, from, data, time, seq_id, edited }) {
 
 /** @param {string} url @param {string} path @param {any} body */
 async function post(url, path, body) {
-  const address = `${url.replace(/\/+$/, "")}/v1/${path}`;
-  const answer = await fetch(address, { method: "POST", body: JSON.stringify(body) });
+  const [hub, ...others] = hubs(url);
+  let answer;
+  try {
+    answer = await fetch(`${hub}/v1/${path}`, { method: "POST", body: JSON.stringify(body) });
+  } catch (problem) {
+    if (!others.length) throw problem;
+    return post(others.join(), path, body);
+  }
   const said = await answer.json();
   if (!answer.ok) throw new Refused(answer.status, said.error ?? "", said.detail ?? "");
   return said;
+}
+
+/** The hubs that are named, with commas between. @param {string} urls */
+function hubs(urls) {
+  return urls.split(",").map((url) => url.trim().replace(/\/+$/, ""));
 }
 
 /** @param {Iterable<(what: any) => void>} listeners @param {any} what */

@@ -264,6 +264,16 @@ SELECT name, body FROM duly_items WHERE shelf = $1 ORDER BY name;
 -- name: item
 SELECT body FROM duly_items WHERE shelf = $1 AND name = $2;
 
+-- What lies in each of these places, in their order; null: nothing.
+-- name: items
+SELECT i.body FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (shelf, name, place)
+LEFT JOIN duly_items AS i ON i.shelf = asked.shelf AND i.name = asked.name
+ORDER BY asked.place;
+
+-- How much lies on each of these shelves.
+-- name: counts
+SELECT shelf, count(*) FROM duly_items WHERE shelf = ANY($1::text[]) GROUP BY shelf;
+
 -- name: refuse
 INSERT INTO duly_refusals (scope, id, word, reason, at)
 SELECT scope, id, word, reason, at
