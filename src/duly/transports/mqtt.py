@@ -23,16 +23,8 @@ from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
 from duly.transport import OnMessage
 from duly.transports.address import Address
-from duly.transports.mqtt_session import (
-    CLOSE_WITHIN,
-    CONNECT_WITHIN,
-    Arrival,
-    Done,
-    Session,
-    Will,
-    first,
-    settled,
-)
+from duly.transports.mqtt_packets import TEXT_LIMIT, text
+from duly.transports.mqtt_session import CLOSE_WITHIN, CONNECT_WITHIN, Arrival, Done, Session, Will
 
 __all__ = ["MqttLink", "Will"]
 
@@ -143,7 +135,7 @@ class MqttLink:
                 f"{self._in_flight} messages wait for the broker's confirmation; try again later"
             )
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.publish(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        session.publish(_topic(topic), payload, retain, _telling(confirmed, session))
         return confirmed
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -153,7 +145,7 @@ class MqttLink:
             await self.publish_nowait(topic, payload, retain=retain)
             return
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.queue(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        session.queue(_topic(topic), payload, retain, _telling(confirmed, session))
         await confirmed
 
     def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
@@ -164,9 +156,9 @@ class MqttLink:
             if done is not None:
                 done(False)
         elif len(session.waiting) < self._in_flight:
-            session.publish(_check_topic(topic), payload, retain, done)
+            session.publish(_topic(topic), payload, retain, done)
         else:
-            session.queue(_check_topic(topic), payload, retain, done)
+            session.queue(_topic(topic), payload, retain, done)
 
     def _connected_session(self) -> Session:
         session = self._session
@@ -223,7 +215,7 @@ class MqttLink:
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
                 present = await session.open(self._filters)
                 self._is_up(present)
-                await first(session.closed.wait(), self._stopping.wait())
+                await _first(session.closed.wait(), self._stopping.wait())
                 self.problem = session.reason or "stopped"
             except ConnectionLost as problem:
                 self.problem = str(problem)
@@ -252,7 +244,7 @@ class MqttLink:
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""
         waiting = asyncio.ensure_future(before)
-        await first(settled(waiting), self._stopping.wait())
+        await _first(asyncio.wait({waiting}), self._stopping.wait())
         if not waiting.done():
             waiting.cancel()
             await asyncio.wait({waiting})
@@ -289,15 +281,18 @@ class MqttLink:
 
 
 @lru_cache(4_096)
-def _check_topic(topic: str) -> str:
-    if not topic or len(topic.encode(errors="replace")) > 0xFFFF or any(c in topic for c in "+#\0"):
-        raise Malformed(f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most 65535 bytes")
-    return topic
+def _topic(topic: str) -> bytes:
+    """A topic to publish to, as it stands in packets: most go to the same few."""
+    if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or any(c in topic for c in "+#\0"):
+        raise Malformed(
+            f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most {TEXT_LIMIT} bytes"
+        )
+    return text(topic)
 
 
 def _check_filter(topic: str) -> str:
-    if not topic or len(topic.encode(errors="replace")) > 0xFFFF or "\0" in topic:
-        raise Malformed(f"{topic!r} is no topic to listen to: not empty, no NUL, at most 65535 bytes")
+    if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
+        raise Malformed(f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes")
     return topic
 
 
@@ -312,3 +307,13 @@ def _telling(confirmed: asyncio.Future[None], session: Session) -> Done:
             confirmed.exception()  # seen: who publishes without waiting need not look
 
     return done
+
+
+async def _first(*waits: Awaitable[Any]) -> None:
+    """Until one of them is over; the others are dropped."""
+    tasks = {asyncio.ensure_future(w) for w in waits}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
