@@ -320,14 +320,24 @@ class Node:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def call(
-        self, to: str, action: str, payload: object = None, *, expires: float = 60.0, **more: Any
+        self,
+        to: str,
+        action: str,
+        payload: object = None,
+        *,
+        expires: float = 60.0,
+        id: str | None = None,
+        form: FormWord | None = None,
     ) -> Any:
         """Send a task and wait for its result, at most until it has expired. Raises `TaskFailed`, `Expired`,
         or `Unknown` if nobody can tell (yet). Options as for `send`."""
-        sent = await self.send(to, action, payload, expires=expires, **more)
+        if id is None and self._begun.is_set():
+            self._running()
+            sent = self._outgoing.begin(to, action, payload, expires, Form(form) if form else None)
+        else:
+            sent = await self.send(to, action, payload, expires=expires, id=id, form=form)
         try:
-            async with asyncio.timeout(expires + HORIZON.grace / SECOND):
-                return await sent.result
+            return await sent.result.within(expires + HORIZON.grace / SECOND)
         except TimeoutError:
             raise Unknown(f"{to} is still at work on the task {sent.id}") from None
 

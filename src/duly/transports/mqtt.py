@@ -266,18 +266,22 @@ class MqttLink:
             self.garbage += 1
             arrival.ack()
             return
-        if not self._call(self._on_message, topic, payload, old, arrival.ack):
+        try:
+            self._on_message(topic, payload, old, arrival.ack)
+        except Exception as bug:
+            self._complain(bug)
             arrival.session.end("the handler of a message failed; it will come again")
 
-    def _call(self, function: Callable[..., None], *args: Any) -> bool:
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
         except Exception as bug:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"a handler of {self.address!r} failed", "exception": bug}
-            )
-            return False
-        return True
+            self._complain(bug)
+
+    def _complain(self, bug: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"a handler of {self.address!r} failed", "exception": bug}
+        )
 
 
 @lru_cache(4_096)
