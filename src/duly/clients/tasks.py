@@ -85,19 +85,22 @@ class Moment(Generic[T]):
         return told
 
     def tell(self, value: T) -> None:
-        self._settle(value, None)
+        if not self.done:
+            self._value = value
+            self._settle()
 
     def fail(self, problem: Exception) -> None:
-        self._settle(None, problem)
+        if not self.done:
+            self._problem = problem
+            self._settle()
 
-    def _settle(self, value: T | None, problem: Exception | None) -> None:
-        if self.done:
-            return
-        self.done, self._value, self._problem = True, value, problem
-        waiting, self._waiting = self._waiting, None
-        for told in waiting or ():
-            if not told.done():
-                told.set_result(None)
+    def _settle(self) -> None:
+        self.done = True
+        if self._waiting is not None:
+            for told in self._waiting:
+                if not told.done():
+                    told.set_result(None)
+            self._waiting = None
 
 
 def _lapse(told: asyncio.Future[None]) -> None:

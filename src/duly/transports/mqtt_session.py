@@ -94,6 +94,8 @@ class Session(asyncio.Protocol):
         self._gone = asyncio.Event()
         self.connected = False
         self.closed = asyncio.Event()
+        self._over = False
+        """closed, asked for at every packet"""
         self.reason = ""
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
@@ -139,6 +141,7 @@ class Session(asyncio.Protocol):
     def end(self, reason: str) -> None:
         """This connection is no longer of use."""
         self.reason = self.reason or reason
+        self._over = True
         self.closed.set()
         self._confirmed_all.set()
         for answered in self._answers.values():
@@ -206,9 +209,15 @@ class Session(asyncio.Protocol):
             found, rest, self._needed = packets.split(data)
             self._rest = bytearray(data[rest:])
             for first, start, end in found:
-                if self.closed.is_set():
+                kind = first & packets.KIND
+                if self._over:
                     return
-                self._hear(first, data, start, end)
+                if kind == packets.PUBLISH:
+                    self._published(first, data, start, end)
+                elif kind == packets.PUBACK:
+                    self._confirmed(int.from_bytes(data[start:end], "big"))
+                else:
+                    self._answered(kind, data[start:end])
         except Malformed as problem:
             self.end(f"{self._address!r} does not speak MQTT: {problem}")
 
@@ -216,7 +225,7 @@ class Session(asyncio.Protocol):
 
     @property
     def open_for_more(self) -> bool:
-        return self.connected and not self.closed.is_set()
+        return self.connected and not self._over
 
     def publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
         """`topic` is a `text` of `mqtt_packets`."""
@@ -250,7 +259,7 @@ class Session(asyncio.Protocol):
 
     async def drained(self) -> None:
         """Until everything is confirmed."""
-        if self.waiting and not self.closed.is_set():
+        if self.waiting and not self._over:
             self._confirmed_all.clear()
             await self._confirmed_all.wait()
 
@@ -267,7 +276,7 @@ class Session(asyncio.Protocol):
 
     async def _ask(self, number: int, packet: bytes) -> bytes:
         """Send a packet, and return the body of the one that answers it."""
-        if self.closed.is_set():
+        if self._over:
             raise ConnectionLost(self.reason)
         answered: asyncio.Future[bytes] = self._loop.create_future()
         self._answers[number] = answered
@@ -279,19 +288,19 @@ class Session(asyncio.Protocol):
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _hear(self, first: int, data: bytes, start: int, end: int) -> None:
-        kind = first & packets.KIND
-        if kind == packets.PUBLISH:
-            self._published(first, data, start, end)
-        elif kind == packets.PUBACK:
-            self._confirmed(int.from_bytes(data[start : start + 2], "big"))
-        elif kind == packets.CONNACK:
-            if end - start != 2:
-                raise Malformed(f"a CONNACK of {end - start} bytes")
-            self.connected = data[end - 1] == 0
-            self._answer(_CONNECT, data[start:end])
-        elif kind in (packets.SUBACK, packets.UNSUBACK):
-            self._answer(int.from_bytes(data[start : start + 2], "big"), data[start:end])
+    def _answered(self, kind: int, body: bytes) -> None:
+        """Something we wait for, or of no interest: an answer to a PINGREQ."""
+        number = int.from_bytes(body[:2], "big")
+        if kind == packets.CONNACK:
+            if len(body) != 2:
+                raise Malformed(f"a CONNACK of {len(body)} bytes")
+            self.connected = body[1] == 0
+            number = _CONNECT
+        elif kind not in (packets.SUBACK, packets.UNSUBACK):
+            return
+        answered = self._answers.get(number)
+        if answered is not None and not answered.done():
+            answered.set_result(body)
 
     def _published(self, first: int, data: bytes, start: int, end: int) -> None:
         """Length and text of the topic, at QoS 1 a number, the payload."""
@@ -320,13 +329,8 @@ class Session(asyncio.Protocol):
         if not self.waiting:
             self._confirmed_all.set()
 
-    def _answer(self, number: int, body: bytes) -> None:
-        answered = self._answers.get(number)
-        if answered is not None and not answered.done():
-            answered.set_result(body)
-
     def release(self) -> None:
         """Acknowledge what is committed, as far as everything before it is."""
         arrivals = self._arrivals
-        while arrivals and arrivals[0].committed and not self.closed.is_set():
+        while arrivals and arrivals[0].committed and not self._over:
             self._write(packets.ACKNOWLEDGED + arrivals.popleft().number.to_bytes(2, "big"))
