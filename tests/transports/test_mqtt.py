@@ -309,6 +309,24 @@ async def test_retained_and_removed(place: Place) -> None:
     assert late.heard == []
 
 
+async def test_of_what_only_the_latest_counts_nothing_waits(place: Place) -> None:
+    ear = Ear()
+    bob = await place.link("bob", ear, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
+    alice = await place.link("alice")
+    await alice.publish(place.topic("alice"), b"1", retain=True)
+    await ear.until(1)
+    await bob.stop()
+    for payload in (b"2", b"3"):
+        await alice.publish(place.topic("alice"), payload, retain=True)
+    back = Ear()
+    await place.link("bob", back, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
+    await back.until(1)
+    await alice.publish(place.topic("bob"), b"last")
+    await back.until(2)
+    assert back.payloads == [b"3", b"last"], "2 was not kept for him"
+    await alice.publish(place.topic("alice"), b"", retain=True)
+
+
 async def test_the_will_is_for_accidents_only(place: Place) -> None:
     ear = Ear()
     await place.link("bob", ear, subscriptions=[place.topic("alice")])

@@ -65,8 +65,8 @@ def test_connect_as_the_standard_has_it() -> None:
     )
 
 
-def test_subscriptions_are_asked_for_at_qos_1() -> None:
-    assert packets.subscribe(7, ["a", "b/+"]) == b"\x82\x0c\x00\x07\x00\x01a\x01\x00\x03b/+\x01"
+def test_subscriptions_are_asked_for_at_their_qos() -> None:
+    assert packets.subscribe(7, {"a": 1, "b/+": 0}) == b"\x82\x0c\x00\x07\x00\x01a\x01\x00\x03b/+\x00"
     assert packets.unsubscribe(7, ["a"]) == b"\xa2\x05\x00\x07\x00\x01a"
 
 

@@ -105,7 +105,8 @@ class Mailbox:
         self.link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[*self._topics, *([self._mine] if serve else [])],
+            subscriptions=self._topics,
+            latest=[self._mine] if serve else [],
             will=self._will if serve else None,
             on_connect=self._connected,
             on_disconnect=self._disconnected,

@@ -53,8 +53,10 @@ from duly.ledgers import open_ledger
 from duly.transport import Ack
 from duly.transports.address import Address
 
-RESEND: Final = RetryPolicy.exponential(2 * SECOND, 5 * MINUTE)
-"""Until it is answered or has expired: soon at first, since most losses are a matter of seconds."""
+RESEND: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
+"""Until it is answered or has expired. By then the broker has confirmed it, and after a reconnect everything
+goes again at once: this is for brokers that lose what they confirmed, and for whoever sleeps it is one copy
+more to read."""
 
 HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
 """`exp` alone decides, give or take a clock's error; without it `time` must be of the last day."""
@@ -408,12 +410,12 @@ class Node:
         await self._mailbox.withdraw()
 
     async def _listen(self, who: str) -> None:
-        await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")
+        await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{Kind.STATUS}", latest=True)
 
     async def _ignore(self, who: str) -> None:
         if who != self.name:
             with suppress(DulyError):
-                await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")
+                await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{Kind.STATUS}")
 
     def _heard_status(self, name: str, payload: bytes, old: bool) -> None:
         try:

@@ -42,8 +42,9 @@ IN_FLIGHT: Final = 1024
 class MqttLink:
     """A persistent session with a broker.
 
-    `before` is waited for before every connect, and `will` asked for at it. `clean`: the broker forgets the
-    session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
+    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they are
+    heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked for at
+    it. `clean`: the broker forgets the session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
     in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
     is reported, the message is not acknowledged, and the connection is made anew.
     """
@@ -54,6 +55,7 @@ class MqttLink:
         on_message: OnMessage,
         *,
         subscriptions: Iterable[str] = (),
+        latest: Iterable[str] = (),
         will: Callable[[], Will] | None = None,
         on_connect: Callable[[bool], None] | None = None,
         on_disconnect: Callable[[str], None] | None = None,
@@ -76,7 +78,8 @@ class MqttLink:
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
         self._on_message = on_message
-        self._filters = dict.fromkeys(_check_filter(f) for f in subscriptions)
+        self._filters = _wanted(subscriptions, 1) | _wanted(latest, 0)
+        """what we listen to, and at which QoS"""
         self._will = will
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -178,10 +181,10 @@ class MqttLink:
         if self._session is not None:
             self._session.end(reason)
 
-    async def subscribe(self, *filters: str) -> None:
+    async def subscribe(self, *filters: str, latest: bool = False) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
-        wanted = [_check_filter(f) for f in filters]
-        self._filters.update(dict.fromkeys(wanted))
+        wanted = _wanted(filters, 0 if latest else 1)
+        self._filters |= wanted
         if self._session is not None and self._session.connected:
             try:
                 await self._session.subscribe(wanted)
@@ -195,7 +198,7 @@ class MqttLink:
         for each in filters:
             self._filters.pop(each, None)
         if self._session is not None and self._session.connected:
-            await self._session.unsubscribe(list(filters))
+            await self._session.unsubscribe(filters)
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -294,10 +297,14 @@ def _topic(topic: str) -> bytes:
     return text(topic)
 
 
-def _check_filter(topic: str) -> str:
-    if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
-        raise Malformed(f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes")
-    return topic
+def _wanted(topics: Iterable[str], qos: int) -> dict[str, int]:
+    wanted = dict.fromkeys(topics, qos)
+    for topic in wanted:
+        if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
+            raise Malformed(
+                f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes"
+            )
+    return wanted
 
 
 def _telling(confirmed: asyncio.Future[None], session: Session) -> Done:

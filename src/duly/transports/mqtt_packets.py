@@ -6,7 +6,7 @@ stream is taken apart in one pass, as many packets as it holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from duly.errors import Malformed
@@ -73,9 +73,10 @@ def connect(
     return _packet(0x10, _PROTOCOL + bytes((flags,)) + keepalive.to_bytes(2, "big") + body)
 
 
-def subscribe(number: int, filters: Sequence[str]) -> bytes:
-    """SUBSCRIBE, all of them at QoS 1."""
-    return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + b"".join(text(f) + b"\x01" for f in filters))
+def subscribe(number: int, filters: Mapping[str, int]) -> bytes:
+    """SUBSCRIBE, each at its QoS."""
+    wanted = b"".join(text(each) + bytes((qos,)) for each, qos in filters.items())
+    return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + wanted)
 
 
 def unsubscribe(number: int, filters: Sequence[str]) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from msgspec import Struct
@@ -100,8 +100,8 @@ class Session(asyncio.Protocol):
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
 
-    async def open(self, filters: Collection[str]) -> bool:
-        """Connect and subscribe; whether the broker had kept our session."""
+    async def open(self, filters: Mapping[str, int]) -> bool:
+        """Connect and subscribe, each at its QoS; whether the broker had kept our session."""
         a = self._address
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
@@ -110,7 +110,7 @@ class Session(asyncio.Protocol):
                 self._welcomed(code)
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
-                    await self.subscribe(list(filters))
+                    await self.subscribe(filters)
         except TimeoutError:
             raise ConnectionLost(f"{a!r} did not answer within {CONNECT_WITHIN:g} s") from None
         except ssl.SSLError as problem:
@@ -263,14 +263,14 @@ class Session(asyncio.Protocol):
             self._confirmed_all.clear()
             await self._confirmed_all.wait()
 
-    async def subscribe(self, filters: list[str]) -> None:
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
         number = self._next_number()
         granted = (await self._ask(number, packets.subscribe(number, filters)))[2:]
         refused = [f for f, qos in zip(filters, granted, strict=False) if qos >= packets.SUBSCRIPTION_REFUSED]
         if refused:
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
 
-    async def unsubscribe(self, filters: list[str]) -> None:
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
         number = self._next_number()
         await self._ask(number, packets.unsubscribe(number, filters))
 
