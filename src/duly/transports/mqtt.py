@@ -42,11 +42,12 @@ IN_FLIGHT: Final = 1024
 class MqttLink:
     """A persistent session with a broker.
 
-    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they are
-    heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked for at
-    it. `clean`: the broker forgets the session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
-    in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
-    is reported, the message is not acknowledged, and the connection is made anew.
+    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they
+    are heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked
+    for at it. `clean`: the broker forgets the session when the connection ends.
+    `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
+    was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
+    acknowledged, and the connection is made anew.
     """
 
     def __init__(
