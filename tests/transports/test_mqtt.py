@@ -487,6 +487,24 @@ async def test_a_broker_that_is_unavailable_is_no_refusal() -> None:
         await link.stop()
 
 
+async def test_says_in_plain_words_why_a_broker_cannot_be_reached() -> None:
+    for host in ("127.0.0.1", "localhost"):
+        link = MqttLink(f"mqtt://bob@{host}:{servers.free_port()}", Ear(), retry=RetryPolicy.never())
+        await link.start()
+        with pytest.raises(ConnectionLost, match=r": Connection refused$"):
+            await link.connected()
+        await link.stop()
+
+
+async def test_who_does_not_try_again_says_so_at_once() -> None:
+    link = MqttLink(f"mqtt://bob@127.0.0.1:{servers.free_port()}", Ear(), retry=RetryPolicy.never())
+    await link.start()
+    async with asyncio.timeout(2):
+        with pytest.raises(ConnectionLost, match="cannot reach"):
+            await link.connected(60)
+    await link.stop()
+
+
 async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

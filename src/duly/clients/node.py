@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from msgspec.structs import replace
 
 from duly.clients.incoming import Action, Handler, Incoming
-from duly.clients.mailbox import HEARTBEAT, Mailbox
+from duly.clients.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
 from duly.clients.outgoing import Outgoing
 from duly.clients.peers import Peers, Refusals
 from duly.clients.statuses import NodeStatus, Statuses
@@ -163,7 +163,7 @@ class Node:
     async def __aenter__(self) -> Self:
         await self.start()
         try:
-            await self._mailbox.ready()
+            await self.ready()
         except BaseException:
             await self.stop()
             raise
@@ -228,6 +228,12 @@ class Node:
             await self.stop()
             raise
         self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
+
+    async def ready(self, within: float | None = READY_WITHIN) -> None:
+        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost` if it cannot
+        be reached in so many seconds, `ConnectionRefused` if it does not let us."""
+        self._running()
+        await self._mailbox.ready(within)
 
     async def stop(self) -> None:
         """Take in nothing more, let handlers finish, store and send what they said, say goodbye."""

@@ -92,7 +92,7 @@ class MqttLink:
         self._session: Session | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
-        """up, or refused"""
+        """up, refused, or given up"""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -117,7 +117,7 @@ class MqttLink:
         except TimeoutError:
             raise self.lost() from None
         if not self._ready.is_set():
-            raise ConnectionRefused(self.problem)
+            raise ConnectionRefused(self.problem) if self.refused else self.lost()
 
     async def stop(self) -> None:
         """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
@@ -240,6 +240,7 @@ class MqttLink:
             attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
             delay = self._retry.delay(attempt, self.address.client_id.encode())
             if delay is None:
+                self._settled.set()
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay / SECOND):

@@ -10,6 +10,9 @@ late PUBACK over to the next connection, where it acknowledges another message.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +30,8 @@ CONFIRM_WITHIN: Final = 20.0
 """Seconds the broker has for a PUBACK; after that the connection is given up and made anew."""
 
 CLOSE_WITHIN: Final = 2.0
+
+_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
 _CONNECT: Final = 0
 """Under which number the answer to a CONNECT is waited for: no packet has it."""
@@ -116,7 +121,7 @@ class Session(asyncio.Protocol):
         except ssl.SSLError as problem:
             raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
         except OSError as problem:
-            raise ConnectionLost(f"cannot reach {a!r}: {problem.strerror or problem}") from None
+            raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
         self._look_after()
         return bool(present)
 
@@ -334,3 +339,11 @@ class Session(asyncio.Protocol):
         arrivals = self._arrivals
         while arrivals and arrivals[0].committed and not self._over:
             self._write(packets.ACKNOWLEDGED + arrivals.popleft().number.to_bytes(2, "big"))
+
+
+def _why(problem: OSError) -> str:
+    """As the system says it; asyncio says which call failed, and of several addresses all."""
+    if isinstance(problem, socket.gaierror):
+        return problem.strerror or str(problem)
+    found = _NUMBER.search(str(problem))
+    return os.strerror(int(found[1])) if found else str(problem)
