@@ -58,8 +58,10 @@ ACK_WAIT: Final = 3.0
 """Seconds after which an unacknowledged message is sent again. On a living connection too, so it is longer
 than a commit takes; and not before, even to a client that has come back, so it is short."""
 
-ACK_PENDING: Final = 1024
-"""Messages under way to one subscription. All subscriptions of a session together may have 65535."""
+ACK_PENDING: Final = 4096
+"""Messages under way to one subscription at QoS 1, of which a session may then have 15. What goes beyond it
+for all of them together the server drops, and sends again after `ACK_WAIT`: at 1024 that befell one in ten of
+a burst of acks and completes."""
 
 HANDSHAKE: Final = 10
 """Seconds for one of TLS; 2 by default, which a busy small machine does not always keep."""

@@ -162,6 +162,31 @@ def test_status_shows_who_is_online_and_forgets_on_demand(place: Terminals) -> N
     assert place.duly("status", place.b, *place.at("A")).returncode == 5
 
 
+def test_without_a_broker_a_verb_says_so_at_once_and_tries_until_its_time_is_over(place: Terminals) -> None:
+    nowhere = ["--url", f"mqtt://A@127.0.0.1:{servers.free_port()}"]
+    why = f"duly: cannot reach {nowhere[1]}: Connection refused"
+    called = place.duly("call", "B", "test", *nowhere, "--expires", "2s")
+    assert called.stderr == f"{why}; trying again for 2 s, until the task expires\n{why}\n"
+    assert (called.returncode, called.stdout) == (3, "")
+    assert place.duly("status", *nowhere).returncode == 3
+    node = place.start("node", "B", *nowhere, "--run", "test=true")
+    node.line("Connection refused")
+
+
+def test_a_task_is_stored_also_without_a_broker_and_goes_out_with_the_next(place: Terminals) -> None:
+    a, nowhere = own_name("A"), f"127.0.0.1:{servers.free_port()}"
+    sent = place.duly(
+        "task", "send", place.b, "echo", "[1]", "--url", f"mqtt://{a}@{nowhere}", "--data", "a.db"
+    )
+    assert sent.returncode == 3
+    assert "it is stored" in sent.stderr
+    start_b(place, "--data", "b.db")
+    place.ask("task", "send", place.b, "echo", "[2]", *place.at(a), "--data", "a.db")
+    _until(
+        lambda: sorted(one["payload"] for one in place.ask("task", "list", "--data", "b.db")) == [[1], [2]]
+    )
+
+
 def _until(true: Callable[[], bool]) -> None:
     for _ in range(40):
         if true():

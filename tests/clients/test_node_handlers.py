@@ -212,7 +212,8 @@ async def die(node: Node) -> None:
     node._mailbox.link._stopping.set()
     session = node._mailbox.link._session
     if session is not None:
-        session._client._connection._transport.abort()
+        assert session._transport is not None
+        session._transport.abort()
     await node._mailbox.link.stop()
     await node._ledger.close()
 

@@ -49,7 +49,8 @@ async def test_a_node_that_goes_without_a_goodbye_is_offline_by_its_will(at: Bro
         session = b._mailbox.link._session
         assert session is not None
         b._mailbox.link._stopping.set()
-        session._client._connection._transport.abort()  # as a crash would
+        assert session._transport is not None
+        session._transport.abort()  # as a crash would
         await seen(a, at.b, online=False)
         await b.stop()
 

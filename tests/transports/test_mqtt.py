@@ -309,6 +309,24 @@ async def test_retained_and_removed(place: Place) -> None:
     assert late.heard == []
 
 
+async def test_of_what_only_the_latest_counts_nothing_waits(place: Place) -> None:
+    ear = Ear()
+    bob = await place.link("bob", ear, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
+    alice = await place.link("alice")
+    await alice.publish(place.topic("alice"), b"1", retain=True)
+    await ear.until(1)
+    await bob.stop()
+    for payload in (b"2", b"3"):
+        await alice.publish(place.topic("alice"), payload, retain=True)
+    back = Ear()
+    await place.link("bob", back, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
+    await back.until(1)
+    await alice.publish(place.topic("bob"), b"last")
+    await back.until(2)
+    assert back.payloads == [b"3", b"last"], "2 was not kept for him"
+    await alice.publish(place.topic("alice"), b"", retain=True)
+
+
 async def test_the_will_is_for_accidents_only(place: Place) -> None:
     ear = Ear()
     await place.link("bob", ear, subscriptions=[place.topic("alice")])
@@ -369,7 +387,7 @@ async def test_a_handler_that_fails_is_reported_and_gets_it_again(place: Place) 
     alice = await place.link("alice")
     await alice.publish(place.topic("bob"), b"1")
     await until(lambda: heard == [b"1", b"1"])
-    assert bob.connections == 2
+    await until(lambda: bob.connections == 2)
     assert [type(context["exception"]) for context in reported] == [ZeroDivisionError]
 
 
@@ -453,6 +471,40 @@ async def test_says_why_it_is_refused() -> None:
         await link.stop()
 
 
+async def test_a_broker_that_is_unavailable_is_no_refusal() -> None:
+    async def starting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"\x20\x02\x00\x03")
+        await reader.read(100)
+
+    async with fake_broker(starting) as (url, visits):
+        link = MqttLink(url, Ear(), retry=QUICK)
+        await link.start()
+        await until(lambda: len(visits) > 2)
+        with pytest.raises(ConnectionLost, match="unavailable"):
+            await link.connected(0.05)
+        assert not link.refused
+        await link.stop()
+
+
+async def test_says_in_plain_words_why_a_broker_cannot_be_reached() -> None:
+    for host in ("127.0.0.1", "localhost"):
+        link = MqttLink(f"mqtt://bob@{host}:{servers.free_port()}", Ear(), retry=RetryPolicy.never())
+        await link.start()
+        with pytest.raises(ConnectionLost, match=r": Connection refused$"):
+            await link.connected()
+        await link.stop()
+
+
+async def test_who_does_not_try_again_says_so_at_once() -> None:
+    link = MqttLink(f"mqtt://bob@127.0.0.1:{servers.free_port()}", Ear(), retry=RetryPolicy.never())
+    await link.start()
+    async with asyncio.timeout(2):
+        with pytest.raises(ConnectionLost, match="cannot reach"):
+            await link.connected(60)
+    await link.stop()
+
+
 async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -492,6 +544,38 @@ async def test_a_broker_that_confirms_nothing_is_left(monkeypatch: pytest.Monkey
             await link.publish("a", b"")
         await until(lambda: link.connections > 1)
         await link.stop()
+
+
+async def test_a_broker_that_falls_silent_is_asked_and_then_left() -> None:
+    heard = bytearray()
+
+    async def fall_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"\x20\x02\x00\x00")
+        while data := await reader.read(100):
+            heard.extend(data)
+
+    async with fake_broker(fall_silent) as (url, _):
+        lost: list[str] = []
+        link = MqttLink(f"{url}?keepalive=1", Ear(), retry=QUICK, on_disconnect=lost.append)
+        await link.start()
+        await until(lambda: heard.startswith(b"\xc0\x00"))
+        await until(lambda: link.connections > 1)
+        await link.stop()
+    assert lost[0] == "the broker has been silent for 2 s"
+
+
+async def test_a_connection_where_nothing_happens_is_kept(mosquitto: Place) -> None:
+    """Mosquitto hangs up on who says nothing for one and a half times the keepalive."""
+    ear = Ear()
+    link = MqttLink(f"{mosquitto.url('bob')}?keepalive=1", ear, subscriptions=["idle"], retry=QUICK)
+    await link.start()
+    await link.connected()
+    await asyncio.sleep(2.5)
+    await link.publish("idle", b"still here")
+    await ear.until(1)
+    await link.stop()
+    assert link.connections == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -610,5 +694,7 @@ async def test_bad_topics(mosquitto: Place) -> None:
 
 async def test_no_delay_is_set(mosquitto: Place) -> None:
     alice = await mosquitto.link("alice")
-    sock = alice._session._client._connection._transport.get_extra_info("socket")  # type: ignore[union-attr]
+    assert alice._session is not None
+    assert alice._session._transport is not None
+    sock = alice._session._transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -10,7 +10,8 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 SHOWN = 60
 ERROR = 500
+CONNECT = 10.0
+"""Seconds a broker has to let us in, where nothing else says how long that is worth waiting for."""
+SILENCE = 0.7
+"""Seconds after which a person wants to know what is going on."""
 
 Broker = Annotated[
     str,
@@ -84,6 +89,29 @@ def payload_of(text: str | None) -> Any:
         raise Trouble(
             Exit.USAGE, f"the payload is not JSON ({problem}); quote it for the shell, like '{{\"lamp\":1}}'"
         ) from None
+
+
+@asynccontextmanager
+async def begun(node: Node, meanwhile: str) -> AsyncIterator[Node]:
+    """The node, started. For as long as it gets nowhere stderr says why, and what goes on meanwhile."""
+    await node.start()
+    telling = asyncio.create_task(_complain(node, meanwhile))
+    try:
+        yield node
+    finally:
+        telling.cancel()
+        await node.stop()
+
+
+async def _complain(node: Node, meanwhile: str) -> None:
+    said = ""
+    await asyncio.sleep(SILENCE)
+    while True:
+        now = node.situation
+        if now not in ("online", said):
+            said = now
+            note(f"duly: {'no answer from the broker' if now == 'connecting' else now}; {meanwhile}")
+        await asyncio.sleep(0.2)
 
 
 # ── node ─────────────────────────────────────────────────────────────────────────────────────────
@@ -291,8 +319,11 @@ def call(
     )
 
     async def run() -> Any:
-        async with it as me:
-            return await me.call(to, action, value, expires=60.0 if expires is None else expires)
+        lasts = 60.0 if expires is None else expires
+        until = time.monotonic() + lasts
+        async with begun(it, f"trying again for {lasts:g} s, until the task expires"):
+            await it.ready(lasts)
+            return await it.call(to, action, value, expires=max(0.0, until - time.monotonic()))
 
     try:
         result = asyncio.run(run())
@@ -343,7 +374,8 @@ def status(
 
     async def run() -> list[NodeStatus]:
         found: dict[str, NodeStatus] = {}
-        async with it as me:
+        async with begun(it, "trying again" if watch else f"trying again for {CONNECT:g} s") as me:
+            await me.ready(None if watch else CONNECT)
             if delete:
                 await me.remove_status()
                 return []

@@ -12,9 +12,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, state_code, table, tint
+from duly.cli.common import (
+    Exit,
+    Json,
+    Trouble,
+    clock,
+    code_of,
+    duration,
+    note,
+    print_json,
+    state_code,
+    table,
+    tint,
+)
 from duly.cli.keys import RequireSigned, SignWith
-from duly.cli.node import As, Broker, CaFile, Cert, Form, FormOption, Key, Prefix, broker_url, payload_of
+from duly.cli.node import (
+    CONNECT,
+    As,
+    Broker,
+    CaFile,
+    Cert,
+    Form,
+    FormOption,
+    Key,
+    Prefix,
+    begun,
+    broker_url,
+    payload_of,
+)
 
 if TYPE_CHECKING:
     from duly.clients.tasks import Sent
@@ -64,7 +89,8 @@ def send(
 ) -> None:
     """Store a task, and send it. It goes on with the next 'duly task' or node on the same file.
 
-    Exits with 0 if the other side has it, 1 if it has failed, 5 if nobody can tell yet.
+    Exits with 0 if the other side has it, 1 if it has failed, 3 if it is stored but the broker cannot be
+    reached, 5 if nobody can tell yet.
     """
     value = payload_of(payload)
     where = broker_url(url, cafile, cert, key, as_)
@@ -107,30 +133,41 @@ def retry(
 
 def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json: bool) -> None:
     from duly.clients.node import Node
+    from duly.errors import ConnectionLost, ConnectionRefused, DulyError
 
-    async def run() -> Sent:
-        async with Node(url, serve=False, **how) as node:
-            sent: Sent = await do(node)
-            waiting = asyncio.ensure_future(_either(sent))
-            await asyncio.wait({waiting}, timeout=5.0 if wait is None else wait)
-            waiting.cancel()
-            return sent
+    async def run() -> tuple[Sent, DulyError | None]:
+        async with begun(Node(url, serve=False, **how), f"trying again for {CONNECT:g} s") as node:
+            sent: Sent | None = None
+            try:
+                with suppress(TimeoutError):  # on a ledger that others write too nothing is stored before
+                    async with asyncio.timeout(CONNECT):
+                        sent = await do(node)
+                await node.ready(CONNECT if sent else 0.0)
+            except (ConnectionLost, ConnectionRefused) as problem:
+                if sent is None:
+                    raise
+                return sent, problem
+            sent = sent or await do(node)
+            with suppress(TimeoutError):
+                await sent.delivered.within(5.0 if wait is None else wait)
+            return sent, None
 
-    sent = asyncio.run(run())
+    sent, problem = asyncio.run(run())
     if json:
         print_json({"id": sent.id, "state": sent.state, "to": sent.to, "action": sent.action})
     else:
         typer.echo(f"{sent.id}  {sent.action} to {sent.to}: {tint(sent.state)}")
+    if problem is not None:
+        raise Trouble(
+            code_of(problem),
+            f"{problem}; it is stored, and goes out with the next 'duly task send' or node on the same file",
+        )
     if sent.state == "sent":
         note(
             f"{sent.to} has not confirmed it yet; it is stored, and goes again with the next 'duly task send'"
             " or node on the same file"
         )
     raise typer.Exit(Exit.OK if sent.state == "delivered" else state_code(sent.state))
-
-
-async def _either(sent: Sent) -> None:
-    await sent.delivered
 
 
 @app.command("list")

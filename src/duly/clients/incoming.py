@@ -23,7 +23,7 @@ from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Order, Verdict, Word, names_in
+from duly.core.messages import Answer, Message, Order, Verdict, Word
 from duly.core.order import LanePolicy
 from duly.core.outbox import TIMED_OUT, OutboxPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
@@ -95,8 +95,8 @@ class Incoming:
         self._offered = 0
         """tasks that the engine has and that are not stored"""
         self._running: set[asyncio.Task[None]] = set()
-        self._asked: dict[bytes, bytes] = {}
-        """how each task under way was asked"""
+        self._asked: dict[bytes, Message] = {}
+        """the tasks that run"""
 
     async def drain(self, within: float) -> None:
         """Let handlers finish, and cancel those that do not."""
@@ -186,7 +186,7 @@ class Incoming:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message, attempt=attempt):
-                self._asked[message.key] = message.body[:1]
+                self._asked[message.key] = message
                 task = asyncio.get_running_loop().create_task(self._run(message, attempt))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
@@ -199,7 +199,7 @@ class Incoming:
                 if asked is None:
                     self._do(self._find_and_tell(key, state, answer))
                 else:
-                    self._tell(key, state, answer, asked)
+                    self._tell(asked, state, answer)
 
     def _reply(self, message: Message, verdict: Verdict) -> None:
         if verdict.word in (Word.FRESH, Word.DUPLICATE):
@@ -208,7 +208,7 @@ class Incoming:
             said = self._seal.encode(fd.Ack(message.id, old_names=old), sender)
             self._mailbox.post(sender, Kind.ACK, said)
             if verdict.state is not None and verdict.state.terminal:
-                self._tell(message.key, verdict.state, verdict.answer or Answer(), message.body)
+                self._tell(message, verdict.state, verdict.answer or Answer())
         elif verdict.retry:
             self._mailbox.link.reconnect("the ledger cannot store now; what was not stored comes again")
         else:
@@ -219,23 +219,25 @@ class Incoming:
         with suppress(LedgerError):
             record = await self._ledger.find(key)
             if record is not None:
-                self._tell(key, state, answer, record.message.body)
+                self._tell(record.message, state, answer)
 
-    def _tell(self, key: bytes, state: State, answer: Answer, asked: bytes) -> None:
-        scope, id_ = names_in(key)
-        form, old = asked_as(asked)
+    def _tell(self, task: Message, state: State, answer: Answer) -> None:
+        form, old = asked_as(task.body)
         form = form or self._form
         if state in (State.DONE, State.FAILED) and answer.data:
             content = as_kept(answer.data)
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
-        sender, seal = _sender(scope), self._seal
+        sender, seal = _sender(task.scope), self._seal
         if state is State.DONE:
-            kind, text = Kind.COMPLETE, seal.encode(fd.Complete(id_, content, old_names=old), sender, form)
+            kind, text = (
+                Kind.COMPLETE,
+                seal.encode(fd.Complete(task.id, content, old_names=old), sender, form),
+            )
         else:
-            kind, text = Kind.FAILED, seal.encode(fd.Failed(id_, content, old_names=old), sender, form)
-        self._mailbox.keep(f"{scope} {id_}", sender, kind, text)
+            kind, text = Kind.FAILED, seal.encode(fd.Failed(task.id, content, old_names=old), sender, form)
+        self._mailbox.keep(task.key, sender, kind, text)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
@@ -266,7 +268,11 @@ class Incoming:
             error = repr(problem)[:REASON]
             said = fd.content_of(error, form)
         answer = Answer(int(state is State.FAILED), pack(said, form), error[:REASON])
-        await self._put(Answered(message.key, state, answer, attempt))
+        ended = Answered(message.key, state, answer, attempt)
+        try:
+            self.engine.offer(ended)
+        except (Overloaded, Stopped):
+            await self._put(ended)
 
     async def _act(self, message: Message, task: Task) -> Any:
         action = self._actions.get(message.kind)

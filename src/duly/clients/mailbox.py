@@ -37,6 +37,8 @@ HEARTBEAT: Final = 60.0
 WHO: Final = "duly:who"
 """The msg_id of an `ack` that asks whoever empties a mailbox to report its status now."""
 
+_WHO: Final = WHO.encode()
+
 LOOK_WITHIN: Final = 0.3
 """Seconds a broker has to show a retained status after the subscription is in force."""
 ANSWER_WITHIN: Final = 3.0
@@ -93,7 +95,7 @@ class Mailbox:
         """what arrives before it is ours to take; None when it is"""
         self._closed = False
         self._ours = asyncio.Event()
-        self._kept: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._mine = self.topic(self.name, Kind.STATUS)
@@ -101,7 +103,8 @@ class Mailbox:
         self.link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[*self._topics, *([self._mine] if serve else [])],
+            subscriptions=self._topics,
+            latest=[self._mine] if serve else [],
             will=self._will if serve else None,
             on_connect=self._connected,
             on_disconnect=self._disconnected,
@@ -173,7 +176,7 @@ class Mailbox:
             self._take(kind, payload, ack)
 
     def _take(self, kind: Kind, payload: bytes, ack: Ack) -> None:
-        if kind is Kind.ACK and WHO.encode() in payload:
+        if kind is Kind.ACK and _WHO in payload:
             self.report()
             ack()
         else:
@@ -198,7 +201,7 @@ class Mailbox:
         """Put something into somebody's mailbox, if we are connected; `done` hears whether it got there."""
         self.link.post(self.topic(username, kind), payload, done=done)
 
-    def keep(self, id: str, username: str, kind: Kind, payload: bytes) -> None:
+    def keep(self, id: bytes, username: str, kind: Kind, payload: bytes) -> None:
         """The same, again and again until the broker has confirmed it: he may not ask for it twice."""
         topic = self.topic(username, kind)
         self._kept[id] = (topic, payload)
@@ -206,7 +209,7 @@ class Mailbox:
             self._kept.popitem(last=False)
         self._send_kept(id, topic, payload)
 
-    def _send_kept(self, id: str, topic: str, payload: bytes) -> None:
+    def _send_kept(self, id: bytes, topic: str, payload: bytes) -> None:
         def done(confirmed: bool) -> None:
             if confirmed:
                 self._kept.pop(id, None)

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from msgspec.structs import replace
 
 from duly.clients.incoming import Action, Handler, Incoming
-from duly.clients.mailbox import HEARTBEAT, Mailbox
+from duly.clients.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
 from duly.clients.outgoing import Outgoing
 from duly.clients.peers import Peers, Refusals
 from duly.clients.statuses import NodeStatus, Statuses
@@ -53,8 +53,10 @@ from duly.ledgers import open_ledger
 from duly.transport import Ack
 from duly.transports.address import Address
 
-RESEND: Final = RetryPolicy.exponential(2 * SECOND, 5 * MINUTE)
-"""Until it is answered or has expired: soon at first, since most losses are a matter of seconds."""
+RESEND: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
+"""Until it is answered or has expired. By then the broker has confirmed it, and after a reconnect everything
+goes again at once: this is for brokers that lose what they confirmed, and for whoever sleeps it is one copy
+more to read."""
 
 HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
 """`exp` alone decides, give or take a clock's error; without it `time` must be of the last day."""
@@ -161,7 +163,7 @@ class Node:
     async def __aenter__(self) -> Self:
         await self.start()
         try:
-            await self._mailbox.ready()
+            await self.ready()
         except BaseException:
             await self.stop()
             raise
@@ -226,6 +228,12 @@ class Node:
             await self.stop()
             raise
         self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
+
+    async def ready(self, within: float | None = READY_WITHIN) -> None:
+        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost` if it cannot
+        be reached in so many seconds, `ConnectionRefused` if it does not let us."""
+        self._running()
+        await self._mailbox.ready(within)
 
     async def stop(self) -> None:
         """Take in nothing more, let handlers finish, store and send what they said, say goodbye."""
@@ -320,14 +328,24 @@ class Node:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def call(
-        self, to: str, action: str, payload: object = None, *, expires: float = 60.0, **more: Any
+        self,
+        to: str,
+        action: str,
+        payload: object = None,
+        *,
+        expires: float = 60.0,
+        id: str | None = None,
+        form: FormWord | None = None,
     ) -> Any:
         """Send a task and wait for its result, at most until it has expired. Raises `TaskFailed`, `Expired`,
         or `Unknown` if nobody can tell (yet). Options as for `send`."""
-        sent = await self.send(to, action, payload, expires=expires, **more)
+        if id is None and self._begun.is_set():
+            self._running()
+            sent = self._outgoing.begin(to, action, payload, expires, Form(form) if form else None)
+        else:
+            sent = await self.send(to, action, payload, expires=expires, id=id, form=form)
         try:
-            async with asyncio.timeout(expires + HORIZON.grace / SECOND):
-                return await sent.result
+            return await sent.result.within(expires + HORIZON.grace / SECOND)
         except TimeoutError:
             raise Unknown(f"{to} is still at work on the task {sent.id}") from None
 
@@ -398,12 +416,12 @@ class Node:
         await self._mailbox.withdraw()
 
     async def _listen(self, who: str) -> None:
-        await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")
+        await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{Kind.STATUS}", latest=True)
 
     async def _ignore(self, who: str) -> None:
         if who != self.name:
             with suppress(DulyError):
-                await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{Kind.STATUS.value}")
+                await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{Kind.STATUS}")
 
     def _heard_status(self, name: str, payload: bytes, old: bool) -> None:
         try:

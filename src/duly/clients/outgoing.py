@@ -13,6 +13,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
@@ -48,6 +49,14 @@ UNSETTLED: Final = 10_000
 
 Said: TypeAlias = fd.Ack | fd.Complete | fd.Failed
 
+_READ: Final[dict[Kind, Callable[[bytes], Said]]] = {
+    Kind.ACK: fd.decode_ack,
+    Kind.COMPLETE: fd.decode_complete,
+    Kind.FAILED: fd.decode_failed,
+}
+_key_of: Final = lru_cache(4_096)(key_of)
+"""A task's id comes back at least twice, with its `ack` and its end."""
+
 
 class Outgoing:
     """A node's outbox. `do` runs a chore in the background."""
@@ -82,41 +91,59 @@ class Outgoing:
     async def send(
         self, to: str, action: str, payload: object, expires: float, id: str | None, form: Form | None
     ) -> Sent:
-        how = form or self._form
+        """Send a task, and return when it is stored."""
+        if id:
+            sent = await self._send_again(to, action, payload, expires, id, form or self._form)
+        else:
+            sent = self.begin(to, action, payload, expires, form)
+        await sent.stored
+        return sent
+
+    def begin(self, to: str, action: str, payload: object, expires: float, form: Form | None = None) -> Sent:
+        """Send a new task; it is stored, and on its way, before long."""
+        now, how = self._ledger.clock.now(), form or self._form
         content = fd.content_of(payload, how)
-        return await self._send(fd.Pending(self._name, to, id or "", action, payload=content), expires, how)
+        return self._launch(
+            fd.Pending(self._name, to, self._mint(now), action, now, _until(now, expires), content), how
+        )
 
     async def retry(self, id: str, expires: float) -> Sent:
         record = await self._record(id)
         if not record.state.terminal:
             raise Malformed(f"{id} has not ended; it is sent again by itself")
-        task = fd.decode_pending(record.message.body)
-        return await self._send(replace(task, msg_id=""), expires, task.form or self._form)
-
-    async def _send(self, task: fd.Pending, expires: float, form: Form) -> Sent:
-        if expires < 0:
-            raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
-        now = self._ledger.clock.now()
-        until = -(-(now + seconds(expires)) // SECOND) * SECOND  # the wire has whole seconds: none is lost
-        msg_id = task.msg_id or self._mint(now)
-        key = key_of(self._name, msg_id)
-        known = await self._ledger.find(key) if task.msg_id else None
-        if known is not None and _meaning(known.message.body) != _meaning(fd.encode(task, form)):
-            raise Conflict(f"{msg_id} was used before for something else; nothing was sent; use a new id")
-        sent = self._sent.get(key)
-        if sent is None:
-            if known is None:
-                timed = replace(task, msg_id=msg_id, time=now, exp=until)
-                body = self._seal.encode(timed, task.receiver, form)
-                message = Message(self._name, msg_id, task.action, task.receiver, body, expires=until)
-            else:
-                message = known.message  # the same task, whatever the clock says now
-            sent = self._sent[key] = Sent(message)
-            try:
-                self.engine.offer(Arrived(message))
-            except Overloaded:
-                await self.engine.put(Arrived(message))
+        task, now = fd.decode_pending(record.message.body), self._ledger.clock.now()
+        anew = replace(task, msg_id=self._mint(now), time=now, exp=_until(now, expires))
+        sent = self._launch(anew, task.form or self._form)
         await sent.stored
+        return sent
+
+    async def _send_again(
+        self, to: str, action: str, payload: object, expires: float, id: str, form: Form
+    ) -> Sent:
+        """Send a task under an id that may have been used: for the same task it is that task, whatever the
+        clock says now."""
+        now, key = self._ledger.clock.now(), key_of(self._name, id)
+        task = fd.Pending(self._name, to, id, action, now, _until(now, expires), fd.content_of(payload, form))
+        known = await self._ledger.find(key)
+        if known is not None and _meaning(known.message.body) != _meaning(fd.encode(task, form)):
+            raise Conflict(f"{id} was used before for something else; nothing was sent; use a new id")
+        if (sent := self._sent.get(key)) is not None:
+            return sent
+        return self._launch(task, form) if known is None else self._store(known.message)
+
+    def _launch(self, task: fd.Pending, form: Form) -> Sent:
+        body = self._seal.encode(task, task.receiver, form)
+        return self._store(
+            Message(self._name, task.msg_id, task.action, task.receiver, body, expires=task.exp)
+        )
+
+    def _store(self, message: Message) -> Sent:
+        event = Arrived(message)
+        try:
+            self.engine.offer(event)
+        except Overloaded:
+            self._do(self._put(event, None))
+        sent = self._sent[message.key] = Sent(message)
         return sent
 
     def _mint(self, now: int) -> str:
@@ -168,9 +195,8 @@ class Outgoing:
 
     def hear(self, kind: Kind, payload: bytes, ack: Ack) -> None:
         """An answer came. Raises `SenderError` if it is none."""
-        said = fd.decode(kind, payload)
-        assert isinstance(said, fd.Ack | fd.Complete | fd.Failed)
-        key = key_of(self._name, said.msg_id)
+        said = _READ[kind](payload)
+        key = _key_of(self._name, said.msg_id)
         recipient = self._outbox.recipient(key)
         if recipient is None:
             self._do(self._late(key, said, ack))
@@ -302,6 +328,13 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
     end = Advance(message.key, State.CANCELLED, now, CANCELLED)
     finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
     return bool(finished)
+
+
+def _until(now: int, expires: float) -> int:
+    """When a task expires: the wire has whole seconds, and none is lost."""
+    if expires < 0:
+        raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
+    return -(-(now + seconds(expires)) // SECOND) * SECOND
 
 
 def _meaning(body: bytes) -> tuple[str, str, Any]:

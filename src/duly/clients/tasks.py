@@ -49,49 +49,72 @@ class Task:
 class Moment(Generic[T]):
     """Something that will be known: await it, as often and by as many as you like."""
 
-    __slots__ = ("_known", "_problem", "_value", "_waiting")
+    __slots__ = ("_problem", "_value", "_waiting", "done")
 
     def __init__(self) -> None:
-        self._known = False
+        self.done = False
         self._value: T | None = None
         self._problem: Exception | None = None
         self._waiting: list[asyncio.Future[None]] | None = None
 
-    @property
-    def done(self) -> bool:
-        return self._known
-
     def __await__(self) -> Generator[Any, None, T]:
-        if not self._known:
-            # One of its own for each who waits: whoever is cancelled takes nobody with him.
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if self._waiting is None:
-                self._waiting = []
-            self._waiting.append(told)
-            yield from told
+        if not self.done:
+            yield from self._wait()
         if self._problem is not None:
             raise self._problem
         return cast("T", self._value)
 
+    async def within(self, seconds: float) -> T:
+        """The same; `TimeoutError` if it is not known in so many seconds."""
+        if not self.done:
+            told = self._wait()
+            timer = told.get_loop().call_later(seconds, _lapse, told)
+            try:
+                await told
+            finally:
+                timer.cancel()
+        return await self
+
+    def _wait(self) -> asyncio.Future[None]:
+        # One of its own for each who waits: whoever is cancelled takes nobody with him.
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = [told]
+        else:
+            self._waiting.append(told)
+        return told
+
     def tell(self, value: T) -> None:
-        self._settle(value, None)
+        if not self.done:
+            self._value = value
+            self._settle()
 
     def fail(self, problem: Exception) -> None:
-        self._settle(None, problem)
+        if not self.done:
+            self._problem = problem
+            self._settle()
 
-    def _settle(self, value: T | None, problem: Exception | None) -> None:
-        if self._known:
-            return
-        self._known, self._value, self._problem = True, value, problem
-        waiting, self._waiting = self._waiting, None
-        for told in waiting or ():
-            if not told.done():
-                told.set_result(None)
+    def _settle(self) -> None:
+        self.done = True
+        if self._waiting is not None:
+            for told in self._waiting:
+                if not told.done():
+                    told.set_result(None)
+            self._waiting = None
+
+
+def _lapse(told: asyncio.Future[None]) -> None:
+    if not told.done():
+        told.set_exception(TimeoutError())
 
 
 class Sent:
     """A task that this node sent. `await task.delivered`: the other side has stored it. `await task.result`:
     what it returned, or `TaskFailed`, `Expired`, `Unknown`."""
+
+    __slots__ = (
+        "_news", "_updates", "action", "delivered", "id", "progress", "result", "state", "stored", "to"
+    )  # fmt: skip
 
     def __init__(self, message: Message, state: State = State.ACCEPTED) -> None:
         self.id = message.id
@@ -103,7 +126,7 @@ class Sent:
         self.result: Moment[Any] = Moment()
         self.progress: Any = None
         """what its handler last told"""
-        self._updates: deque[Any] = deque(maxlen=UPDATES_KEPT)
+        self._updates: deque[Any] | None = None
         self._news: asyncio.Event | None = None
         if state is not State.ACCEPTED:
             self._move(state)
@@ -125,6 +148,8 @@ class Sent:
 
     def _tell(self, value: Any) -> None:
         self.progress = value
+        if self._updates is None:
+            self._updates = deque(maxlen=UPDATES_KEPT)
         self._updates.append(value)
         self._wake()
 
@@ -134,8 +159,9 @@ class Sent:
 
     def _move(self, state: State) -> None:
         self.state = state.word
-        self.stored.tell(None)
-        if state is not State.SENT:
+        if not self.stored.done:
+            self.stored.tell(None)
+        if state is not State.SENT and not self.delivered.done:
             self.delivered.tell(None)
 
     def _end(self, state: State, answer: Answer) -> None:

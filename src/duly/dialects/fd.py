@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -42,7 +42,7 @@ NAMES_CACHED: Final = 4_096
 """Names and topics that were found to be sound: a node talks to the same few all the time."""
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """The last level of a topic."""
 
     PENDING = "pending"
@@ -84,7 +84,7 @@ class Content(Struct, frozen=True):
             return None
         try:
             check_depth(self.data, "a value")
-            return msgspec.json.decode(self.data)
+            return _read_any(self.data)
         except (msgspec.DecodeError, RecursionError, ValueError):
             pass
         try:
@@ -217,8 +217,7 @@ _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
 _FORMS: Final = {form.value: form for form in Form}
 _NULL: Final = Raw(b"null")
-_BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-_MIXED: Final = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
+_MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────
@@ -457,7 +456,7 @@ def topic_of(prefix: str, username: str, kind: Kind) -> str:
     >>> topic_of("nodes", "lamp", Kind.PENDING)
     'nodes/lamp/pending'
     """
-    return f"{prefix}/{check_username(username)}/{kind.value}"
+    return f"{prefix}/{check_username(username)}/{kind}"
 
 
 def parse_topic(prefix: str, topic: str) -> tuple[str, Kind]:
@@ -509,6 +508,8 @@ def _id(w: _Wire) -> tuple[str, bool]:
 
 
 def _name(value: str, field: str) -> str:
+    if value.isascii() and 0 < len(value) <= NAME_LIMIT and "\0" not in value:
+        return value
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -538,40 +539,41 @@ def _expiry(seconds: float | None) -> int:
 
 
 def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
-    said = _FORMS.get(w.enc or "")
-    content = read_content(raw, said or form)
-    return content if said is None or content.form is None else msgspec.structs.replace(content, sure=True)
+    if raw is _ABSENT:
+        return NOTHING
+    said = _FORMS.get(w.enc) if w.enc else None
+    return read_content(raw, said or form, sure=said is not None)
 
 
-def read_content(raw: bytes | Raw, form: Form | None) -> Content:
+def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
     """What the JSON text of a field means, from a peer that is known to write in this form."""
     text = bytes(raw)
     if not text:
         return NOTHING
-    if text == b"null":
-        return Content(b"", None, text)
     if text[:1] != b'"':
-        return Content(text, Form.JSON, text)
-    try:
-        string = _read_text(text)
-        data = string.encode()
-    except (msgspec.DecodeError, ValueError):
-        raise Malformed("a string that UTF-8 cannot carry") from None
-    if not string:
+        return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
+    data = text[1:-1]
+    if b"\\" in data:
+        try:
+            data = _read_text(text).encode()
+        except (msgspec.DecodeError, ValueError):
+            raise Malformed("a string that UTF-8 cannot carry") from None
+    if not data:
         return Content(b"", None, text)
-    if form is not Form.JSON and (decoded := _from_base64(string, form is Form.BASE64)) is not None:
-        return Content(decoded, Form.BASE64, text)
-    return Content(data, Form.JSON, text)
+    if form is not Form.JSON and (decoded := _from_base64(data, form is Form.BASE64)) is not None:
+        return Content(decoded, Form.BASE64, text, sure)
+    return Content(data, Form.JSON, text, sure)
 
 
-def _from_base64(string: str, expected: bool) -> bytes | None:
+def _from_base64(data: bytes, expected: bool) -> bytes | None:
     """What this string holds, if it is to be read as base64."""
-    if not _BASE64.fullmatch(string):
+    try:
+        decoded = binascii.a2b_base64(data)
+    except binascii.Error:
         return None
-    decoded = binascii.a2b_base64(string)
-    if binascii.b2a_base64(decoded, newline=False) != string.encode():
-        return None  # bits left over: no encoder writes that
-    if expected or _MIXED.fullmatch(string):
+    if binascii.b2a_base64(decoded, newline=False) != data:
+        return None  # other characters in between, or bits left over: no encoder writes that
+    if expected or _MIXED.fullmatch(data):
         return decoded
     try:
         return decoded if not _CONTROL.search(decoded.decode()) else None

@@ -23,16 +23,8 @@ from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
 from duly.transport import OnMessage
 from duly.transports.address import Address
-from duly.transports.mqtt_session import (
-    CLOSE_WITHIN,
-    CONNECT_WITHIN,
-    Arrival,
-    Done,
-    Session,
-    Will,
-    first,
-    settled,
-)
+from duly.transports.mqtt_packets import TEXT_LIMIT, text
+from duly.transports.mqtt_session import CLOSE_WITHIN, CONNECT_WITHIN, Arrival, Done, Session, Will
 
 __all__ = ["MqttLink", "Will"]
 
@@ -51,10 +43,12 @@ IN_FLIGHT: Final = 1024
 class MqttLink:
     """A persistent session with a broker.
 
-    `before` is waited for before every connect, and `will` asked for at it. `clean`: the broker forgets the
-    session when the connection ends. `on_connect(session_present)` is called when the subscriptions are
-    in force; messages of a session that was kept may arrive before that. A handler that raises has a bug: it
-    is reported, the message is not acknowledged, and the connection is made anew.
+    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they
+    are heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked
+    for at it. `clean`: the broker forgets the session when the connection ends.
+    `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
+    was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
+    acknowledged, and the connection is made anew.
     """
 
     def __init__(
@@ -63,6 +57,7 @@ class MqttLink:
         on_message: OnMessage,
         *,
         subscriptions: Iterable[str] = (),
+        latest: Iterable[str] = (),
         will: Callable[[], Will] | None = None,
         on_connect: Callable[[bool], None] | None = None,
         on_disconnect: Callable[[str], None] | None = None,
@@ -85,7 +80,8 @@ class MqttLink:
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
         self._on_message = on_message
-        self._filters = dict.fromkeys(_check_filter(f) for f in subscriptions)
+        self._filters = _wanted(subscriptions, 1) | _wanted(latest, 0)
+        """what we listen to, and at which QoS"""
         self._will = will
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -97,7 +93,7 @@ class MqttLink:
         self._session: Session | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
-        """up, or refused"""
+        """up, refused, or given up"""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -122,7 +118,7 @@ class MqttLink:
         except TimeoutError:
             raise self.lost() from None
         if not self._ready.is_set():
-            raise ConnectionRefused(self.problem)
+            raise ConnectionRefused(self.problem) if self.refused else self.lost()
 
     async def stop(self) -> None:
         """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
@@ -144,7 +140,7 @@ class MqttLink:
                 f"{self._in_flight} messages wait for the broker's confirmation; try again later"
             )
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.publish(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        session.publish(_topic(topic), payload, retain, _telling(confirmed, session))
         return confirmed
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -154,7 +150,7 @@ class MqttLink:
             await self.publish_nowait(topic, payload, retain=retain)
             return
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.queue(_check_topic(topic), payload, retain, _telling(confirmed, session))
+        session.queue(_topic(topic), payload, retain, _telling(confirmed, session))
         await confirmed
 
     def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
@@ -165,9 +161,9 @@ class MqttLink:
             if done is not None:
                 done(False)
         elif len(session.waiting) < self._in_flight:
-            session.publish(_check_topic(topic), payload, retain, done)
+            session.publish(_topic(topic), payload, retain, done)
         else:
-            session.queue(_check_topic(topic), payload, retain, done)
+            session.queue(_topic(topic), payload, retain, done)
 
     def _connected_session(self) -> Session:
         session = self._session
@@ -187,10 +183,10 @@ class MqttLink:
         if self._session is not None:
             self._session.end(reason)
 
-    async def subscribe(self, *filters: str) -> None:
+    async def subscribe(self, *filters: str, latest: bool = False) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
-        wanted = [_check_filter(f) for f in filters]
-        self._filters.update(dict.fromkeys(wanted))
+        wanted = _wanted(filters, 0 if latest else 1)
+        self._filters |= wanted
         if self._session is not None and self._session.connected:
             try:
                 await self._session.subscribe(wanted)
@@ -204,7 +200,7 @@ class MqttLink:
         for each in filters:
             self._filters.pop(each, None)
         if self._session is not None and self._session.connected:
-            await self._session.unsubscribe(list(filters))
+            await self._session.unsubscribe(filters)
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +220,7 @@ class MqttLink:
                 self._session = session  # usable from CONNACK on: a kept session's messages want answers
                 present = await session.open(self._filters)
                 self._is_up(present)
-                await first(session.closed.wait(), self._stopping.wait())
+                await _first(session.closed.wait(), self._stopping.wait())
                 self.problem = session.reason or "stopped"
             except ConnectionLost as problem:
                 self.problem = str(problem)
@@ -245,6 +241,7 @@ class MqttLink:
             attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
             delay = self._retry.delay(attempt, self.address.client_id.encode())
             if delay is None:
+                self._settled.set()
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay / SECOND):
@@ -253,7 +250,7 @@ class MqttLink:
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""
         waiting = asyncio.ensure_future(before)
-        await first(settled(waiting), self._stopping.wait())
+        await _first(asyncio.wait({waiting}), self._stopping.wait())
         if not waiting.done():
             waiting.cancel()
             await asyncio.wait({waiting})
@@ -275,31 +272,42 @@ class MqttLink:
             self.garbage += 1
             arrival.ack()
             return
-        if not self._call(self._on_message, topic, payload, old, arrival.ack):
+        try:
+            self._on_message(topic, payload, old, arrival.ack)
+        except Exception as bug:
+            self._complain(bug)
             arrival.session.end("the handler of a message failed; it will come again")
 
-    def _call(self, function: Callable[..., None], *args: Any) -> bool:
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
         except Exception as bug:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"a handler of {self.address!r} failed", "exception": bug}
-            )
-            return False
-        return True
+            self._complain(bug)
+
+    def _complain(self, bug: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"a handler of {self.address!r} failed", "exception": bug}
+        )
 
 
 @lru_cache(4_096)
-def _check_topic(topic: str) -> str:
-    if not topic or len(topic.encode(errors="replace")) > 0xFFFF or any(c in topic for c in "+#\0"):
-        raise Malformed(f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most 65535 bytes")
-    return topic
+def _topic(topic: str) -> bytes:
+    """A topic to publish to, as it stands in packets: most go to the same few."""
+    if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or any(c in topic for c in "+#\0"):
+        raise Malformed(
+            f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most {TEXT_LIMIT} bytes"
+        )
+    return text(topic)
 
 
-def _check_filter(topic: str) -> str:
-    if not topic or len(topic.encode(errors="replace")) > 0xFFFF or "\0" in topic:
-        raise Malformed(f"{topic!r} is no topic to listen to: not empty, no NUL, at most 65535 bytes")
-    return topic
+def _wanted(topics: Iterable[str], qos: int) -> dict[str, int]:
+    wanted = dict.fromkeys(topics, qos)
+    for topic in wanted:
+        if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
+            raise Malformed(
+                f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes"
+            )
+    return wanted
 
 
 def _telling(confirmed: asyncio.Future[None], session: Session) -> Done:
@@ -313,3 +321,13 @@ def _telling(confirmed: asyncio.Future[None], session: Session) -> Done:
             confirmed.exception()  # seen: who publishes without waiting need not look
 
     return done
+
+
+async def _first(*waits: Awaitable[Any]) -> None:
+    """Until one of them is over; the others are dropped."""
+    tasks = {asyncio.ensure_future(w) for w in waits}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

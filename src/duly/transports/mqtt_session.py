@@ -1,26 +1,27 @@
-"""One MQTT connection, from CONNECT to its end, on a gmqtt client of its own.
+"""One MQTT connection, from CONNECT to its end.
 
-The laws are those of `duly.transports.mqtt`. Its own reconnecting is off: it waits a fixed time, and would
-carry a late PUBACK over to the new connection, where it acknowledges another message.
+The laws are those of `duly.transports.mqtt`. What is written in one turn of the loop goes out together, and
+what arrives together is taken apart in one pass.
+
+No client library is under it (docs/adr/0012): they acknowledge before a handler has committed, or carry a
+late PUBACK over to the next connection, where it acknowledges another message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
+import os
+import re
+import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, cast
 
-from gmqtt import Client, Subscription  # type: ignore[import-untyped]
-from gmqtt import Message as Publication
-from gmqtt.mqtt.constants import MQTTv311  # type: ignore[import-untyped]
-from gmqtt.mqtt.handler import MQTTConnectError  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from duly.errors import ConnectionLost, ConnectionRefused
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed
+from duly.transports import mqtt_packets as packets
 from duly.transports.address import Address
 
 CONNECT_WITHIN: Final = 10.0
@@ -30,17 +31,13 @@ CONFIRM_WITHIN: Final = 20.0
 
 CLOSE_WITHIN: Final = 2.0
 
-_NEVER: Final = -2
-"""gmqtt's `reconnect_retries` for none at all: 0 still allows one, -1 means no limit."""
+_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
-_PUBACK: Final = bytes((0x40, 2))
-_QOS: Final = 0x06
-_OLD: Final = 0x01 | 0x08
-"""RETAIN and DUP: kept by the broker, or sent before; either may have been said long ago"""
+_CONNECT: Final = 0
+"""Under which number the answer to a CONNECT is waited for: no packet has it."""
 
-# gmqtt logs each lost connection with a traceback; the link itself says what its user must know.
-logging.getLogger("gmqtt").addHandler(logging.NullHandler())
-logging.getLogger("gmqtt").propagate = False
+_OLD: Final = packets.RETAIN | packets.DUP
+"""Kept by the broker, or sent before; either may have been said long ago."""
 
 Done: TypeAlias = Callable[[bool], None]
 """Hears whether the broker has confirmed."""
@@ -57,11 +54,11 @@ class Will(Struct, frozen=True):
 class Arrival:
     """One message on its way in."""
 
-    __slots__ = ("committed", "mid", "session")
+    __slots__ = ("committed", "number", "session")
 
-    def __init__(self, session: Session, mid: int) -> None:
+    def __init__(self, session: Session, number: int) -> None:
         self.session = session
-        self.mid = mid
+        self.number = number
         """0: it wants no acknowledgement"""
         self.committed = False
 
@@ -70,9 +67,8 @@ class Arrival:
         self.session.release()
 
 
-class Session:
-    """One connection, from CONNECT to its end. To gmqtt it is also the store of unconfirmed messages: that is
-    how we hear of each PUBACK."""
+class Session(asyncio.Protocol):
+    """One connection, used once."""
 
     def __init__(
         self,
@@ -83,90 +79,93 @@ class Session:
         clean: bool,
     ) -> None:
         self._address = address
+        self._will = will
         self._arrived = arrived
+        self._clean = clean
         self._loop = asyncio.get_running_loop()
-        self._client = Client(
-            address.client_id.encode(),  # bytes: of text it counts the characters
-            clean_session=clean,
-            optimistic_acknowledgement=False,
-            will_message=will and Publication(will.topic, will.payload, qos=1, retain=will.retain),
-            persistent_storage=self,
-        )
-        self._client.set_config({"reconnect_retries": _NEVER})
-        if address.username:
-            self._client.set_auth_credentials(address.username, address.password)
-        # Otherwise gmqtt makes a task of every message, and a future, to wait for its PUBACK.
-        self._client._package_handler._handle_publish_packet = self._on_publish
-        self._client.on_connect = self._on_connect
-        self._client.on_disconnect = lambda *_: self.end("the broker closed the connection")
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_unsubscribe = lambda _, mid, granted: self._on_subscribe(_, mid, granted, None)
+        self._transport: asyncio.Transport | None = None
+        self._rest = bytearray()
+        """the beginning of a packet that has not arrived whole"""
+        self._needed = 0
+        self._outgoing: list[bytes] = []
         self._arrivals: deque[Arrival] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
-        self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
-        self._next: Done | None = None
-        """for whom the publish is that gmqtt is about to store"""
-        self._queued: deque[tuple[str, bytes, bool, Done | None]] = deque()
-        self._protocol: Any = None
-        self._write: Callable[[bytes | bytearray], None] = lambda _: None
-        self._outgoing = bytearray()
-        self._present = False
-        self.connected = False
+        self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._number = 0
+        self._heard_at = self._spoke_at = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
         self._confirmed_all = asyncio.Event()
+        self._gone = asyncio.Event()
+        self.connected = False
         self.closed = asyncio.Event()
+        self._over = False
+        """closed, asked for at every packet"""
         self.reason = ""
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
 
-    async def open(self, filters: Collection[str]) -> bool:
-        """Connect and subscribe; whether the broker had kept our session."""
+    async def open(self, filters: Mapping[str, int]) -> bool:
+        """Connect and subscribe, each at its QoS; whether the broker had kept our session."""
         a = self._address
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
-                await self._unless_closed(
-                    self._client.connect(
-                        a.host, a.port, ssl=a.tls_context(), keepalive=a.keepalive, version=MQTTv311
-                    )
-                )
+                await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+                present, code = (await self._ask(_CONNECT, self._hello()))[:2]
+                self._welcomed(code)
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
-                    await self.subscribe(list(filters))
-        except MQTTConnectError as refusal:
-            raise ConnectionRefused(f"{a!r} refuses us: {refusal.message.partition(': ')[2]}") from None
+                    await self.subscribe(filters)
         except TimeoutError:
             raise ConnectionLost(f"{a!r} did not answer within {CONNECT_WITHIN:g} s") from None
         except ssl.SSLError as problem:
             raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
         except OSError as problem:
-            raise ConnectionLost(f"cannot reach {a!r}: {problem.strerror or problem}") from None
-        self._watch_confirmations()
-        self._protocol = self._client._connection._protocol
-        self._write = self._protocol.write_data
-        self._protocol.write_data = self._gather
-        return self._present
+            raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
+        self._look_after()
+        return bool(present)
+
+    def _hello(self) -> bytes:
+        a, will = self._address, self._will
+        return packets.connect(
+            a.client_id,
+            keepalive=a.keepalive,
+            clean=self._clean,
+            username=a.username,
+            password=a.password,
+            will=None if will is None else (will.topic, will.payload, will.retain),
+        )
+
+    def _welcomed(self, code: int) -> None:
+        if code == packets.UNAVAILABLE:
+            raise ConnectionLost(f"{self._address!r} refuses us: {packets.REFUSALS[code]}")
+        if code:
+            why = packets.REFUSALS.get(code, f"code {code}")
+            raise ConnectionRefused(f"{self._address!r} refuses us: {why}")
 
     def end(self, reason: str) -> None:
         """This connection is no longer of use."""
         self.reason = self.reason or reason
+        self._over = True
         self.closed.set()
         self._confirmed_all.set()
+        for answered in self._answers.values():
+            if not answered.done():
+                answered.set_exception(ConnectionLost(self.reason))
 
     async def close(self, reason: str) -> None:
         self.end(reason)
         if self._watch is not None:
             self._watch.cancel()
-        if self._protocol is not None:
+        if self._transport is not None:
+            self._write(packets.DISCONNECT)
             self._flush()
-            self._protocol.write_data = self._write  # a goodbye goes out at once, or not at all
-        # A peer that is gone takes no more bytes, and then closing waits for ever.
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE_WITHIN):
-                await self._client.disconnect()
-        lost = ConnectionLost(self.lost)
-        for answered in self._answers.values():
-            if not answered.done():
-                answered.set_exception(lost)
+            self._transport.close()
+            try:
+                async with asyncio.timeout(CLOSE_WITHIN):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._transport.abort()  # a peer that is gone takes no more bytes
         unconfirmed = [done for done, _ in self.waiting.values()] + [done for *_, done in self._queued]
         self.waiting.clear()
         self._queued.clear()
@@ -179,148 +178,172 @@ class Session:
     def lost(self) -> str:
         return f"{self.reason}; nobody knows whether the broker has it, send it again"
 
-    def _on_connect(self, _: Client, present: int, code: int, properties: object) -> None:
-        self._present = bool(present)
-        self.connected = True
-
-    async def _unless_closed(self, work: Coroutine[Any, Any, Any]) -> None:
-        """gmqtt waits for ever for the answer to a CONNECT when the broker closes instead."""
-        task = self._loop.create_task(work)
-        await first(settled(task), self.closed.wait())
-        if task.done():
-            task.result()
+    def _look_after(self) -> None:
+        """Keep the connection alive, and leave one that is not."""
+        now, keepalive = self._loop.time(), self._address.keepalive
+        oldest = next(iter(self.waiting.values()), None)
+        if oldest is not None and now - oldest[1] > CONFIRM_WITHIN:
+            self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
+        elif now - self._heard_at > 2 * keepalive:
+            self.end(f"the broker has been silent for {2 * keepalive} s")
         else:
-            task.cancel()
-            # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
-            missed = self._address.tls and not self._address.cert
-            hint = "; it may want a certificate of ours (cert and key)" if missed else ""
-            raise ConnectionLost(f"{self._address!r} closed the connection{hint}")
+            if now - min(self._heard_at, self._spoke_at) >= keepalive / 2:
+                self._write(packets.PINGREQ)
+            self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._look_after)
+
+    # ── what asyncio tells ───────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._gone.set()
+        # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
+        missed = self._address.tls and not self._address.cert and not self.connected
+        hint = "; it may want a certificate of ours (cert and key)" if missed else ""
+        self.end(f"{self._address!r} closed the connection{hint}")
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+        try:
+            found, rest, self._needed = packets.split(data)
+            self._rest = bytearray(data[rest:])
+            for first, start, end in found:
+                kind = first & packets.KIND
+                if self._over:
+                    return
+                if kind == packets.PUBLISH:
+                    self._published(first, data, start, end)
+                elif kind == packets.PUBACK:
+                    self._confirmed(int.from_bytes(data[start:end], "big"))
+                else:
+                    self._answered(kind, data[start:end])
+        except Malformed as problem:
+            self.end(f"{self._address!r} does not speak MQTT: {problem}")
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def open_for_more(self) -> bool:
-        return self.connected and not self.closed.is_set()
+        return self.connected and not self._over
 
-    def publish(self, topic: str, payload: bytes, retain: bool, done: Done | None) -> None:
-        self._next = done
-        self._client.publish(topic, payload, qos=1, retain=retain)
+    def publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
+        """`topic` is a `text` of `mqtt_packets`."""
+        number = self._next_number()
+        self.waiting[number] = (done, self._loop.time())
+        self._write(packets.publish(topic, number, payload, retain=retain))
 
-    def queue(self, topic: str, payload: bytes, retain: bool, done: Done | None) -> None:
+    def queue(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
         """Publish when another has been confirmed; first come, first served."""
         self._queued.append((topic, payload, retain, done))
 
-    def _gather(self, data: bytes) -> None:
+    def _next_number(self) -> int:
+        number = self._number
+        while True:
+            number = number % packets.LAST_NUMBER + 1
+            if number not in self.waiting and number not in self._answers:
+                self._number = number
+                return number
+
+    def _write(self, data: bytes) -> None:
         """What is written in one turn of the loop goes out together: a call to the system for all of it."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing += data
+        self._outgoing.append(data)
 
     def _flush(self) -> None:
-        if self._outgoing:
-            out, self._outgoing = self._outgoing, bytearray()
-            self._write(out)
+        out, self._outgoing = self._outgoing, []
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._spoke_at = self._loop.time()
+            self._transport.write(b"".join(out))
 
     async def drained(self) -> None:
         """Until everything is confirmed."""
-        if self.waiting and not self.closed.is_set():
+        if self.waiting and not self._over:
             self._confirmed_all.clear()
             await self._confirmed_all.wait()
 
-    async def subscribe(self, filters: list[str]) -> None:
-        granted = await self._answer(self._client.subscribe([Subscription(f, qos=1) for f in filters]))
-        refused = [f for f, qos in zip(filters, granted, strict=False) if qos >= 0x80]
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
+        number = self._next_number()
+        granted = (await self._ask(number, packets.subscribe(number, filters)))[2:]
+        refused = [f for f, qos in zip(filters, granted, strict=False) if qos >= packets.SUBSCRIPTION_REFUSED]
         if refused:
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
 
-    async def unsubscribe(self, filters: list[str]) -> None:
-        await self._answer(self._client.unsubscribe([f.encode() for f in filters]))
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        number = self._next_number()
+        await self._ask(number, packets.unsubscribe(number, filters))
 
-    async def _answer(self, mid: int) -> tuple[int, ...]:
-        answered: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
-        self._answers[mid] = answered
-        await first(settled(answered), self.closed.wait())
-        self._answers.pop(mid, None)
-        if not answered.done():
-            raise ConnectionLost(f"{self._address!r} closed the connection")
-        return answered.result()
-
-    def _on_subscribe(self, _: Client, mid: int, granted: tuple[int, ...], properties: object) -> None:
-        answered = self._answers.get(mid)
-        if answered is not None and not answered.done():
-            answered.set_result(granted)
-
-    def _watch_confirmations(self) -> None:
-        oldest = next(iter(self.waiting.values()), None)
-        if oldest is not None and self._loop.time() - oldest[1] > CONFIRM_WITHIN:
-            self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
-        else:
-            self._watch = self._loop.call_later(CONFIRM_WITHIN / 4, self._watch_confirmations)
+    async def _ask(self, number: int, packet: bytes) -> bytes:
+        """Send a packet, and return the body of the one that answers it."""
+        if self._over:
+            raise ConnectionLost(self.reason)
+        answered: asyncio.Future[bytes] = self._loop.create_future()
+        self._answers[number] = answered
+        try:
+            self._write(packet)
+            return await answered
+        finally:
+            del self._answers[number]
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_publish(self, header: int, packet: bytes) -> None:
-        """A PUBLISH as MQTT 3.1.1 has it: length and text of the topic, at QoS 1 a number, the payload."""
-        if self.closed.is_set():
+    def _answered(self, kind: int, body: bytes) -> None:
+        """Something we wait for, or of no interest: an answer to a PINGREQ."""
+        number = int.from_bytes(body[:2], "big")
+        if kind == packets.CONNACK:
+            if len(body) != 2:
+                raise Malformed(f"a CONNACK of {len(body)} bytes")
+            self.connected = body[1] == 0
+            number = _CONNECT
+        elif kind not in (packets.SUBACK, packets.UNSUBACK):
             return
-        start = 2 + int.from_bytes(packet[:2], "big")
-        raw, mid = packet[2:start], 0
-        if header & _QOS:
-            mid = int.from_bytes(packet[start : start + 2], "big")
-            start += 2
-        arrival = Arrival(self, mid)
-        if mid:
+        answered = self._answers.get(number)
+        if answered is not None and not answered.done():
+            answered.set_result(body)
+
+    def _published(self, first: int, data: bytes, start: int, end: int) -> None:
+        """Length and text of the topic, at QoS 1 a number, the payload."""
+        body = start + 2 + int.from_bytes(data[start : start + 2], "big")
+        raw, number = data[start + 2 : body], 0
+        if first & packets.QOS:
+            number = int.from_bytes(data[body : body + 2], "big")
+            body += 2
+        if body > end:
+            raise Malformed("a PUBLISH that is cut short")
+        arrival = Arrival(self, number)
+        if number:
             self._arrivals.append(arrival)
         try:
-            topic: str | bytes = str(raw, "utf-8")
+            topic: str | bytes = raw.decode()
         except UnicodeDecodeError:
-            topic = bytes(raw)
-        self._arrived(arrival, topic, bytes(packet[start:]), bool(header & _OLD))
+            topic = raw
+        self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
 
-    def release(self) -> None:
-        """Acknowledge what is committed, as far as everything before it is."""
-        arrivals, out = self._arrivals, bytearray()
-        while arrivals and arrivals[0].committed:
-            out += _PUBACK
-            out += arrivals.popleft().mid.to_bytes(2, "big")
-        if out and not self.closed.is_set():
-            self._client._connection._protocol.write_data(out)
-
-    # ── what gmqtt calls its storage ─────────────────────────────────────────────────────────────
-
-    def push_message(self, mid: int, raw: bytes) -> None:
-        self.waiting[mid] = (self._next, self._loop.time())
-
-    def remove_message_by_mid(self, mid: int) -> None:
-        done, _ = self.waiting.pop(mid, (None, 0.0))
+    def _confirmed(self, number: int) -> None:
+        done, _ = self.waiting.pop(number, (None, 0.0))
         if done is not None:
             done(True)
-        if self._queued and not self.closed.is_set():
+        if self._queued:
             self.publish(*self._queued.popleft())
         if not self.waiting:
             self._confirmed_all.set()
 
-    is_empty: Final = True
-
-    def get_all(self) -> list[tuple[int, bytes]]:
-        return []
-
-    def clear(self) -> None:
-        """Called when the broker has no session of ours: nothing has been sent by then."""
-
-    async def wait_empty(self) -> None:
-        """Called at the end of connecting: what was published since need not hold that up."""
+    def release(self) -> None:
+        """Acknowledge what is committed, as far as everything before it is."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].committed and not self._over:
+            self._write(packets.ACKNOWLEDGED + arrivals.popleft().number.to_bytes(2, "big"))
 
 
-async def settled(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait({future})
-
-
-async def first(*waits: Awaitable[Any]) -> None:
-    """Until one of them is over; the others are dropped."""
-    tasks = {asyncio.ensure_future(w) for w in waits}
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+def _why(problem: OSError) -> str:
+    """As the system says it; asyncio says which call failed, and of several addresses all."""
+    if isinstance(problem, socket.gaierror):
+        return problem.strerror or str(problem)
+    found = _NUMBER.search(str(problem))
+    return os.strerror(int(found[1])) if found else str(problem)

@@ -1,0 +1,155 @@
+"""MQTT 3.1.1 as bytes: what a client says, and where the packets in a stream begin and end.
+
+The law: nothing here knows a socket, and nothing that a broker sends is believed before it was measured. A
+stream is taken apart in one pass, as many packets as it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from duly.errors import Malformed
+
+CONNACK: Final = 0x20
+PUBLISH: Final = 0x30
+PUBACK: Final = 0x40
+SUBACK: Final = 0x90
+UNSUBACK: Final = 0xB0
+KIND: Final = 0xF0
+"""Of a packet's first byte; the rest are flags."""
+
+RETAIN: Final = 0x01
+QOS_1: Final = 0x02
+QOS: Final = 0x06
+DUP: Final = 0x08
+SUBSCRIPTION_REFUSED: Final = 0x80
+
+PINGREQ: Final = bytes((0xC0, 0))
+DISCONNECT: Final = bytes((0xE0, 0))
+ACKNOWLEDGED: Final = bytes((PUBACK, 2))
+"""A PUBACK, up to the two bytes of its number."""
+
+LAST_NUMBER: Final = 0xFFFF
+TEXT_LIMIT: Final = 0xFFFF
+
+REFUSALS: Final = {
+    1: "it speaks another MQTT than 3.1.1",
+    2: "it does not accept the client id",
+    3: "it is unavailable now",
+    4: "wrong username or password",
+    5: "not authorised",
+}
+UNAVAILABLE: Final = 3
+
+_SUBSCRIBE: Final = 0x82
+_UNSUBSCRIBE: Final = 0xA2
+_MORE: Final = 0x80
+_PROTOCOL: Final = b"\x00\x04MQTT\x04"
+
+Packet: TypeAlias = tuple[int, int, int]
+"""First byte, and where the body begins and ends."""
+
+
+def connect(
+    client_id: str,
+    *,
+    keepalive: int,
+    clean: bool,
+    username: str = "",
+    password: str = "",
+    will: tuple[str, bytes, bool] | None = None,
+) -> bytes:
+    """CONNECT. `will` is (topic, payload, retain), and goes out at QoS 1."""
+    flags = 0x02 * clean
+    body = text(client_id)
+    if will is not None:
+        topic, payload, retain = will
+        flags |= 0x0C | 0x20 * retain
+        body += text(topic) + _sized(payload)
+    if username:
+        flags |= 0xC0
+        body += text(username) + text(password)
+    return _packet(0x10, _PROTOCOL + bytes((flags,)) + keepalive.to_bytes(2, "big") + body)
+
+
+def subscribe(number: int, filters: Mapping[str, int]) -> bytes:
+    """SUBSCRIBE, each at its QoS."""
+    wanted = b"".join(text(each) + bytes((qos,)) for each, qos in filters.items())
+    return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + wanted)
+
+
+def unsubscribe(number: int, filters: Sequence[str]) -> bytes:
+    return _packet(_UNSUBSCRIBE, number.to_bytes(2, "big") + b"".join(text(f) for f in filters))
+
+
+def publish(topic: bytes, number: int, payload: bytes, *, retain: bool = False) -> bytes:
+    """PUBLISH at QoS 1. `topic` is a `text`, made once for many.
+
+    >>> publish(text("a"), 7, b"hi")
+    b'2\\x07\\x00\\x01a\\x00\\x07hi'
+    """
+    size = len(topic) + 2 + len(payload)
+    head = bytes((PUBLISH | QOS_1 | retain, size)) if size < _MORE else _head(PUBLISH | QOS_1 | retain, size)
+    return b"%b%b%b%b" % (head, topic, number.to_bytes(2, "big"), payload)
+
+
+def text(value: str) -> bytes:
+    """A text as it stands in packets: led by its size.
+
+    >>> text("ö")
+    b'\\x00\\x02\\xc3\\xb6'
+    """
+    return _sized(value.encode())
+
+
+def split(data: bytes) -> tuple[list[Packet], int, int]:
+    """The whole packets in these bytes; where what is left begins, and how many bytes that needs to be worth
+    another look. Raises `Malformed` if this is no MQTT.
+
+    >>> split(ACKNOWLEDGED + b"\\x00\\x07" + ACKNOWLEDGED)
+    ([(64, 2, 4)], 4, 4)
+    """
+    found: list[Packet] = []
+    at, size = 0, len(data)
+    while size - at >= 2:
+        length, start = data[at + 1], at + 2
+        if length & _MORE:
+            length &= _MORE - 1
+            shift = 7
+            while True:
+                if start == size:
+                    return found, at, start - at + 1
+                byte = data[start]
+                start += 1
+                length |= (byte & _MORE - 1) << shift
+                shift += 7
+                if byte < _MORE:
+                    break
+                if shift > 21:
+                    raise Malformed("a packet whose length takes more than four bytes")
+        end = start + length
+        if end > size:
+            return found, at, end - at
+        found.append((data[at], start, end))
+        at = end
+    return found, at, 2
+
+
+def _packet(first: int, body: bytes) -> bytes:
+    return _head(first, len(body)) + body
+
+
+def _head(first: int, size: int) -> bytes:
+    head = bytearray((first,))
+    while size >= _MORE:
+        head.append(size & _MORE - 1 | _MORE)
+        size >>= 7
+    head.append(size)
+    return bytes(head)
+
+
+def _sized(value: bytes) -> bytes:
+    if len(value) > TEXT_LIMIT:
+        raise Malformed(f"{len(value)} bytes where MQTT has room for {TEXT_LIMIT}")
+    return len(value).to_bytes(2, "big") + value
