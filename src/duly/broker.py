@@ -5,8 +5,9 @@ unless `sync` is on, which costs a flush for every message (700 a second instead
 duly's own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing.
 It never outlives us: the kernel ends it with us, and one left over by accident is recognised by our own pid
 file and ended before the next starts. It comes back by itself when it dies, on the same port, with the same
-sessions; and is made to, when it could not write: a store that was full once never writes again. Who may connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a
-user whose lists are empty may do nothing.
+sessions; and is made to when it could not write, since a store that was full once never writes again. Who may
+connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a user whose lists are
+empty may do nothing.
 
 Users are a generated file and a SIGHUP rather than an auth callout: the broker then decides alone, so it lets
 devices back in while the hub is busy or starting, and there is no second protocol (signed JWTs over a NATS
