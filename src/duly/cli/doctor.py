@@ -120,6 +120,7 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
     found.add("hub", f"runs at {hub.url}{online}")
     if state.get("down"):
         found.add("storing", f"the hub cannot store anything now: {state['down']}", "bad")
+    _broker(found, state.get("mqtt"))
     far = abs(offset) > SKEW_SECONDS
     hint = "; set the clock of one of them" if far else ""
     found.add(
@@ -128,6 +129,20 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
         f"(answer in {took(way * 1000)}){hint}",
         "bad" if far else "ok",
     )
+
+
+def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
+    if mqtt is None:
+        return
+    if mqtt["problem"] is not None:
+        found.add("broker", f"{mqtt['url']} cannot be used: {mqtt['problem']}", "bad")
+        return
+    durable = (
+        "what it has acknowledged survives its kill -9; a power cut may take its last seconds"
+        if mqtt["embedded"]
+        else "whether it forgets is up to it"
+    )
+    found.add("broker", f"{mqtt['url']}: {durable}; what is not answered is sent again in any case")
 
 
 async def _offset(hub: Hub) -> tuple[float, float]:
@@ -161,11 +176,8 @@ def _disk(found: _Findings, settings: Settings) -> None:
         place = place.parent
     usage = shutil.disk_usage(place)
     little = usage.free < ENOUGH_DISK
-    found.add(
-        "disk",
-        f"{usage.free / GB:.1f} of {usage.total / GB:.0f} GB free" + ("; make room" if little else ""),
-        "warn" if little else "ok",
-    )
+    free = f"{usage.free / GB:.1f}" if usage.free >= GB / 10 else f"{usage.free / GB:.3f}"
+    found.add("disk", f"{free} GB free" + ("; make room" if little else ""), "warn" if little else "ok")
 
 
 async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:
