@@ -135,14 +135,10 @@ def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
     if mqtt is None:
         return
     if mqtt["problem"] is not None:
-        found.add("broker", f"{mqtt['url']} cannot be used: {mqtt['problem']}", "bad")
+        found.add("broker", mqtt["problem"], "bad")
         return
-    durable = (
-        "what it has acknowledged survives its kill -9; a power cut may take its last seconds"
-        if mqtt["embedded"]
-        else "whether it forgets is up to it"
-    )
-    found.add("broker", f"{mqtt['url']}: {durable}; what is not answered is sent again in any case")
+    durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
+    found.add("broker", f"{mqtt['url']}: {durable}; what nobody answers is sent again")
 
 
 async def _offset(hub: Hub) -> tuple[float, float]:
