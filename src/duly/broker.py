@@ -38,6 +38,7 @@ from typing import Final
 
 import msgspec
 
+from duly.backoff import Backoff
 from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
@@ -230,7 +231,7 @@ class Broker:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        deaths, started = 0, loop.time()
+        backoff, started = Backoff(RESTART), loop.time()
         while True:
             assert self._process is not None
             died = loop.create_task(self._process.wait())
@@ -242,11 +243,10 @@ class Broker:
                 return
             self.problem = BrokerError(f"the broker died ({_how(died.result())}); it is being started again")
             self._fail_reload()
-            deaths = 1 if loop.time() - started > STABLE else deaths + 1
+            if loop.time() - started > STABLE:
+                backoff.worked()
             while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout((RESTART.delay(deaths, b"") or 0) / SECOND):
-                        await self._stopping.wait()
+                await backoff.wait(self._stopping)
                 if self._stopping.is_set():
                     return
                 try:
@@ -255,7 +255,6 @@ class Broker:
                 except (BrokerError, OSError) as problem:
                     self.problem = problem if isinstance(problem, BrokerError) else BrokerError(str(problem))
                     await self._end_child()
-                    deaths += 1
             started = loop.time()
             self.restarts += 1
             if self._on_restart is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import secrets
 import socket
@@ -32,6 +31,7 @@ from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
+from duly.backoff import Backoff
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
@@ -275,13 +275,14 @@ class Hub:
         async def read() -> None:
             while True:
                 topic, payload, old, ack = await arrivals.get()
-                for attempt in itertools.count(1):
+                backoff = Backoff(RECOVERY)
+                while True:
                     # Acknowledgements go out in order: one that never came would stop the broker in the end.
                     try:
                         await devices.receive(topic, payload, ack, old=old)
                         break
                     except LedgerError:
-                        await asyncio.sleep((RECOVERY.delay(attempt, b"") or 0) / SECOND)
+                        await backoff.wait()
 
         def back(session_present: bool) -> None:
             self._do(devices.reconnected(session_present))
