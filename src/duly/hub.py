@@ -290,7 +290,11 @@ class Hub:
         if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
             address = replace(address, client_id=self._own_client_id())
         link = self._link = devices.link = MqttLink(
-            address, heard, subscriptions=devices.subscriptions, on_connect=back
+            address,
+            heard,
+            subscriptions=devices.subscriptions,
+            on_connect=back,
+            on_disconnect=lambda _: devices.lost(),
         )
         await link.start()
         closing.push_async_callback(link.stop)
@@ -298,7 +302,7 @@ class Hub:
         closing.callback(reader.cancel)
         if self._broker is not None:
             await link.connected()
-            self._every(REFRESH_SECONDS, devices.sweep)
+        self._every(REFRESH_SECONDS, devices.sweep)
 
     def _own_client_id(self) -> str:
         """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
