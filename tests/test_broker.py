@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from duly.broker import Broker
 from duly.broker_rules import BrokerUser, subject_of
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import BrokerError, ConnectionRefused, Malformed
+from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transport import Ack
 from duly.transports.mqtt import MqttLink
 
@@ -298,6 +300,40 @@ async def test_keeps_coming_back(broker: Broker) -> None:
         os.kill(pid, signal.SIGKILL)
         await until(lambda count=count: broker.restarts == count)
         assert broker.pid not in (None, pid)
+
+
+async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        broker = Broker(disk, ack_wait=1.0)
+        await broker.set_users([HUB])
+        await broker.start()
+        try:
+            async with Client(broker, "hub", "h", "nodes/+/pending") as hub:
+                (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free))
+                with pytest.raises((TimeoutError, ConnectionLost)):
+                    async with asyncio.timeout(3):
+                        await asyncio.gather(
+                            *(hub.link.publish("nodes/a/pending", b"x" * 9000) for _ in range(20))
+                        )
+                await until(lambda: broker.restarts > 0)
+                (disk / "ballast").unlink()
+                await until(lambda: hub.link.up)
+                await hub.link.publish("nodes/a/pending", b"room")
+                await until(lambda: b"room" in hub.heard)
+        finally:
+            await broker.stop()
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A disk of a few megabytes, where this machine lets us have one."""
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], check=False).returncode:
+        pytest.skip("only root can have a disk of its own")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 async def test_users_set_while_it_is_down_are_in_force_after(broker: Broker) -> None:

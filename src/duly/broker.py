@@ -5,8 +5,9 @@ unless `sync` is on, which costs a flush for every message (700 a second instead
 duly's own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing.
 It never outlives us: the kernel ends it with us, and one left over by accident is recognised by our own pid
 file and ended before the next starts. It comes back by itself when it dies, on the same port, with the same
-sessions. Who may connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a
-user whose lists are empty may do nothing.
+sessions; and is made to when it could not write, since a store that was full once never writes again. Who may
+connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a user whose lists are
+empty may do nothing.
 
 Users are a generated file and a SIGHUP rather than an auth callout: the broker then decides alone, so it lets
 devices back in while the hub is busy or starting, and there is no second protocol (signed JWTs over a NATS
@@ -37,6 +38,7 @@ from typing import Final
 
 import msgspec
 
+from duly.backoff import Backoff
 from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
@@ -81,6 +83,9 @@ _REFUSALS: Final = (
 )
 """What the broker's log says when it stops somebody."""
 
+_STUCK: Final = "ritical write error"
+"""What it says when it could not write; it goes on, and stores nothing more."""
+
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -91,6 +96,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 """Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
 between fork and exec may deadlock in a process that has threads."""
+
+
+class _LogFile(RotatingFileHandler):
+    """A disk that is full has no room for the log either: that line is lost, and nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
 
 
 class Broker:
@@ -221,7 +233,7 @@ class Broker:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        deaths, started = 0, loop.time()
+        backoff, started = Backoff(RESTART), loop.time()
         while True:
             assert self._process is not None
             died = loop.create_task(self._process.wait())
@@ -233,11 +245,10 @@ class Broker:
                 return
             self.problem = BrokerError(f"the broker died ({_how(died.result())}); it is being started again")
             self._fail_reload()
-            deaths = 1 if loop.time() - started > STABLE else deaths + 1
+            if loop.time() - started > STABLE:
+                backoff.worked()
             while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout((RESTART.delay(deaths, b"") or 0) / SECOND):
-                        await self._stopping.wait()
+                await backoff.wait(self._stopping)
                 if self._stopping.is_set():
                     return
                 try:
@@ -246,7 +257,6 @@ class Broker:
                 except (BrokerError, OSError) as problem:
                     self.problem = problem if isinstance(problem, BrokerError) else BrokerError(str(problem))
                     await self._end_child()
-                    deaths += 1
             started = loop.time()
             self.restarts += 1
             if self._on_restart is not None:
@@ -280,6 +290,9 @@ class Broker:
                 self._reloaded.set_result(None)
             elif "Failed to reload" in line:
                 self._reloaded.set_exception(BrokerError(f"the broker refused the new users: {line}"))
+        if _STUCK in line and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()  # what comes after it can write, as soon as there is room
         kind = next((word for mark, word in _REFUSALS if mark in line), None)
         if kind is not None:
             self.refused[kind] += 1
@@ -377,7 +390,7 @@ class Broker:
             os.close(watched)
 
     def _open_log(self) -> None:
-        handler = RotatingFileHandler(
+        handler = _LogFile(
             self._folder / "nats.log", maxBytes=4 << 20, backupCount=2, encoding="utf-8", errors="replace"
         )
         self._log = logging.Logger("duly.broker", logging.INFO)  # ours alone, not in anybody's tree

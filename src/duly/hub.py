@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import secrets
 import socket
@@ -32,6 +31,7 @@ from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
+from duly.backoff import Backoff
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
@@ -58,6 +58,7 @@ from duly.transports import alert_lists, http, logins, static, websocket
 if TYPE_CHECKING:
     from duly.broker import Broker
     from duly.doorbell import Doorbell
+    from duly.transports.mqtt import MqttLink
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
@@ -94,6 +95,7 @@ class Hub:
         self.url = ""
         self.mqtt_url = ""
         self._broker: Broker | None = None
+        self._link: MqttLink | None = None
         self._broker_password = ""
         self._others: frozenset[str] = frozenset()
         """the hubs on this ledger that lived when we last looked"""
@@ -271,27 +273,34 @@ class Hub:
         async def read() -> None:
             while True:
                 topic, payload, old, ack = await arrivals.get()
-                for attempt in itertools.count(1):
+                backoff = Backoff(RECOVERY)
+                while True:
                     # Acknowledgements go out in order: one that never came would stop the broker in the end.
                     try:
                         await devices.receive(topic, payload, ack, old=old)
                         break
                     except LedgerError:
-                        await asyncio.sleep((RECOVERY.delay(attempt, b"") or 0) / SECOND)
+                        await backoff.wait()
 
         def back(session_present: bool) -> None:
             self._do(devices.reconnected(session_present))
 
         if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
             address = replace(address, client_id=self._own_client_id())
-        link = devices.link = MqttLink(address, heard, subscriptions=devices.subscriptions, on_connect=back)
+        link = self._link = devices.link = MqttLink(
+            address,
+            heard,
+            subscriptions=devices.subscriptions,
+            on_connect=back,
+            on_disconnect=lambda _: devices.lost(),
+        )
         await link.start()
         closing.push_async_callback(link.stop)
         reader = asyncio.get_running_loop().create_task(read())
         closing.callback(reader.cancel)
         if self._broker is not None:
             await link.connected()
-            self._every(REFRESH_SECONDS, devices.sweep)
+        self._every(REFRESH_SECONDS, devices.sweep)
 
     def _own_client_id(self) -> str:
         """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
@@ -430,9 +439,18 @@ class Hub:
             "ledger": type(self.ledger).__name__,
             "down": self.down,
             "devices": self.gateway.presence(),
+            "mqtt": self._mqtt_state(),
             "alerts": self.alerts.state(),
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
+
+    def _mqtt_state(self) -> dict[str, Any] | None:
+        link, broker = self._link, self._broker
+        if link is None:
+            return None
+        problem = (broker and broker.problem) or (None if link.up else link.problem)
+        said = None if problem is None else str(problem)
+        return {"url": self.mqtt_url, "embedded": broker is not None, "problem": said}
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
 
@@ -507,7 +525,8 @@ def _server_tls(settings: Settings) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     except (OSError, ssl.SSLError) as problem:
-        raise Malformed(f"the TLS certificate cannot be used: {problem}") from None
+        files = f"{settings.tls_cert} with {settings.tls_key}"
+        raise Malformed(f"the TLS certificate {files} cannot be used: {problem}") from None
     return context
 
 

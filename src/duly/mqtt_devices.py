@@ -5,6 +5,10 @@ The laws. A command is a `pending` task whose action is the command's type and w
 a device says is acknowledged to the broker (PUBACK) when it is committed, not before. An answer counts only
 for a task that this hub sent, and as the word of the device it was sent to.
 
+A will tells when a device is gone, unless the broker dies with it. So whoever says how often he speaks is
+given up after three times that in silence; and who is not heard of again after the broker has forgotten its
+sessions, or was started anew by us, after a while. Of the others we know only what the broker says.
+
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
 
 Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
@@ -16,9 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from duly.apps.gateway import Gateway
 from duly.auth import Accounts, Principal, Role
@@ -39,11 +45,25 @@ HUB: Final = "hub"
 GRACE: Final = 30.0
 """Seconds that a device has to come back after the broker was started anew."""
 
+MISSED: Final = 3
+"""Heartbeats that may be missed."""
+
 
 class Link(Protocol):
     """What is needed of `duly.transports.mqtt.MqttLink`."""
 
     def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> Any: ...
+
+
+class _Presence(Struct):
+    """Somebody who is there, by his own word. Times are the loop's."""
+
+    session: str
+    """which of his connections this is"""
+    silence: float
+    """seconds without a word after which he is given up; never, if he did not say how often he speaks"""
+    heard: float
+    until: float
 
 
 class MqttDevice:
@@ -91,12 +111,11 @@ class MqttDevices:
         self._accounts = accounts
         self._prefix = prefix
         self._devices: dict[str, MqttDevice] = {}
-        self._doubts: dict[str, float] = {}
-        """who has not been heard of since the broker started, and until when that may be so"""
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
-        self._online: dict[str, str] = {}
-        """everybody who is there by the broker's word, with which of their connections"""
+        self._lost = -inf
+        """when the broker was lost"""
+        self._online: dict[str, _Presence] = {}
         self.link: Link | None = None
 
     @property
@@ -129,26 +148,45 @@ class MqttDevices:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
         if not old:
-            self._doubts.pop(name, None)
+            self._heard(name)
         known = self._ours(name)
         if status is not None and (push := _push_in(status)) is not None and known is not None:
             await self._gateway.push_from(name, *push)
             return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
-        if old and known is None and not self._new:
-            self._doubts[name] = _until()
-        if online:
-            self._online[name] = session
+        if status is not None and online:
+            self._online[name] = self._presence(name, status, old)
             if known is None:
                 await self._claim(name)
             elif known.session != session:
                 await self._connect(name, session)
-        elif session in ("", self._online.get(name)):
+        elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
-            self._online.pop(name, None)
-            if known is not None:
-                await self._disconnect(name)
+            await self._gone(name)
+
+    def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
+        now, before = _now(), self._online.get(name)
+        silence = MISSED * status.heartbeat or inf
+        if not old or self._new:
+            until = now + silence
+        elif before is None:  # it may have been said before the broker died, and he with it
+            until = now + GRACE
+        else:
+            until = before.until
+        return _Presence(status.session, silence, now, until)
+
+    def _heard(self, name: str) -> None:
+        """He has said something, whatever it was."""
+        presence = self._online.get(name)
+        if presence is not None:
+            presence.heard = _now()
+            presence.until = presence.heard + presence.silence
+
+    async def _gone(self, name: str) -> None:
+        self._online.pop(name, None)
+        if self._ours(name) is not None:
+            await self._disconnect(name)
 
     def _ours(self, name: str) -> MqttDevice | None:
         """The device, if this hub is its home."""
@@ -158,7 +196,7 @@ class MqttDevices:
     async def _claim(self, name: str) -> None:
         neighbours = self._gateway.neighbours
         if neighbours is None or await neighbours.homes.claim(name):
-            await self._connect(name, self._online[name])
+            await self._connect(name, self._online[name].session)
 
     async def look(self) -> None:
         """Whoever has lost his home gets another."""
@@ -179,22 +217,30 @@ class MqttDevices:
         """Every connection to it is gone, with the wills. Who lives comes back and says so; until then we
         go on as if they all did."""
         self._new = False
-        self._doubts = dict.fromkeys(self._devices, _until())
+        self._doubt(lambda _: True)
+
+    def _doubt(self, whom: Callable[[_Presence], bool]) -> None:
+        until = _now() + GRACE
+        for presence in filter(whom, self._online.values()):
+            presence.until = min(presence.until, until)
 
     async def sweep(self) -> None:
-        """Give up those who did not come back."""
-        now = asyncio.get_running_loop().time()
-        for name in [name for name, until in self._doubts.items() if until <= now]:
-            del self._doubts[name]
-            self._online.pop(name, None)
-            if name in self._devices:
-                await self._disconnect(name)
+        """Give up those who are silent for too long."""
+        now = _now()
+        for name in [name for name, presence in self._online.items() if presence.until <= now]:
+            await self._gone(name)
+
+    def lost(self) -> None:
+        """The link has broken."""
+        self._lost = _now()
 
     async def reconnected(self, session_present: bool) -> None:
         """The link is back: what was on its way may be lost, so everybody gets it again."""
         if not session_present:  # a device that was here before us is known only by what was kept of it
             self._new = True
-            self._doubts.clear()
+            for presence in self._online.values():
+                presence.until = presence.heard + presence.silence
+            self._doubt(lambda presence: presence.heard < self._lost)
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
                 with suppress(LedgerError):  # then the outbox repeats it in its own time
@@ -212,7 +258,7 @@ class MqttDevices:
         device = await self._gateway.recipient_of(key)
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
-        self._doubts.pop(device, None)
+        self._heard(device)
         if await self._hears_it_too(key, device):
             ack()
             return
@@ -234,8 +280,8 @@ class MqttDevices:
         return await neighbours.homes.ask(device)
 
 
-def _until() -> float:
-    return asyncio.get_running_loop().time() + GRACE
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _push_in(status: fd.Status) -> tuple[str, object] | None:

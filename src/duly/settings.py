@@ -7,6 +7,7 @@ the world without protection, does not start at all.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,4 +158,7 @@ def _choose(
     try:
         return msgspec.convert(chosen, kind, strict=False)
     except msgspec.ValidationError as problem:
-        raise Malformed(f"a setting does not fit: {problem}") from None
+        # "Expected `int`, got `str` - at `$.port`": people look for the name first.
+        found = re.fullmatch(r"(.*) - at `\$\.(.*)`", str(problem))
+        sentence = f"{found[2]}: {found[1]}" if found is not None else str(problem)
+        raise Malformed(f"a setting does not fit: {sentence}") from None

@@ -33,6 +33,21 @@ def test_an_empty_place_is_no_illness(place: Place) -> None:
     assert list(place.folder.iterdir()) == [], "it only looks"
 
 
+def test_the_broker_inside_is_said_to_keep_what_it_acknowledges(place: Place) -> None:
+    place.start("up", "--port", "0", "--mqtt-port", "0").line("ready")
+    found = {one["what"]: one for one in place.ask("doctor")["findings"]}
+    assert found["broker"]["is"] == "ok"
+    assert "survives kill -9" in found["broker"]["fact"]
+
+
+def test_a_broker_elsewhere_that_does_not_answer_is_an_illness(place: Place) -> None:
+    place.start("up", "--port", "0", "--mqtt", "mqtt://hub:secret@127.0.0.1:1").line("ready")
+    done = place.duly("doctor")
+    assert done.returncode == 1
+    assert "✗ broker" in done.stdout
+    assert "secret" not in done.stdout
+
+
 @pytest.mark.parametrize("harm", ["ledger", "settings"])
 def test_what_is_wrong_is_named_and_counts(place: Place, harm: str) -> None:
     place.duly("add", "app", "phone")

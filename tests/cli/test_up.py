@@ -56,7 +56,7 @@ def test_two_hubs_cannot_have_one_ledger(place: Place) -> None:
         (["--listen", "0.0.0.0"], "add --tls-cert and --tls-key, or say --insecure"),
         (["--tls-cert", "only.pem"], "TLS needs both"),
         (["--doorbell", "redis://localhost"], "a doorbell is for hubs that share a ledger"),
-        (["--tls-cert", "no.pem", "--tls-key", "no.pem"], "certificate cannot be used"),
+        (["--tls-cert", "no.pem", "--tls-key", "no.pem"], "certificate no.pem with no.pem cannot be used"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_sentence(

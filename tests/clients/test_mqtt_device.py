@@ -18,6 +18,9 @@ from duly.errors import DeviceError, Refused
 from duly.hub import Hub
 from duly.mqtt_devices import MqttDevice
 from duly.settings import Settings
+from duly.transport import Ack
+from duly.transports.mqtt import MqttLink
+from tests.servers import Mosquitto
 from tests.wire.processes import DeviceProcess
 
 
@@ -134,6 +137,77 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
         await place.online("lamp")
         await place.online("lock", False)
         await place.online("lamp")  # it came back, and said so
+
+
+async def test_a_device_that_dies_with_a_broker_elsewhere_is_not_believed_in_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has forgotten its sessions has forgotten the wills."""
+    monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
+    broker = Mosquitto("persistence false")
+    broker.start()
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))
+    try:
+        await hub.start()
+        place = Place(hub, "", "")
+        for name in ("lock", "lamp"):
+            await hub.accounts.add(Role.DEVICE, name)
+        dead = DeviceProcess(tmp_path / "lock", "lock", broker.url("lock"))
+        async with Device(broker.url("lamp")):
+            await dead.start()
+            await place.online("lock")
+            await place.online("lamp")
+            dead.suspend()
+            broker.stop(signal.SIGKILL)
+            await dead.kill()
+            broker.start()
+            await place.online("lock", False)
+            assert hub.gateway.online("lamp"), "it came back, and said so"
+    finally:
+        await hub.stop()
+        broker.remove()
+
+
+async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_in_silence(
+    place: Place,
+) -> None:
+    link = MqttLink(place.device_url, lambda topic, payload, old, ack: ack())
+    await link.start()
+    try:
+        await link.connected()
+        for _ in range(2):  # who speaks again is there again
+            await link.publish(
+                "nodes/lock/status", b'{"online":true,"session":"1","heartbeat":1}', retain=True
+            )
+            await place.online("lock")
+            heard = asyncio.get_running_loop().time()
+            await place.online("lock", False)
+            assert asyncio.get_running_loop().time() - heard > 2
+    finally:
+        await link.stop()
+
+
+async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.clients.fd_link.HEARTBEAT", 1)
+    statuses: list[bytes] = []
+
+    def hear(topic: str, payload: bytes, old: bool, ack: Ack) -> None:
+        statuses.append(payload)
+        ack()
+
+    url = place.device_url + "?client_id=listener"
+    link = MqttLink(url, hear, subscriptions=["nodes/lock/status"])
+    await link.start()
+    try:
+        await link.connected()
+        async with lock(place, []), asyncio.timeout(20):
+            while sum(b'"heartbeat":1' in status for status in statuses) < 3:
+                await asyncio.sleep(0.05)
+    finally:
+        await link.stop()
 
 
 async def test_a_queued_command_waits_for_its_device(place: Place) -> None:

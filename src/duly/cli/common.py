@@ -1,13 +1,15 @@
 """What every verb needs: which hub or ledger is meant, how to ask it, how to say that it went wrong.
 
 The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr,
-with an exit code that a script can act on. The hub that runs is asked; where none runs, the ledger is opened.
+with an exit code that a script can act on; whoever asked for JSON gets that sentence as JSON, on stdout, as
+the last line. The hub that runs is asked; where none runs, the ledger is opened.
 A hub's own word that it runs may be stale (kill -9); the ledger's lock never is.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
@@ -70,16 +72,31 @@ def code_of(problem: DulyError) -> Exit:
             return Exit.FAILED
 
 
-def guarded(verbs: Callable[[], object]) -> NoReturn:
+def guarded(verbs: Callable[..., object]) -> NoReturn:
     """Run the command line; whatever goes wrong is one sentence and a code."""
+    json = "--json" in sys.argv
     try:
-        verbs()
-    except (Trouble, DulyError) as problem:
-        typer.echo(f"duly: {problem}", err=True)
-        raise SystemExit(problem.code if isinstance(problem, Trouble) else code_of(problem)) from None
-    except KeyboardInterrupt:
+        # Where JSON is wanted, what is wrong with the words themselves is ours to tell, too.
+        raise SystemExit(verbs(standalone_mode=not json))
+    except Trouble as problem:
+        _give_up(json, problem.code, problem.code.name.lower(), str(problem))
+    except DulyError as problem:
+        _give_up(json, code_of(problem), problem.word, str(problem))
+    except typer.TyperException as problem:
+        _give_up(json, Exit(problem.exit_code), "usage", problem.format_message())
+    except OSError as problem:  # a folder that is not ours, a file that is not there
+        place = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        _give_up(json, Exit.FAILED, "failed", place)
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
-    raise SystemExit(0)
+
+
+def _give_up(json: bool, code: Exit, word: str, sentence: str) -> NoReturn:
+    if json:
+        print_json({"error": word, "detail": sentence, "exit": code})
+    else:
+        typer.echo(f"duly: {sentence}", err=True)
+    raise SystemExit(code) from None
 
 
 # ── options that many verbs share ────────────────────────────────────────────────────────────────
@@ -268,9 +285,17 @@ def need_hub(data: str | None, url: str | None = None, token: str | None = None)
 
 async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
     """The ledger, without getting in anybody's way."""
+    from pathlib import Path
+
     from duly.ledgers import open_ledger
 
-    url = settings_of(data, ledger).ledger_url
+    settings = settings_of(data, ledger)
+    url = settings.ledger_url
+    if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
+        raise Trouble(
+            Exit.UNREACHABLE,
+            f"nothing is in {settings.data} yet; start a hub with 'duly up', or say where it is: --data",
+        )
     if url.startswith("sqlite:") and "mode=" not in url:
         url += "&mode=ro" if "?" in url else "?mode=ro"
     return await open_ledger(url)

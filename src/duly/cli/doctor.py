@@ -120,6 +120,7 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
     found.add("hub", f"runs at {hub.url}{online}")
     if state.get("down"):
         found.add("storing", f"the hub cannot store anything now: {state['down']}", "bad")
+    _broker(found, state.get("mqtt"))
     far = abs(offset) > SKEW_SECONDS
     hint = "; set the clock of one of them" if far else ""
     found.add(
@@ -128,6 +129,16 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
         f"(answer in {took(way * 1000)}){hint}",
         "bad" if far else "ok",
     )
+
+
+def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
+    if mqtt is None:
+        return
+    if mqtt["problem"] is not None:
+        found.add("broker", mqtt["problem"], "bad")
+        return
+    durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
+    found.add("broker", f"{mqtt['url']}: {durable}; what nobody answers is sent again")
 
 
 async def _offset(hub: Hub) -> tuple[float, float]:
@@ -161,11 +172,8 @@ def _disk(found: _Findings, settings: Settings) -> None:
         place = place.parent
     usage = shutil.disk_usage(place)
     little = usage.free < ENOUGH_DISK
-    found.add(
-        "disk",
-        f"{usage.free / GB:.1f} of {usage.total / GB:.0f} GB free" + ("; make room" if little else ""),
-        "warn" if little else "ok",
-    )
+    free = f"{usage.free / GB:.1f}" if usage.free >= GB / 10 else f"{usage.free / GB:.3f}"
+    found.add("disk", f"{free} GB free" + ("; make room" if little else ""), "warn" if little else "ok")
 
 
 async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:

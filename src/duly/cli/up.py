@@ -12,12 +12,12 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, print_json
-from duly.errors import DulyError, LedgerInUse
+from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
     from duly.hub import Hub
@@ -57,7 +57,7 @@ def up(
         typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
     ] = None,
     registration: Annotated[
-        str | None,
+        Literal["open", "closed"] | None,
         typer.Option("--registration", metavar="open|closed", help="Whether strangers may register to chat."),
     ] = None,
     friends_only: Annotated[
@@ -125,8 +125,10 @@ async def _serve(settings: Settings, json: bool) -> None:
             f"a hub runs in {settings.data} already, at {posted.url} (pid {posted.pid}); use that one, "
             "stop it, or choose another folder with --data",
         ) from None
-    except DulyError as problem:
-        if isinstance(problem.__cause__, OSError):  # nothing is wrong with what was typed
+    except Malformed as problem:
+        if isinstance(
+            problem.__cause__, OSError
+        ):  # a port that is taken: nothing is wrong with what was typed
             raise Trouble(Exit.FAILED, str(problem)) from None
         raise
     except OSError as problem:
@@ -155,8 +157,9 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
     typer.echo(f"ready {hub.url} {hub.mqtt_url}".rstrip())
-    typer.echo("\nGo on in another terminal:")
+    typer.echo("\nGo on in another terminal; the lock stays there, so the last line is for a third:")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
         typer.echo(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
-    typer.echo("  duly add device lock && duly add app phone && duly grant phone lock && duly device lock")
+    typer.echo("  duly add device lock && duly add app phone && duly grant phone lock")
+    typer.echo("  duly device lock")
     typer.echo("  duly send lock lock_control '{\"open\":true}'")

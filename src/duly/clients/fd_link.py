@@ -2,7 +2,8 @@
 
 The law is that of `duly.clients.link`, with one thing more: a task is acknowledged, to the broker (PUBACK)
 and to the hub (`ack`), when it is stored here, not before. What a device pushes rides on its own status
-topic, the only one that nobody else may write.
+topic, the only one that nobody else may write. It says how often it says that it is there: a broker that
+dies takes the wills with it, and then only silence tells.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +24,8 @@ from duly.dialects.frames import Frame
 from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink, Will
+
+HEARTBEAT: Final = 60
 
 
 class FdLink:
@@ -43,6 +46,7 @@ class FdLink:
         self._heard = heard
         self._prefix = prefix
         self._session = ""
+        self._beating: asyncio.TimerHandle | None = None
         self._senders: dict[str, str] = {}
         self._link = MqttLink(
             address,
@@ -50,6 +54,7 @@ class FdLink:
             subscriptions=[fd.topic_of(prefix, self.name, Kind.PENDING)],
             will=self._will,
             on_connect=self._connected,
+            on_disconnect=lambda _: self._still(),
         )
 
     @property
@@ -68,6 +73,7 @@ class FdLink:
 
     async def stop(self) -> None:
         """Say goodbye properly: the will is for those who cannot."""
+        self._still()
         if self._link.up:
             with suppress(DulyError, TimeoutError):
                 async with asyncio.timeout(1):
@@ -84,8 +90,16 @@ class FdLink:
         return Will(self._topic(self.name, Kind.STATUS), self._status(online=False))
 
     def _connected(self, session_present: bool) -> None:
-        self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
+        self._beat()
         self._up(Frame("welcome", you=self.name))
+
+    def _beat(self) -> None:
+        self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
+        self._beating = asyncio.get_running_loop().call_later(HEARTBEAT, self._beat)
+
+    def _still(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
 
     def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:
@@ -143,7 +157,10 @@ class FdLink:
 
     def _status(self, *, online: bool, data: bytes = b"") -> bytes:
         now = round(time.time()) * SECOND
-        return fd.encode(fd.Status(now, online, session=self._session, data=fd.Content(data)))
+        status = fd.Status(
+            now, online, session=self._session, data=fd.Content(data), heartbeat=HEARTBEAT if online else 0
+        )
+        return fd.encode(status)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

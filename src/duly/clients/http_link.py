@@ -17,8 +17,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from duly.backoff import Backoff
 from duly.clients.link import RECONNECT
-from duly.core.units import SECOND
 from duly.dialects import frames
 from duly.dialects.frames import Frame
 from duly.errors import NotAuthenticated, SenderError
@@ -61,14 +61,14 @@ class HttpLink:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        attempt = 0
+        backoff = Backoff(RECONNECT, self._token)
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {self._token}"}
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
             while True:
                 try:
                     _, date = await self._post(http, [])
-                    attempt = 0
+                    backoff.worked()
                     await self._serve(http, date)
                 except NotAuthenticated as problem:
                     self._denied(problem)
@@ -78,8 +78,7 @@ class HttpLink:
                     if self.connected:
                         self.connected = False
                         self._down()
-                attempt += 1
-                await asyncio.sleep((RECONNECT.delay(attempt, self._token.encode()) or 0) / SECOND)
+                await backoff.wait()
 
     async def _serve(self, http: aiohttp.ClientSession, date: str) -> None:
         while not self._queue.empty():

@@ -19,6 +19,7 @@ from typing import Final
 
 import aiohttp
 
+from duly.backoff import Backoff
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.dialects import frames
@@ -81,7 +82,7 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        attempt = hub = 0
+        hub, backoff = 0, Backoff(RECONNECT, self._token)
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
@@ -93,7 +94,7 @@ class Link:
                         url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
                     ) as socket:
                         welcome = await self._introduce(socket)
-                        attempt = 0
+                        backoff.worked()
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
                     if self._denied is not None:
@@ -105,12 +106,8 @@ class Link:
                     pass  # a hub that is down, or talks nonsense, is tried again
                 finally:
                     self._socket = None
-                attempt += 1
                 hub += 1
-                # Where there are others to try, all of them are tried before we wait any longer.
-                pause = RECONNECT.delay(1 + (attempt - 1) // len(self._urls), self._token.encode()) or 0
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), pause / SECOND)
+                await backoff.wait(self._stopping, among=len(self._urls))
 
     async def _introduce(self, socket: aiohttp.ClientWebSocketResponse) -> Frame:
         auth = Frame("auth", token=self._token, cursors=self._cursors())

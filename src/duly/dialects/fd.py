@@ -157,7 +157,8 @@ class Failed(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """How a node is. `session` tells a late will from the news of a newer connection."""
+    """How a node is. `session` tells a late will from the news of a newer connection; `heartbeat` is how many
+    seconds pass between two, 0 if it promises nothing."""
 
     time: int = 0
     online: bool | None = None
@@ -171,6 +172,7 @@ class Status(Struct, frozen=True):
     sig: str = ""
     kid: str = ""
     old_names: bool = False
+    heartbeat: int = 0
 
 
 Fd: TypeAlias = Pending | Ack | Complete | Failed | Status
@@ -204,6 +206,7 @@ class _Wire(Struct, omit_defaults=True):
     version: str | None = None
     uptime: int | float | None = None
     session: str | None = None
+    heartbeat: int | float | None = None
     data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
@@ -293,6 +296,7 @@ def decode_status(text: bytes, form: Form | None = None) -> Status | None:
         version=w.version or "",
         uptime=_time(w.uptime),
         session=w.session or "",
+        heartbeat=_time(w.heartbeat) // SECOND,
         data=_content(w, w.data, form),
         sig=w.sig or "",
         kid=w.kid or "",
@@ -377,6 +381,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
+        heartbeat=m.heartbeat or None,
         data=_written(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,

@@ -251,18 +251,6 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
     )
 
 
-def device_ack(message: Message, answer: Answer) -> Frame:
-    """How a command ended, from the device to the hub."""
-    return Frame(
-        "ack",
-        message.id,
-        to=message.scope,
-        code=answer.code,
-        data=raw(answer.data),
-        detail=answer.reason or None,
-    )
-
-
 _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}
 
 

@@ -10,6 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Final
 
+from duly.backoff import Backoff
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.doorbell import Doorbell
@@ -47,7 +48,7 @@ class PostgresDoorbell(Doorbell):
         await super().stop()
 
     async def _listen(self) -> None:
-        failures = 0
+        backoff = Backoff(AGAIN, self._me)
         while True:
             line = None
             gone = asyncio.Event()
@@ -58,7 +59,8 @@ class PostgresDoorbell(Doorbell):
                 )  # fmt: skip
                 line.add_termination_listener(lambda _, gone=gone: gone.set())
                 await line.add_listener(CHANNEL, self._note)
-                self._line, failures = line, 0
+                self._line = line
+                backoff.worked()
                 while not gone.is_set():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(gone.wait(), ALIVE_SECONDS)
@@ -70,8 +72,7 @@ class PostgresDoorbell(Doorbell):
                 self._line = None
                 if line is not None:
                     line.terminate()
-            failures += 1
-            await asyncio.sleep((AGAIN.delay(failures, self._me.encode()) or 0) / SECOND)
+            await backoff.wait()
 
     def _note(self, _line: object, _pid: int, _channel: str, note: object) -> None:
         self._heard(str(note))

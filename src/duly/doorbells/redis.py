@@ -10,6 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Final
 
+from duly.backoff import Backoff
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.doorbell import Doorbell
@@ -65,7 +66,7 @@ class RedisDoorbell(Doorbell):
             await self._out.aclose()
 
     async def _listen(self) -> None:
-        failures = 0
+        backoff = Backoff(AGAIN, self._me)
         while True:
             connection = self._connection()
             try:
@@ -80,7 +81,8 @@ class RedisDoorbell(Doorbell):
                             asked = True
                             await ears.ping()
                             continue
-                        asked, failures = False, 0
+                        asked = False
+                        backoff.worked()
                         if message["type"] == "message":
                             self._heard(message["data"])
             except TROUBLE:
@@ -88,8 +90,7 @@ class RedisDoorbell(Doorbell):
             finally:
                 with suppress(*TROUBLE):
                     await connection.aclose()
-            failures += 1
-            await asyncio.sleep((AGAIN.delay(failures, self._me.encode()) or 0) / SECOND)
+            await backoff.wait()
 
     async def _send(self, note: bytes) -> None:
         with suppress(*TROUBLE):

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
+from duly.backoff import Backoff
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
@@ -206,7 +207,7 @@ class MqttLink:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        attempt = 0
+        backoff = Backoff(self._retry, self.address.client_id)
         while not self._stopping.is_set():
             session: Session | None = None
             began = loop.time()
@@ -238,14 +239,11 @@ class MqttLink:
                     await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
-            attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
-            delay = self._retry.delay(attempt, self.address.client_id.encode())
-            if delay is None:
+            if was_up and loop.time() - began > self._stable:
+                backoff.worked()
+            if not await backoff.wait(self._stopping):
                 self._settled.set()
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay / SECOND):
-                    await self._stopping.wait()
 
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""

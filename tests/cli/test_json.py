@@ -1,0 +1,120 @@
+"""Whoever asks for JSON gets JSON: from every verb, also when it fails, with an exit code of the list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from duly.cli import app, main
+
+NOBODY = "mqtt://a:b@127.0.0.1:1"
+
+FAILURES = {
+    "up": ("--port 99999", 2, "malformed"),
+    "demo": ("--commands 0", 2, "usage"),
+    "sim": ("--world nowhere", 2, "usage"),
+    "prune": ("", 3, "ledger_unavailable"),
+    "add": ("app x --data /proc/nowhere", 1, "failed"),
+    "remove": ("nobody", 6, "refused"),
+    "grant": ("nobody nothing", 2, "malformed"),
+    "revoke": ("nobody nothing", 6, "refused"),
+    "list": ("", 3, "unreachable"),
+    "send": ("lock lock_control", 3, "unreachable"),
+    "device": ("lock", 3, "unreachable"),
+    "node": (f"b --url {NOBODY} --run nonsense", 2, "usage"),
+    "call": (f"b x nonsense --url {NOBODY}", 2, "usage"),
+    "status": ("--url nonsense", 2, "malformed"),
+    "chat": ("--as ann", 3, "unreachable"),
+    "outcome": ("1_1", 3, "unreachable"),
+    "trace": ("1_1", 3, "unreachable"),
+    "why": ("", 3, "unreachable"),
+    "watch": ("", 3, "unreachable"),
+    "doctor": ("--url nonsense", 2, "usage"),
+    "task send": (f"b x nonsense --url {NOBODY} --data a.db", 2, "usage"),
+    "task retry": ("nothing --url nonsense --data a.db", 2, "malformed"),
+    "task list": ("--data nowhere.db", 3, "ledger_unavailable"),
+    "task show": ("nothing --data nowhere.db", 3, "ledger_unavailable"),
+    "task cancel": ("nothing --data nowhere.db", 6, "refused"),
+    "acl mosquitto": ("--users a/b", 2, "usage"),
+    "acl emqx": ("--users a/b", 2, "usage"),
+    "acl rabbitmq": ("", 2, "malformed"),
+    "acl nats": ("", 2, "malformed"),
+    "acl test": (NOBODY, 2, "malformed"),
+    "keys new": ("a/b", 2, "malformed"),
+    "keys trust": ("b nonsense", 2, "malformed"),
+    "keys forget": ("nobody", 6, "refused"),
+    "keys list": ("", 2, "malformed"),
+    "sentinel trigger": ("fall belt", 3, "unreachable"),
+    "sentinel": ("--debounce nonsense", 2, "usage"),
+    "alert trigger": ("smoke", 3, "unreachable"),
+    "alert list": ("", 3, "unreachable"),
+    "alert show": ("nothing", 3, "unreachable"),
+    "alert ack": ("nothing", 2, "malformed"),
+    "alert resolve": ("nothing", 2, "malformed"),
+    "alert silence": ("--for nonsense", 2, "usage"),
+    "deliveries list": ("", 3, "unreachable"),
+    "deliveries show": ("nothing", 3, "unreachable"),
+    "deliveries retry": ("nothing", 2, "malformed"),
+    "deliveries edit": ("nothing ann --send nonsense", 2, "malformed"),
+    "profile set": ("home --send nonsense", 2, "malformed"),
+    "profile list": ("", 3, "unreachable"),
+    "profile show": ("home", 3, "unreachable"),
+    "profile remove": ("home", 6, "refused"),
+    "channel test": ("nonsense", 2, "malformed"),
+}
+"""A way in which each verb fails in an empty folder without a hub; its exit code, and the word for it."""
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, verb in getattr(command, "commands", {}).items():
+        yield from verbs(verb, (*path, name))
+    if not getattr(command, "commands", None) or getattr(command, "invoke_without_command", False):
+        yield " ".join(path), command
+
+
+VERBS = dict(verbs(get_command(app)))
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DULY_DATA", "DULY_URL", "DULY_TOKEN", "DULY_MQTT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def duly(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["duly", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_that_fails_says_so_in_json(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args, exit_, word = FAILURES[verb]
+    code, out = duly(f"{verb} {args} --json", monkeypatch, capsys)
+    said = json.loads(out.splitlines()[-1])
+    assert (code, said["exit"], said["error"]) == (exit_, exit_, word)
+    assert said["detail"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_words_that_a_verb_does_not_know_are_a_usage_error_in_json(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = duly(f"{verb} --json --no-such-option", monkeypatch, capsys)
+    assert code == 2
+    assert json.loads(out)["error"] == "usage"
+
+
+def test_a_verb_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = duly("frobnicate --json", monkeypatch, capsys)
+    assert (code, json.loads(out)["exit"]) == (2, 2)

@@ -1,0 +1,62 @@
+"""What a stranger does first: the README's commands, as printed, with a hub beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Place
+
+ROOT = Path(__file__).parents[2]
+DEVICE, NODES = 1, 2
+"""The sections of these subjects, in either language."""
+
+
+def commands(readme: str, section: int) -> list[str]:
+    """The commands of a section, counted from 1."""
+    text = re.split(r"^## ", (ROOT / readme).read_text(encoding="utf-8"), flags=re.MULTILINE)[section]
+    return re.findall(r"^\$ (duly .*|\w=.*)$", text, re.MULTILINE)
+
+
+@pytest.fixture
+def mqtt_port(place: Place) -> str:
+    hub = place.start("up", "--port", "0", "--mqtt-port", "0")
+    return hub.line("ready").rsplit(":", 1)[1]
+
+
+def shell(place: Place, lines: list[str]) -> str:
+    """What a shell prints that is given these lines; what it leaves behind is ended."""
+    duly = place.folder / "bin" / "duly"
+    duly.parent.mkdir(exist_ok=True)
+    duly.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m duly "$@"\n')
+    duly.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT", *lines])],
+        cwd=place.folder,
+        env=place.env | {"PATH": f"{duly.parent}:{place.env['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+@pytest.mark.usefixtures("mqtt_port")
+def test_a_lock_is_opened(place: Place, readme: str) -> None:
+    accounts, device, send = commands(readme, DEVICE)
+    shell(place, [accounts])
+    place.start(*shlex.split(device, comments=True)[1:]).line("is online")
+    assert "code 0, done" in shell(place, [send])
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_a_node_does_a_task(place: Place, readme: str, mqtt_port: str) -> None:
+    lines = [line.replace("7883", mqtt_port) for line in commands(readme, NODES)]
+    assert shell(place, lines).endswith('"the lamp is on"\n')
