@@ -388,7 +388,7 @@ class Hub:
         except LedgerError as problem:
             session.close(f"come back soon: {problem}")
 
-    def receive(self, session: Session, who: Principal, raw: bytes | str) -> Awaitable[bool]:
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
         return self._reception.receive(session, who, raw)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:

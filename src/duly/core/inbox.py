@@ -117,7 +117,7 @@ class Inbox:
 
     def under_way(self, key: bytes) -> Message | None:
         """The message under this key, if it was handed to its recipient."""
-        return None if self.outbox.state(key) is None else self.message(key)
+        return self.outbox.message(key)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 

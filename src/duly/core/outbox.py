@@ -272,6 +272,11 @@ class Outbox:
         entry = self._entries.get(key)
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
 
+    def message(self, key: bytes) -> Message | None:
+        """The message under way under this key."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.message
+
     def recipient(self, key: bytes) -> str | None:
         """For whom the message under way under this key is."""
         entry = self._entries.get(key)

@@ -38,7 +38,10 @@ class Server(Protocol):
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
     ) -> None: ...
-    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> Awaitable[object]: ...
+    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> bool | Awaitable[object]:
+        """A frame; what is to be awaited before the next one, if anything."""
+        ...
+
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
 
 
@@ -177,7 +180,9 @@ class WebSockets:
                 await server.connected(session, who, cursors)
                 async for message in socket:
                     if message.type is WSMsgType.TEXT:
-                        await server.receive(session, who, message.data)
+                        said = server.receive(session, who, message.data)
+                        if not isinstance(said, bool):
+                            await said
                     elif message.type is WSMsgType.BINARY:
                         session.push(
                             _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)
