@@ -17,7 +17,7 @@ import re
 import secrets
 from collections import OrderedDict
 from contextlib import suppress
-from enum import Enum
+from enum import StrEnum
 from hashlib import blake2b, sha256
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ _PRINCIPALS: Final = "principals"
 _GRANTS: Final = "grants"
 
 
-class Role(Enum):
+class Role(StrEnum):
     """What kind of principal it is."""
 
     APP = "app"

@@ -24,10 +24,9 @@ from duly.apps.control import ControlPolicy
 from duly.apps.neighbours import Neighbours
 from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
-from duly.core.ids import time_of
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
@@ -263,7 +262,9 @@ class Gateway:
         An end that we set must not make an old command young again. So what may wait has its day from the
         time in its id; and where the id has none, no end is set, and the ledger remembers it for ever.
         """
-        made = None if frame.seq_id is None or frame.exp is not None else time_of(frame.seq_id)
+        if frame.seq_id is None or frame.exp is not None:
+            return 0
+        made, _, _, _ = parts_of(frame.seq_id)
         if not made:
             return 0
         return made + DAY if frame.queue else self._ledger.clock.now() + self.policy.control.lasts

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
 from duly.core.units import MS
 from duly.dialects import limits
 from duly.errors import Malformed
@@ -152,7 +152,9 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
     if frame.to is None:
         raise Malformed(f"a {frame.type} needs 'to': the device it is for")
-    n = counter_of(frame.seq_id)
+    _, n, _, _ = parts_of(frame.seq_id)
+    if n is None:
+        n = counter_of(frame.seq_id)  # it says what is wrong with a number that is none
     if frame.exp is not None and frame.exp < 10**11:
         raise Malformed(
             f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
