@@ -65,7 +65,9 @@ class Reception:
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
         # A type that several know means what the application of its sender's role says it means.
-        self._own = {role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()}
+        self._own = {
+            role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()
+        }
         self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
 
     async def connected(

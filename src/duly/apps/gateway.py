@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +26,7 @@ from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in, parts_of
+from duly.core.messages import Answer, Mode, Order, Verdict, Word, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
@@ -101,9 +101,11 @@ class Gateway:
         self._commands = self.policy.commands
         self._journal = journal
         self._ledger = ledger
+        self._now = ledger.clock.now
         self._accounts = accounts
         control = self.policy.control
         self._control_horizon = control.horizon()
+        self._lasts = control.lasts
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience),
             ledger.worker,
@@ -121,7 +123,8 @@ class Gateway:
         """how far each app's session has been told what each device pushed"""
         self._behind: dict[tuple[Session, str], bool] = {}
         """who is just being told what they missed, and whether there is more since"""
-        self._trails: OrderedDict[bytes, list[Hop]] = OrderedDict()
+        self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
+        """hops as they are noted: there are three to a command, and hardly anybody asks"""
 
     @property
     def types(self) -> frozenset[str]:
@@ -211,7 +214,7 @@ class Gateway:
         return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
     def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
-        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
+        return Frame("welcome", you=who.name, time=self._now() // MS, cursors=cursors)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
@@ -267,7 +270,7 @@ class Gateway:
         made, _, _, _ = parts_of(frame.seq_id)
         if not made:
             return 0
-        return made + DAY if frame.queue else self._ledger.clock.now() + self.policy.control.lasts
+        return made + DAY if frame.queue else self._now() + self._lasts
 
     def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         if frame.seq_id is None or frame.to is None:
@@ -287,9 +290,7 @@ class Gateway:
             record = None
         if record is None or record.message.recipient != end.by:
             _, id_ = names_in(end.key)
-            await self._journal.refuse(
-                end.by, id_, "not_yours", f"{end.by} answered a command it never got"
-            )
+            await self._journal.refuse(end.by, id_, "not_yours", f"{end.by} answered a command it never got")
             return False
         await self.engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
         return False
@@ -341,13 +342,12 @@ class Gateway:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
-        kind = type(effect)
-        if kind is Reply:
-            self._say(cast("Reply", effect))
-        elif kind is Transmit:
-            self._pass_on(cast("Transmit", effect))
-        else:
-            self._report(cast("Report", effect))
+        if type(effect) is Reply:
+            self._say(effect)
+        elif type(effect) is Transmit:
+            self._pass_on(effect)
+        elif type(effect) is Report:
+            self._report(effect)
 
     def _say(self, reply: Reply) -> None:
         message, verdict = reply.message, reply.verdict
@@ -361,12 +361,12 @@ class Gateway:
                 to=message.recipient,
                 kind=message.kind,
             )
-        _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
+        _push_to((reply.origin,), frames.encode(frames.server_ack(message.id, verdict)))
         if self.neighbours is not None:
             self.neighbours.told(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
             ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
-            _push_to([reply.origin], frames.encode(ended))
+            _push_to((reply.origin,), frames.encode(ended))
 
     def _pass_on(self, transmit: Transmit) -> None:
         message, attempt = transmit.message, transmit.attempt
@@ -408,18 +408,18 @@ class Gateway:
             if len(self._trails) > TRAILS_KEPT:
                 self._trails.popitem(last=False)
         if len(trail) < HOPS_KEPT:
-            trail.append(Hop(self._ledger.clock.now() // MS, what, attempt))
+            trail.append((self._now(), what, attempt))
 
     def trail(self, key: bytes) -> list[Hop]:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
-        return self._trails.get(key, [])
+        return [Hop(at // MS, what, attempt) for at, what, attempt in self._trails.get(key, ())]
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
         """Store, then tell: a push has a number in its device's stream before anybody sees it."""
-        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
-        (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
+        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._now() // MS))
+        (n,) = await self._ledger.write(Append(_stream(device), stored, self._now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
         if self._journal.watchers:

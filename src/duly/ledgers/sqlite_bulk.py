@@ -217,8 +217,8 @@ class Bulk:
         if won:
             self._lasts.update(bet.lasts)
         else:
-            self._run("ROLLBACK")
-            self._run("BEGIN IMMEDIATE")
+            self._db.execute("ROLLBACK")
+            self._db.execute("BEGIN IMMEDIATE")
         return won
 
     def _carry_out(self, bet: Bet) -> bool:
@@ -235,9 +235,7 @@ class Bulk:
             and self._all("deliver", bet.delivers, 9)
             and self._all("raise_from", list(raises), 5)
             and self._all("finish_all", bet.finishes, 7)
-            and all(
-                self._all("advance_all", bet.advances[to], 4, SOURCES[to]) for to in sorted(bet.advances)
-            )
+            and all(self._all("advance_all", bet.advances[to], 4, SOURCES[to]) for to in sorted(bet.advances))
         )
 
     def _count(self, name: str, values: Collection[tuple[Any, ...]]) -> int:
@@ -253,9 +251,7 @@ class Bulk:
                 start += size
         return found
 
-    def _all(
-        self, name: str, flat: list[Any], width: int, sources: frozenset[State] = frozenset()
-    ) -> bool:
+    def _all(self, name: str, flat: list[Any], width: int, sources: frozenset[State] = frozenset()) -> bool:
         """Run a statement over all these rows, each of so many values; whether it changed each."""
         if not flat:
             return True
