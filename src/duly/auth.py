@@ -19,7 +19,7 @@ import re
 import secrets
 from collections import OrderedDict
 from contextlib import suppress
-from enum import Enum
+from enum import StrEnum
 from hashlib import blake2b, sha256
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ FORMER: Final = "former"
 """people who are gone and have left something behind: their names are not given away"""
 
 
-class Role(Enum):
+class Role(StrEnum):
     """What kind of principal it is."""
 
     APP = "app"

@@ -410,24 +410,22 @@ class Ledger(ABC):
     def _learn(self, applied: Sequence[tuple[Write, Result]]) -> None:
         """What was committed: writes with their results, in order; at least those that are looked at here."""
         for write, result in applied:
-            kind = type(write)
-            if kind is Admit:
-                self._admitted(cast("Admit", write), cast("Verdict", result))
-            elif kind is Advance:
-                if cast("Moved", result).moved:
-                    self._moved(cast("Advance", write))
-            elif kind is Append:
-                line = cast("Append", write)
-                if line.ends:
-                    self._moved(Advance(line.key, State.DONE, line.at, numbered(cast("int", result))))
-            elif kind is Withdraw and result:
-                key = cast("Withdraw", write).key
-                self._hot.drop(key)
-                self._wake(key)
-            elif kind is Postpone and result:
-                self._wake(cast("Postpone", write).ref.key)
+            if type(write) is Admit:
+                self._admitted(write, result)
+            elif type(write) is Advance:
+                if type(result) is Moved and result.moved:
+                    self._moved(write)
+            elif type(write) is Append:
+                if write.ends:
+                    self._moved(Advance(write.key, State.DONE, write.at, numbered(cast("int", result))))
+            elif type(write) is Withdraw and result:
+                self._hot.drop(write.key)
+                self._wake(write.key)
+            elif type(write) is Postpone and result:
+                self._wake(write.ref.key)
 
-    def _admitted(self, write: Admit, verdict: Verdict) -> None:
+    def _admitted(self, write: Admit, verdict: Result) -> None:
+        assert type(verdict) is Verdict
         message = write.message
         if verdict.word is Word.FRESH:
             if self.sole:

@@ -8,7 +8,7 @@ never raised: nobody's mistake is anybody else's trouble.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from duly.auth import Principal, Role
@@ -43,9 +43,10 @@ class Application(Protocol):
         """Somebody has authenticated: greet them with a `welcome`, and give them what they missed."""
         ...
 
-    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+    def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A frame. Whether a `server_ack` for it is pushed to the session: not every frame gets one.
-        Raises `SenderError` for what is wrong with it."""
+        Said at once, or when awaited, if it takes a commit or has to wait for something. Raises `SenderError`
+        for what is wrong with the frame."""
         ...
 
     async def disconnected(self, session: Session, who: Principal) -> None: ...
@@ -64,7 +65,9 @@ class Reception:
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
         # A type that several know means what the application of its sender's role says it means.
-        self._own = {role: dict.fromkeys(app.types, app) for role, app in self._by_role.items()}
+        self._own = {
+            role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()
+        }
         self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
 
     async def connected(
@@ -83,14 +86,14 @@ class Reception:
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
-        commits: list[Coroutine[Any, Any, None]] = []
+        commits: list[Coroutine[Any, Any, object]] = []
         for session, raw in zip(sessions, raws, strict=True):
             seq_id: str | None = None
             try:
                 frame = frames.decode(raw)
                 seq_id = frame.seq_id
                 if frame.type in self._prompt:
-                    await self._by_type[frame.type].receive(session, who, frame)
+                    await settled(self._by_type[frame.type].receive(session, who, frame))
                 else:
                     commits.append(self._answered(session, who, frame))
             except SenderError as problem:
@@ -102,24 +105,25 @@ class Reception:
             await asyncio.gather(*commits)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
-        if not await self._take(session, who, frame):
+        if not await settled(self._take(session, who, frame)):
             session.push(_TAKEN)
 
-    async def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool:
-        """A frame from somebody who has authenticated. Whether it gets a `server_ack`."""
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
+        """A frame from somebody who has authenticated. Whether it gets a `server_ack`: at once, or when
+        awaited. Most frames are only handed over to an engine, and need no coroutine for that."""
         try:
             frame = frames.decode(raw)
         except SenderError as problem:
-            await self._refuse(session, who, None, problem)
-            return True
-        return await self._take(session, who, frame)
+            return self._refuse(session, who, None, problem)
+        return self._take(session, who, frame)
 
-    async def _take(self, session: Session, who: Principal, frame: Frame) -> bool:
+    def _take(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         seq_id = frame.seq_id
         try:
-            application = self._own[who.role].get(frame.type) or self._by_type.get(frame.type)
+            application = self._own[who.role].get(frame.type)
             if application is not None:
-                return await application.receive(session, who, frame)
+                said = application.receive(session, who, frame)
+                return said if isinstance(said, bool) else self._wait(session, who, seq_id, said)
             if frame.type != WATCH:
                 raise Malformed(f"there is no frame type {frame.type!r}")
             if who.role is not Role.ADMIN:
@@ -127,18 +131,37 @@ class Reception:
             self._journal.watchers.append(session)
             return False
         except SenderError as problem:
-            await self._refuse(session, who, seq_id, problem)
+            return self._refuse(session, who, seq_id, problem)
         except LedgerError as problem:
-            trouble = frames.trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem))
-            session.push(frames.encode(trouble))
-        return True
+            return _unable(session, seq_id, problem)
+
+    async def _wait(
+        self, session: Session, who: Principal, seq_id: str | None, said: Awaitable[bool]
+    ) -> bool:
+        try:
+            return await said
+        except SenderError as problem:
+            return await self._refuse(session, who, seq_id, problem)
+        except LedgerError as problem:
+            return _unable(session, seq_id, problem)
 
     async def _refuse(
         self, session: Session, who: Principal, seq_id: str | None, problem: SenderError
-    ) -> None:
+    ) -> bool:
         verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
         await self._journal.refuse(who.name, seq_id or "", problem.word, str(problem))
         session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+        return True
+
+
+def _unable(session: Session, seq_id: str | None, problem: LedgerError) -> bool:
+    session.push(frames.encode(frames.trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem))))
+    return True
+
+
+async def settled(said: bool | Awaitable[bool]) -> bool:
+    """What was said at once, or is when awaited."""
+    return said if isinstance(said, bool) else await said
 
 
 _TAKEN = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))

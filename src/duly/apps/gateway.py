@@ -14,8 +14,8 @@ HTTP request that waits, an MQTT node. Where this is not the only hub, `neighbou
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Collection, Iterable
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -24,15 +24,15 @@ from duly.apps.control import ControlPolicy
 from duly.apps.neighbours import Neighbours
 from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
-from duly.core.ids import time_of
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in
+from duly.core.messages import Answer, Mode, Order, Verdict, Word, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
     Arrived,
     Effect,
+    Event,
     Origin,
     Reachable,
     Reply,
@@ -46,7 +46,7 @@ from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed
+from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -98,11 +98,14 @@ class Gateway:
         bell: Doorbell | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
+        self._commands = self.policy.commands
         self._journal = journal
         self._ledger = ledger
+        self._now = ledger.clock.now
         self._accounts = accounts
         control = self.policy.control
         self._control_horizon = control.horizon()
+        self._lasts = control.lasts
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience),
             ledger.worker,
@@ -120,7 +123,8 @@ class Gateway:
         """how far each app's session has been told what each device pushed"""
         self._behind: dict[tuple[Session, str], bool] = {}
         """who is just being told what they missed, and whether there is more since"""
-        self._trails: OrderedDict[bytes, list[Hop]] = OrderedDict()
+        self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
+        """hops as they are noted: there are three to a command, and hardly anybody asks"""
 
     @property
     def types(self) -> frozenset[str]:
@@ -210,36 +214,50 @@ class Gateway:
         return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
     def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
-        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
+        return Frame("welcome", you=who.name, time=self._now() // MS, cursors=cursors)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
-    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+    def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A frame from somebody who has authenticated. What devices tell gets no `server_ack`."""
-        if frame.type in self.policy.commands:
-            await self.submit(session, who, frame)
-            return True
+        if frame.type in self._commands:
+            return self._submit(session, who, frame)
         if who.role is not Role.DEVICE:
             raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
-        if frame.type == "ack":
-            await self._answered(who, frame)
-        else:
-            await self._push(who.name, frame.type, frame.data)
-        return False
+        return self._answered(who, frame) if frame.type == "ack" else self._pushed(who, frame)
 
-    async def submit(self, session: Session, who: Principal, frame: Frame) -> Message:
+    def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._end_of(frame))
         if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
             raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
-        if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
-            await self.neighbours.homes.ask(message.recipient)
         if frame.queue and not message.expires:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
             message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
-        await self.engine.put(Arrived(message, session, patient=frame.queue))
-        return message
+        event = Arrived(message, session, frame.queue)
+        if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
+            return self._ask_around(event)
+        return self._hand_over(event, answered=True)
+
+    async def _ask_around(self, event: Arrived) -> bool:
+        """Perhaps another hub has its device."""
+        assert self.neighbours is not None
+        await self.neighbours.homes.ask(event.message.recipient)
+        await self.engine.put(event)
+        return True
+
+    def _hand_over(self, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
+        """To the engine: at once, or as soon as it has room."""
+        try:
+            self.engine.offer(event)
+        except Overloaded:
+            return self._wait_for_room(event, answered=answered)
+        return answered
+
+    async def _wait_for_room(self, event: Event, *, answered: bool) -> bool:
+        await self.engine.put(event)
+        return answered
 
     def _end_of(self, frame: Frame) -> int:
         """Every command has an end: without `exp`, a day for one that may wait, else half a minute.
@@ -247,31 +265,39 @@ class Gateway:
         An end that we set must not make an old command young again. So what may wait has its day from the
         time in its id; and where the id has none, no end is set, and the ledger remembers it for ever.
         """
-        made = None if frame.seq_id is None or frame.exp is not None else time_of(frame.seq_id)
+        if frame.seq_id is None or frame.exp is not None:
+            return 0
+        made, _, _, _ = parts_of(frame.seq_id)
         if not made:
             return 0
-        return made + DAY if frame.queue else self._ledger.clock.now() + self.policy.control.lasts
+        return made + DAY if frame.queue else self._now() + self._lasts
 
-    async def _answered(self, who: Principal, frame: Frame) -> None:
+    def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         if frame.seq_id is None or frame.to is None:
             raise Malformed("an ack needs seq_id and to: the command and the app it answers")
         state, answer = frames.answer_of(frame)
         key = key_of(frame.to, frame.seq_id)
-        under_way = self._inbox.under_way(key)
-        if under_way is not None:
-            kind, recipient = under_way.kind, under_way.recipient
-        else:
-            # On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was.
-            record = await self._ledger.find(key)
-            if record is not None and not record.state.terminal and not self._handed_over(record):
-                record = None
-            kind, recipient = ("", "") if record is None else (record.message.kind, record.message.recipient)
-        if recipient != who.name:
-            await self._journal.refuse(
-                who.name, frame.seq_id, "not_yours", f"{who.name} answered a command it never got"
-            )
-            return
-        await self.engine.put(Answered(key, state, answer, by=who.name, keep=kind != CHUNK))
+        command = self._inbox.under_way(key)
+        if command is None or command.recipient != who.name:
+            return self._look_up(Answered(key, state, answer, by=who.name))
+        end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
+        return self._hand_over(end, answered=False)
+
+    async def _look_up(self, end: Answered) -> bool:
+        """On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was."""
+        record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
+        if record is not None and not record.state.terminal and not self._handed_over(record):
+            record = None
+        if record is None or record.message.recipient != end.by:
+            _, id_ = names_in(end.key)
+            await self._journal.refuse(end.by, id_, "not_yours", f"{end.by} answered a command it never got")
+            return False
+        await self.engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
+        return False
+
+    async def _pushed(self, who: Principal, frame: Frame) -> bool:
+        await self._push(who.name, frame.type, frame.data)
+        return False
 
     def _handed_over(self, record: Record) -> bool:
         """Whether its device may have it from another hub."""
@@ -316,13 +342,12 @@ class Gateway:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
-        kind = type(effect)
-        if kind is Reply:
-            self._say(cast("Reply", effect))
-        elif kind is Transmit:
-            self._pass_on(cast("Transmit", effect))
-        else:
-            self._report(cast("Report", effect))
+        if type(effect) is Reply:
+            self._say(effect)
+        elif type(effect) is Transmit:
+            self._pass_on(effect)
+        elif type(effect) is Report:
+            self._report(effect)
 
     def _say(self, reply: Reply) -> None:
         message, verdict = reply.message, reply.verdict
@@ -336,12 +361,12 @@ class Gateway:
                 to=message.recipient,
                 kind=message.kind,
             )
-        _push_to([reply.origin], frames.encode(frames.server_ack(message.id, verdict)))
+        _push_to((reply.origin,), frames.encode(frames.server_ack(message.id, verdict)))
         if self.neighbours is not None:
             self.neighbours.told(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
             ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
-            _push_to([reply.origin], frames.encode(ended))
+            _push_to((reply.origin,), frames.encode(ended))
 
     def _pass_on(self, transmit: Transmit) -> None:
         message, attempt = transmit.message, transmit.attempt
@@ -383,18 +408,18 @@ class Gateway:
             if len(self._trails) > TRAILS_KEPT:
                 self._trails.popitem(last=False)
         if len(trail) < HOPS_KEPT:
-            trail.append(Hop(self._ledger.clock.now() // MS, what, attempt))
+            trail.append((self._now(), what, attempt))
 
     def trail(self, key: bytes) -> list[Hop]:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
-        return self._trails.get(key, [])
+        return [Hop(at // MS, what, attempt) for at, what, attempt in self._trails.get(key, ())]
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
         """Store, then tell: a push has a number in its device's stream before anybody sees it."""
-        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
-        (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
+        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._now() // MS))
+        (n,) = await self._ledger.write(Append(_stream(device), stored, self._now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
         if self._journal.watchers:

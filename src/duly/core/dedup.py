@@ -130,10 +130,11 @@ class TimeWindow(Generic[V]):
     def put(self, key: bytes, value: V, until: int) -> None:
         """Know ``value`` of ``key`` before the time ``until``, replacing what was known."""
         entries = self._entries
-        entries[key] = (value, until)
-        entries.move_to_end(key)
-        if len(entries) > self._capacity:
+        if key in entries:
+            entries.move_to_end(key)
+        elif len(entries) >= self._capacity:
             entries.popitem(last=False)
+        entries[key] = (value, until)
 
     def get(self, key: bytes, now: int) -> V | None:
         """What is known of ``key``, or None."""

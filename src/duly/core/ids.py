@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -27,6 +26,7 @@ _read_uuid7: Final = re.compile(
     "([h]{8})-([h]{4})-7[h]{3}-[89abAB][h]{3}-[h]{12}".replace("h", "0-9a-fA-F")  # IGNORECASE is slower
 ).fullmatch
 _UUID_LENGTH: Final = 36  # longer than any seq_id
+_SHORT: Final = 20  # no counter in so short an id is too large
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -189,24 +189,13 @@ def uuid7_time(text: str) -> int | None:
     return None if found is None else int(found[1] + found[2], 16) * MS
 
 
-@lru_cache(maxsize=4096)
 def time_of(id: str) -> int | None:
     """The microsecond time an id itself carries (a SeqId or a UUIDv7), or None if it carries none.
 
     >>> time_of("1700000000000_7"), time_of("order-66")
     (1700000000000000, None)
     """
-    # The length tells the two forms apart, and no form costs an exception. Remembered, since a message's id
-    # comes again with its answer.
-    if len(id) == _UUID_LENGTH:
-        return uuid7_time(id)
-    found = _read_seq_id(id)
-    if found is None:
-        return None
-    ms = int(found[1])
-    if ms >= _MS_LIMIT or (len(id) > 20 and int(found[2]) >= _N_LIMIT):  # shorter ones can't reach it
-        return None
-    return ms * MS
+    return read(id)[0]
 
 
 def counter_of(id: str) -> int | None:
@@ -216,11 +205,25 @@ def counter_of(id: str) -> int | None:
     >>> counter_of("1700000000000_7"), counter_of("order-66")
     (7, None)
     """
-    found = _read_seq_id(id)
-    if found is not None and len(id) <= 20:
-        return int(found[2])
+    n = read(id)[1]
+    if n is not None:
+        return n
     head, _, tail = id.partition("_")
     return SeqId.parse(id).n if head.isdecimal() and tail.isdecimal() else None
+
+
+def read(id: str) -> tuple[int | None, int | None]:
+    """The time (µs) and the counter that an id carries, each None if it carries none."""
+    # The length tells the two forms apart, and no form costs an exception.
+    if len(id) == _UUID_LENGTH:
+        return uuid7_time(id), None
+    found = _read_seq_id(id)
+    if found is None:
+        return None, None
+    ms, n = int(found[1]), int(found[2])
+    if ms < _MS_LIMIT and n < _N_LIMIT:
+        return ms * MS, n
+    return None, n if len(id) <= _SHORT else None
 
 
 def event_id(

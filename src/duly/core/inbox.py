@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
 
 from duly.core import horizon as horizons
 from duly.core.horizon import Horizon
@@ -43,19 +46,14 @@ from duly.core.steps import (
 from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
 
 
-class _Live:
+class _Live(Struct, eq=False, gc=False):
     """A message under way here."""
 
-    __slots__ = ("away", "committed", "message", "origins")
-
-    def __init__(
-        self, message: Message, origins: list[Origin], *, committed: bool, away: bool = False
-    ) -> None:
-        self.message = message
-        self.origins = origins
-        self.committed = committed
-        self.away = away
-        """it is left to another hub as soon as it is booked"""
+    message: Message
+    origins: list[Origin]
+    committed: bool
+    away: bool = False
+    """it is left to another hub as soon as it is booked"""
 
 
 def _same_horizon(_: str) -> Horizon:
@@ -117,7 +115,7 @@ class Inbox:
 
     def under_way(self, key: bytes) -> Message | None:
         """The message under this key, if it was handed to its recipient."""
-        return None if self.outbox.state(key) is None else self.message(key)
+        return self.outbox.message(key)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
@@ -275,17 +273,17 @@ class Inbox:
     def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
         message = live.message
         state = State.ACCEPTED
-        match move:
-            case None:
-                then: Group = (self.outbox.book(message),)
-            case Supersede(reason=reason):
-                then = (_supersede(message, reason, now),)
-            case Release():
-                # Sent is what it will be, unless its mark says that it is late.
-                state = State.SENT
-                then = (self.outbox.launch(message, now),)
-                if move.mark:
-                    then = (_raise(move, then, (_supersede(message, LATE, now),)),)
+        if type(move) is Release:
+            # Sent is what it will be, unless its mark says that it is late.
+            state = State.SENT
+            then: Group = (self.outbox.launch(message, now),)
+            if move.mark:
+                late = Advance(message.key, State.SUPERSEDED, now, _TOO_LATE)
+                then = (Raise(move.mark, move.n, move.ms, then, (late,)),)
+        elif type(move) is Supersede:
+            then = (_supersede(message, move.reason, now),)
+        else:
+            then = (self.outbox.book(message),)
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results[0]
@@ -295,19 +293,20 @@ class Inbox:
             live.committed = True
             if live.away:
                 self._live.pop(message.key, None)
-            first, *others = live.origins
-            todo: list[Todo] = [Reply(first, message, verdict)]
+            origins = live.origins
+            todo: list[Todo] = [Reply(origins[0], message, verdict)]
             here = State.ACCEPTED
             follows: list[Todo] = []
-            if isinstance(move, Release) and (not move.mark or results[1]):
+            if type(move) is Release and (not move.mark or results[1]):
                 here = State.SENT
                 follows = [self.outbox.launched(message, 1, move.after, now)]
             elif move is not None:
                 here = State.SUPERSEDED
                 follows = self._superseded(message, getattr(move, "reason", LATE), now)
-            if others:
-                todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in others]
-            return todo + follows
+            if len(origins) > 1:
+                todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
+            todo += follows
+            return todo
 
         admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
         return Step((admit,), done, (Reply(live.origins[0], message, UNABLE),))
@@ -422,6 +421,9 @@ class Inbox:
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:
     return Advance(message.key, State.SUPERSEDED, now, Answer(TIMED_OUT, b"", reason))
+
+
+_TOO_LATE: Final = Answer(TIMED_OUT, b"", LATE)
 
 
 def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> Raise:

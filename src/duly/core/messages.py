@@ -10,7 +10,7 @@ the clear text behind it makes two different pairs impossible to confuse, which 
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from duly.core.ids import time_of
+from duly.core.ids import read
 from duly.core.lifecycle import State
 from duly.core.units import MS
 from duly.errors import (
@@ -41,11 +41,14 @@ BODY_LIMIT: Final = 256 * 1024
 TIME_LIMIT: Final = (1 << 48) * MS
 """Times are written into keys as 48-bit milliseconds; the year 10889."""
 
+IDS_KEPT: Final = 1_024
+"""Ids that are remembered taken apart: about as many as are under way. More would only be colder memory."""
+
 _NO_TIME: Final = bytes(6)
 _ORDER_LIMIT: Final = 1 << 62
 
 
-class Mode(Enum):
+class Mode(StrEnum):
     """What a lane does with the messages of one order key."""
 
     REPLAY = "replay"
@@ -54,9 +57,6 @@ class Mode(Enum):
     """run the newest, mark the others superseded"""
     ANY = "any"
     """run at once; only its number counts, so that it leaves no gap"""
-
-
-_MODES: Final = {mode: mode.value.encode() for mode in Mode}
 
 
 class Order(Struct, frozen=True, gc=False):
@@ -96,11 +96,13 @@ class Message(Struct, frozen=True, gc=False):
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        scope = _known_name("scope", self.scope)
-        id_ = _name("id", self.id)
-        kind = _known_name("kind", self.kind)
-        recipient = _known_name("recipient", self.recipient)
-        body = self.body
+        body, order = self.body, self.order
+        try:
+            made, _, lead, id_ = parts_of(self.id)
+            key = lead + _scope(self.scope) + id_
+            meaning = _address(self.kind, self.recipient)
+        except TypeError:  # of what cannot even be looked up
+            raise Malformed("scope, id, kind and recipient must be text that UTF-8 can carry") from None
         if not isinstance(body, bytes):
             raise Malformed(f"body must be bytes, not {type(body).__name__}; encode it first")
         if len(body) > BODY_LIMIT:
@@ -109,30 +111,60 @@ class Message(Struct, frozen=True, gc=False):
             raise Malformed(
                 "time and expires are microseconds since 1970, or 0; check the units and the sender's clock"
             )
-        order = self.order
+        meaning += body
         if order is not None:
-            _check_order(order)
-        made = time_of(self.id)
-        lead = _NO_TIME if made is None else (made // MS).to_bytes(6, "big")
+            meaning += _place(order.key, order.mode)
+            if order.n is not None or order.after is not None:
+                _check_numbers(order)
         force_setattr(self, "made", made or self.time)
-        force_setattr(self, "key", b"%b%b\0%b" % (lead, scope, id_))
-        meaning = b"%b\0%b\0%b" % (kind, recipient, body)
-        if order is not None:
-            meaning += b"\0%b\0%b" % (order.key.encode(), _MODES[order.mode])
+        force_setattr(self, "key", key)
         force_setattr(self, "fingerprint", blake2b(meaning, digest_size=8).digest())
 
 
 def key_of(scope: str, id: str) -> bytes:
     """The key of (scope, id) without a message at hand."""
-    made = time_of(id)
-    lead = _NO_TIME if made is None else (made // MS).to_bytes(6, "big")
-    return b"%b%b\0%b" % (lead, _known_name("scope", scope), _name("id", id))
+    _, _, lead, id_ = parts_of(id)
+    return lead + _scope(scope) + id_
 
 
 def names_in(key: bytes) -> tuple[str, str]:
     """(scope, id) of a key."""
     scope, _, id_ = key[6:].partition(b"\0")
     return scope.decode(), id_.decode()
+
+
+# Names come again and again, and an id at least with its answer: how they are written is remembered.
+
+
+@lru_cache(maxsize=IDS_KEPT)
+def parts_of(id: str) -> tuple[int | None, int | None, bytes, bytes]:
+    """An id taken apart: the time (µs) and the counter it carries, what leads its key, and what ends it."""
+    raw = _name("id", id)
+    made, n = read(id)
+    return made, n, _NO_TIME if made is None else (made // MS).to_bytes(6, "big"), raw
+
+
+@lru_cache(maxsize=4096)
+def _scope(scope: str) -> bytes:
+    return _name("scope", scope) + b"\0"
+
+
+@lru_cache(maxsize=4096)
+def _address(kind: str, recipient: str) -> bytes:
+    return b"%b\0%b\0" % (_name("kind", kind), _name("recipient", recipient))
+
+
+@lru_cache(maxsize=4096)
+def _place(key: str, mode: Mode) -> bytes:
+    if len(key) > NAME_LIMIT:
+        raise TooLarge(f"order key has {len(key)} characters, the limit is {NAME_LIMIT}; use a shorter one")
+    try:
+        raw = key.encode()
+    except UnicodeEncodeError:
+        raw = b"\0"
+    if b"\0" in raw:
+        raise Malformed(f"order key must be text that UTF-8 can carry, without NUL, not {key!r}")
+    return b"\0%b\0%b" % (raw, mode.value.encode())
 
 
 def _name(field: str, value: str) -> bytes:
@@ -149,27 +181,7 @@ def _name(field: str, value: str) -> bytes:
     return raw
 
 
-@lru_cache(maxsize=4096)
-def _remembered_name(field: str, value: str) -> bytes:
-    return _name(field, value)
-
-
-def _known_name(field: str, value: str) -> bytes:
-    """The same, for names that come again and again, unlike ids."""
-    return _remembered_name(field, value) if type(value) is str else _name(field, value)
-
-
-def _check_order(order: Order) -> None:
-    if len(order.key) > NAME_LIMIT:
-        raise TooLarge(
-            f"order key has {len(order.key)} characters, the limit is {NAME_LIMIT}; use a shorter one"
-        )
-    try:
-        clear = not order.key or b"\0" not in order.key.encode()
-    except UnicodeEncodeError:
-        clear = False
-    if not clear:
-        raise Malformed(f"order key must be text that UTF-8 can carry, without NUL, not {order.key!r}")
+def _check_numbers(order: Order) -> None:
     for n in (order.n, order.after):
         if n is not None and not -1 <= n < _ORDER_LIMIT:
             raise Malformed(f"order number {n} is out of range; count up from 0")
@@ -195,7 +207,7 @@ def unpack_answer(raw: bytes) -> Answer:
     return _decoder.decode(raw)
 
 
-class Word(Enum):
+class Word(StrEnum):
     """What admission says."""
 
     FRESH = "fresh"
@@ -204,6 +216,10 @@ class Word(Enum):
     STALE = "stale"
     EXPIRED = "expired"
     REFUSED = "refused"
+
+
+_WORDS: Final = {word: word.value for word in Word}
+"""An enum works its values out anew every time."""
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -247,7 +263,7 @@ class Verdict(Struct, frozen=True, gc=False):
     @property
     def named(self) -> str:
         """The word under which a refusal is counted and recorded."""
-        return self.cause or self.word.value
+        return self.cause or _WORDS[self.word]
 
 
 FRESH: Final = Verdict(Word.FRESH)

@@ -141,6 +141,8 @@ class Lanes:
         self, policy: LanePolicy | None = None, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> None:
         self._policy = policy or LanePolicy()
+        self._counted = self._policy.serial or self._policy.width is not None
+        """it matters what is under way"""
         self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
         self._last: dict[str, int] = {}
@@ -178,7 +180,7 @@ class Lanes:
             counted = order.n is not None and order.after is None
             moves = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
             return [*self._start(message), *moves]
-        mark = mark_name(message)
+        mark = _mark_name(message.recipient, order.key, message.scope)
         if order.n is None:
             ms = min(message.made or now, now + self._policy.drift) // MS
             last_n, last_ms = self._marks.get(mark, (-1, -1))
@@ -454,7 +456,9 @@ class Lanes:
         recipient = message.recipient
         lanes = self._lanes.get(recipient)
         lane = None if lanes is None else lanes.get(_lane_key(message))
-        if (lane is None or (lane.free and not lane.queue)) and self._open(recipient):
+        if (lane is None or (lane.free and not lane.queue)) and (
+            not self._policy.gated or recipient in self.reachable
+        ):
             return [self._release(message, mark, n, ms)]
         lane = self._lane(message)
         release = Release(message, mark, n, ms, -1)
@@ -471,7 +475,7 @@ class Lanes:
         """Start what is queued for a recipient, as far as it may."""
         lanes = self._lanes.get(recipient, {})
         moves: list[Move] = []
-        if self._open(recipient):
+        if not self._policy.gated or recipient in self.reachable:
             for lane in list(lanes.values()):
                 while lane.queue and lane.free:
                     queued = lane.queue.popleft()
@@ -483,16 +487,13 @@ class Lanes:
         return moves
 
     def _release(self, message: Message, mark: str, n: int, ms: int) -> Release:
-        if self._width(message):
+        if self._counted and self._width(message):
             self._lane(message).holders.add(message.key)
         after = -1
         if mark:
             after = self._last.get(mark, -1)
             self._last[mark] = n
         return Release(message, mark, n, ms, after)
-
-    def _open(self, recipient: str) -> bool:
-        return not self._policy.gated or recipient in self.reachable
 
     def _width(self, message: Message) -> int:
         """How many of its kind may be under way at once; 0: nobody counts."""

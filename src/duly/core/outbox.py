@@ -85,23 +85,20 @@ class OutboxPolicy(Struct, frozen=True):
             raise Malformed("patience is a length of time, more than 0")
 
 
-class _Entry:
-    __slots__ = ("after", "attempt", "begun", "give_up", "message", "received", "resting", "timer", "tries")
-
-    def __init__(self, message: Message, attempt: int, after: int) -> None:
-        self.message = message
-        self.attempt = attempt
-        self.after = after
-        self.begun = False
-        """this attempt was transmitted by this process"""
-        self.received = False
-        self.resting = False
-        """given back after a `Failed`, waiting for its next try"""
-        self.give_up = FOREVER
-        self.timer = FOREVER
-        self.tries = 0
-        """transmissions since we started, or since the recipient came back: what `resend` counts. The number
-        of the attempt goes on over restarts, and only fences"""
+class _Entry(Struct, eq=False, gc=False):
+    message: Message
+    attempt: int
+    after: int
+    begun: bool = False
+    """this attempt was transmitted by this process"""
+    received: bool = False
+    resting: bool = False
+    """given back after a `Failed`, waiting for its next try"""
+    give_up: int = FOREVER
+    timer: int = FOREVER
+    tries: int = 0
+    """transmissions since we started, or since the recipient came back: what `resend` counts. The number
+    of the attempt goes on over restarts, and only fences"""
 
 
 def _always(_: Message) -> bool:
@@ -272,6 +269,11 @@ class Outbox:
         entry = self._entries.get(key)
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
 
+    def message(self, key: bytes) -> Message | None:
+        """The message under way under this key."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.message
+
     def recipient(self, key: bytes) -> str | None:
         """For whom the message under way under this key is."""
         entry = self._entries.get(key)
@@ -425,7 +427,7 @@ class Outbox:
         message = entry.message
         stored = answer if keep else Answer(answer.code, b"", answer.reason)
         end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
-        then: Group = (end, *effects)
+        then: Group = (end, *effects) if effects else (end,)
         writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
 
         def done(results: Results, now: int) -> list[Todo]:

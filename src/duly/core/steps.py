@@ -22,7 +22,7 @@ Origin: TypeAlias = Hashable
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Arrived(Struct, frozen=True):
+class Arrived(Struct, frozen=True, gc=False):
     """A message has come in. `patient`: it may wait for a recipient that is away."""
 
     message: Message
@@ -30,13 +30,13 @@ class Arrived(Struct, frozen=True):
     patient: bool = False
 
 
-class Received(Struct, frozen=True):
+class Received(Struct, frozen=True, gc=False):
     """The recipient has it durably."""
 
     key: bytes
 
 
-class Answered(Struct, frozen=True):
+class Answered(Struct, frozen=True, gc=False):
     """How it ended, by the recipient's word. `attempt` fences the end of a local run; None for an answer
     from the network, which is true whichever transmission it answers. `effects` are a handler's own
     writes: they commit with the end, or not at all. `by` is who says so; a word of somebody else than the
@@ -53,7 +53,7 @@ class Answered(Struct, frozen=True):
     burn: bool = True
 
 
-class Failed(Struct, frozen=True):
+class Failed(Struct, frozen=True, gc=False):
     """This attempt came to nothing and had no effect; it may be tried again."""
 
     key: bytes
@@ -61,25 +61,25 @@ class Failed(Struct, frozen=True):
     reason: str
 
 
-class Reachable(Struct, frozen=True):
+class Reachable(Struct, frozen=True, gc=False):
     """A recipient can be reached: it has connected."""
 
     recipient: str
 
 
-class Unreachable(Struct, frozen=True):
+class Unreachable(Struct, frozen=True, gc=False):
     """A recipient can no longer be reached."""
 
     recipient: str
 
 
-class Told(Struct, frozen=True):
+class Told(Struct, frozen=True, gc=False):
     """Something that only this machine understands."""
 
     what: object
 
 
-class Found(Struct, frozen=True):
+class Found(Struct, frozen=True, gc=False):
     """Deliveries in the ledger that are ours to see to, and that others have left: booked by another hub for
     a recipient who is here, or begun by one that is gone. `marks` is how far their lanes have come."""
 
@@ -92,7 +92,7 @@ Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreacha
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Transmit(Struct, frozen=True):
+class Transmit(Struct, frozen=True, gc=False):
     """Hand the message to its recipient: a connection, a broker, a handler."""
 
     message: Message
@@ -100,7 +100,7 @@ class Transmit(Struct, frozen=True):
     after: int = -1
 
 
-class Reply(Struct, frozen=True):
+class Reply(Struct, frozen=True, gc=False):
     """Tell one origin what became of its message on arrival."""
 
     origin: Origin
@@ -108,7 +108,7 @@ class Reply(Struct, frozen=True):
     verdict: Verdict
 
 
-class Report(Struct, frozen=True):
+class Report(Struct, frozen=True, gc=False):
     """Tell everyone who asked how it ended. No origins: they are gone, find them by the message's scope."""
 
     key: bytes
@@ -118,7 +118,7 @@ class Report(Struct, frozen=True):
     recipient: str = ""
 
 
-class Ended(Struct, frozen=True):
+class Ended(Struct, frozen=True, gc=False):
     """A message that was under way here and turns out to have ended."""
 
     key: bytes
@@ -126,7 +126,7 @@ class Ended(Struct, frozen=True):
     answer: Answer
 
 
-class Tell(Struct, frozen=True):
+class Tell(Struct, frozen=True, gc=False):
     """Something that only this machine's own application understands."""
 
     what: object
@@ -135,7 +135,7 @@ class Tell(Struct, frozen=True):
 Effect: TypeAlias = Transmit | Reply | Report | Tell
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, gc=False):
     """Commit `writes`; then `done(results, now)` says what follows. If they cannot be committed, nothing
     has happened, and `failed` is what to tell."""
 

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
 from duly.core.units import MS
 from duly.dialects import limits
 from duly.errors import Malformed
@@ -62,13 +62,13 @@ NOTHING: Final = Raw(b"")
 """No `data`."""
 
 
-class FrameOrder(Struct, frozen=True, omit_defaults=True):
+class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
     key: str = ""
     mode: Mode = Mode.REPLAY
     after: int | None = None
 
 
-class Frame(Struct, frozen=True, omit_defaults=True):
+class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     """One frame, either way. Which fields belong to which type, the users of frames know."""
 
     type: str
@@ -94,6 +94,42 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     n: int | None = None
     attempt: int | None = None
     edited: bool = False
+
+
+# What goes out by the thousand, as frames of only the fields that they have: written in half the time.
+
+
+class Command(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A command, on its way to its device."""
+
+    type: str
+    seq_id: str
+    to: str
+    from_: str = msgspec.field(name="from")
+    data: Raw = NOTHING
+    exp: int | None = None
+    order: FrameOrder | None = None
+
+
+class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
+    """What the hub says of a frame."""
+
+    seq_id: str | None = None
+    code: int | None = None
+    state: str | None = None
+    error: str | None = None
+    detail: str | None = None
+
+
+class Ack(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
+    """How a command ended."""
+
+    seq_id: str
+    from_: str = msgspec.field(name="from")
+    data: Raw = NOTHING
+    code: int | None = None
+    state: str | None = None
+    detail: str | None = None
 
 
 _decode: Final = msgspec.json.Decoder(Frame).decode
@@ -138,7 +174,7 @@ def _mild(problem: Exception) -> str:
     return str(problem).replace("JSON is malformed: ", "") or type(problem).__name__
 
 
-def encode(frame: Frame) -> bytes:
+def encode(frame: Frame | ServerAck | Ack) -> bytes:
     return _encode(frame)
 
 
@@ -152,7 +188,9 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
     if frame.to is None:
         raise Malformed(f"a {frame.type} needs 'to': the device it is for")
-    n = counter_of(frame.seq_id)
+    _, n, _, _ = parts_of(frame.seq_id)
+    if n is None:
+        n = counter_of(frame.seq_id)  # it says what is wrong with a number that is none
     if frame.exp is not None and frame.exp < 10**11:
         raise Malformed(
             f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
@@ -182,14 +220,14 @@ def command(message: Message, after: int) -> bytes:
     """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
     order = message.order
     return _encode(
-        Frame(
+        Command(
             message.kind,
             message.id,
             message.recipient,
-            from_=message.scope,
-            data=raw(message.body),
-            exp=message.expires // MS if message.expires else None,
-            order=None if order is None else FrameOrder(order.key, order.mode, after),
+            message.scope,
+            raw(message.body),
+            message.expires // MS if message.expires else None,
+            None if order is None else FrameOrder(order.key, order.mode, after),
         )
     )
 
@@ -218,14 +256,14 @@ _CAUSES: Final = {
 }
 
 
-def server_ack(seq_id: str | None, verdict: Verdict) -> Frame:
+def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
     """What the hub says of a command."""
     if verdict.word is Word.FRESH:  # most of them
-        return Frame("server_ack", seq_id, code=_ACCEPTED)
+        return ServerAck(seq_id, _ACCEPTED)
     match verdict.word:
         case Word.DUPLICATE:
             state = verdict.state.word if verdict.state is not None else None
-            return Frame("server_ack", seq_id, code=ServerCode.DUPLICATE, state=state)
+            return ServerAck(seq_id, ServerCode.DUPLICATE, state)
         case Word.REFUSED if verdict.retry:
             return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
         case _:
@@ -234,21 +272,13 @@ def server_ack(seq_id: str | None, verdict: Verdict) -> Frame:
             return trouble(seq_id, code, error, verdict.reason)
 
 
-def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> Frame:
-    return Frame("server_ack", seq_id, code=code, error=error, detail=detail)
+def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> ServerAck:
+    return ServerAck(seq_id, code, None, error, detail)
 
 
-def ack(seq_id: str, device: str, state: State, answer: Answer) -> Frame:
+def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack:
     """How a command ended, passed on to its app."""
-    return Frame(
-        "ack",
-        seq_id,
-        from_=device,
-        code=answer.code,
-        data=raw(answer.data),
-        state=state.word,
-        detail=answer.reason or None,
-    )
+    return Ack(seq_id, device, raw(answer.data), answer.code, state.word, answer.reason or None)
 
 
 _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}

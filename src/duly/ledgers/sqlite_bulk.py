@@ -6,13 +6,13 @@ was bet, nothing of it stays, and the writes are carried out one by one. The res
 
 Why: a statement per write lets go of the interpreter's lock and takes it again, and the event loop does the
 same between them: each waits for the other at every row. Here SQLite works through dozens of rows while the
-loop goes on.
+loop goes on. For the same reason writes become rows as they are added, and nobody goes over them twice.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import cache
 from itertools import chain
 from typing import Any, Final, cast
@@ -22,27 +22,35 @@ import apsw
 from duly.core import writes as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import FRESH, pack_answer
+from duly.core.units import FOREVER
+from duly.core.writes import Admit, Advance, Append, Deliver, Finish, Given, MoveCursor, Raise
 from duly.ledgers import rows, sql
 
-ROWS: Final = (64, 16, 4, 1)
+ROWS: Final = (128, 64, 32, 16, 8, 4, 2, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
 
 
 LASTS_KEPT: Final = 50_000
 
-_USUAL: Final = frozenset({w.Admit, w.Given})
+_USUAL: Final = frozenset({Admit, Given})
 """A guard usually lets pass: the way it goes is the one that leads to an admission."""
+
+_STATE: Final = 4
+"""Where the state stands in the row of an admission."""
+_ADMIT_WIDTH: Final = 12
 
 
 class Bet:
-    """The writes of a flush, sorted by verb, and what they do if all goes as usual."""
+    """The writes of a flush as rows, sorted by verb, and what they do if all goes as usual."""
 
     def __init__(self, last_of: Callable[[str], int]) -> None:
         self._last_of = last_of
-        self.admits: list[w.Admit] = []
-        self.ended: list[tuple[w.Admit, int]] = []
-        """those whose end is an entry, with its number"""
-        self.appends: list[tuple[w.Append, int]] = []
+        self.until = FOREVER
+        """the earliest time until which one of the messages is remembered"""
+        self.admits: list[Any] = []
+        self.ended: list[Any] = []
+        """admissions whose end is an entry"""
+        self.appends: list[Any] = []
         self.lasts: dict[str, int] = {}
         """the last number of each stream that is appended to"""
         self.cursors: dict[tuple[str, str], int] = {}
@@ -50,108 +58,122 @@ class Bet:
         """items that have to be there"""
         self.absent: set[tuple[str, str, bytes | None]] = set()
         """and those that must not"""
-        self.delivers: list[w.Deliver] = []
+        self.delivers: list[Any] = []
         self.raises: dict[str, list[int]] = {}
         """for each mark where it rises from and where to: n and ms of the first, n and ms of the last"""
-        self.finishes: dict[w.Ref, w.Finish] = {}
-        self.advances: dict[State, list[w.Advance]] = {}
+        self.finishes: list[Any] = []
+        self.advances: dict[State, list[Any]] = {}
         self.applied: list[tuple[w.Write, w.Result]] = []
-        self._keys: set[bytes] = set()
+        self._admitted: set[bytes] = set()
         self._states: dict[bytes, State] = {}
+        self._finished: set[w.Ref] = set()
+        self._ending: set[bytes] = set()
+        """the keys of those: a message is found faster than its delivery"""
 
     def add(self, group: w.Group) -> w.Results | None:
         """What these do, if all goes as usual; None if that cannot be told beforehand."""
         results: w.Results = []
-        return results if self._add(group, results) else None
-
-    def _add(self, group: w.Group, results: w.Results) -> bool:
         then: w.Group
-        for write in group:
-            kind = type(write)
+        todo = list(group[::-1])
+        while todo:
+            write = todo.pop()
             then = ()
-            if kind is w.Admit:
-                assert isinstance(write, w.Admit)
-                key = write.message.key
-                if key in self._keys or key in self._states:
-                    return False
-                self._keys.add(key)
-                self.admits.append(write)
+            if type(write) is Admit:
+                if not self._add_admit(write):
+                    return None
                 self.applied.append((write, FRESH))
                 results.append(FRESH)
                 then = write.then
-            elif kind is w.Raise:
-                assert isinstance(write, w.Raise)
+            elif type(write) is Raise:
                 if not self._add_raise(write):
-                    return False
+                    return None
                 results.append(True)
                 then = write.then
-            elif kind is w.Append:
-                assert isinstance(write, w.Append)
+            elif type(write) is Deliver:
+                ref = write.ref
+                if ref.key in self._ending and ref in self._finished:
+                    return None
+                self.delivers += rows.delivery_row(write)
+                results.append(True)
+            elif type(write) is Finish:
+                ref = write.ref
+                if ref.key in self._ending and ref in self._finished:
+                    return None
+                self._ending.add(ref.key)
+                self._finished.add(ref)
+                self.finishes += (*rows.names(ref), int(write.state), rows.plain(write.error), write.attempt)
+                results.append(True)
+                then = write.then
+            elif type(write) is Advance:
+                moved = self._add_advance(write)
+                if moved is None:
+                    return None
+                self.applied.append((write, moved))
+                results.append(moved)
+            elif type(write) is Append:
                 n = self._add_append(write)
                 if not n:
-                    return False
+                    return None
                 self.applied.append((write, n))
                 results.append(n)
-            elif kind is w.MoveCursor:
-                assert isinstance(write, w.MoveCursor)
+            elif type(write) is MoveCursor:
                 where = (write.stream, write.reader)
                 if where in self.cursors or write.n > self._last(write.stream):
-                    return False
+                    return None
                 self.cursors[where] = write.n
                 results.append(write.n)
-            elif kind is w.Given:
-                assert isinstance(write, w.Given)
+            elif type(write) is Given:
                 there = any(type(each) in _USUAL for each in write.then)
                 checked = self.given if there else self.absent
                 checked.add((write.shelf, write.name, write.body))
                 results.append(there)
                 then = write.then if there else write.otherwise
-            elif kind is w.Deliver:
-                assert isinstance(write, w.Deliver)
-                if write.ref in self.finishes:
-                    return False
-                self.delivers.append(write)
-                results.append(True)
-            elif kind is w.Finish:
-                assert isinstance(write, w.Finish)
-                if write.ref in self.finishes:
-                    return False
-                self.finishes[write.ref] = write
-                results.append(True)
-                then = write.then
-            elif kind is w.Advance:
-                assert isinstance(write, w.Advance)
-                to = write.to
-                # States are numbered in the order they are gone through; so are the statements.
-                if self._states.get(write.key, State.ACCEPTED) >= min(to, State.DONE):
-                    return False
-                self._states[write.key] = to
-                self.advances.setdefault(to, []).append(write)
-                moved = w.Moved(True, to, write.answer)
-                self.applied.append((write, moved))
-                results.append(moved)
             else:
-                return False
-            if then and not self._add(then, results):
-                return False
+                return None
+            if then:
+                todo += then[::-1]
+        return results
+
+    def _add_admit(self, write: Admit) -> bool:
+        key = write.message.key
+        if key in self._admitted or key in self._states:
+            return False
+        self._admitted.add(key)
+        self.until = min(self.until, write.until)
+        self.admits += rows.admission_row(write)
         return True
+
+    def _add_advance(self, write: Advance) -> w.Moved | None:
+        key, to, answer = write.key, write.to, write.answer
+        # States are numbered in the order they are gone through; so are the statements.
+        if self._states.get(key, State.ACCEPTED) >= min(to, State.DONE):
+            return None
+        self._states[key] = to
+        advances = self.advances.get(to)
+        if advances is None:
+            advances = self.advances[to] = []
+        advances += (key, int(to), None if answer is None else pack_answer(answer), write.at)
+        return w.Moved(True, to, answer)
 
     def _last(self, stream: str) -> int:
         last = self.lasts.get(stream)
         return self._last_of(stream) if last is None else last
 
-    def _add_append(self, write: w.Append) -> int:
+    def _add_append(self, write: Append) -> int:
         """The number it gets; 0 if it ends a message that was not admitted just before."""
         n = self._last(write.stream) + 1
         if write.ends:
-            if not self.admits or self.admits[-1].message.key != write.key:
+            row = self.admits[-_ADMIT_WIDTH:]
+            if not row or row[0] != write.key:
                 return 0
-            self.ended.append((self.admits.pop(), n))
+            del self.admits[-_ADMIT_WIDTH:]
+            row[_STATE] = int(State.DONE)
+            self.ended += (*row, pack_answer(w.numbered(n)))
         self.lasts[write.stream] = n
-        self.appends.append((write, n))
+        self.appends += (write.stream, n, write.body, write.at, write.key)
         return n
 
-    def _add_raise(self, write: w.Raise) -> bool:
+    def _add_raise(self, write: Raise) -> bool:
         rise = self.raises.get(write.mark)
         if rise is None:
             self.raises[write.mark] = [write.n, write.ms, write.n, write.ms]
@@ -188,35 +210,32 @@ class Bulk:
         return last
 
     def settle(self, bet: Bet, floor: int) -> bool:
-        """Whether all went as usual; if not, nothing was done."""
-        fresh = [*bet.admits, *(admit for admit, _ in bet.ended)]
-        if fresh and min(write.until for write in fresh) <= floor:
+        """Whether all went as usual; if not, nothing was done, and the transaction begins anew."""
+        if bet.until <= floor:
             return False
-        self._run("SAVEPOINT bet")
         won = self._carry_out(bet)
-        if not won:
-            self._run("ROLLBACK TO bet")
-        self._run("RELEASE bet")
         if won:
             self._lasts.update(bet.lasts)
+        else:
+            self._db.execute("ROLLBACK")
+            self._db.execute("BEGIN IMMEDIATE")
         return won
 
     def _carry_out(self, bet: Bet) -> bool:
+        cursors = chain.from_iterable((*where, n) for where, n in bet.cursors.items())
+        raises = chain.from_iterable((mark, *rise) for mark, rise in bet.raises.items())
         return (
             self._count("there", bet.given) == len(bet.given)
             and not self._count("there", bet.absent)
-            and self._all("admit", len(bet.admits), map(rows.admission_row, bet.admits))
-            and self._all("admit_ended", len(bet.ended), map(_ended_row, bet.ended))
-            and self._all("append", len(bet.appends), map(_entry_row, bet.appends))
-            and self._all("extend", len(bet.lasts), bet.lasts.items())
-            and self._all("advance_cursors", len(bet.cursors), ((*c, n) for c, n in bet.cursors.items()))
-            and self._all("deliver", len(bet.delivers), map(rows.delivery_row, bet.delivers))
-            and self._all("raise_from", len(bet.raises), ((m, *rise) for m, rise in bet.raises.items()))
-            and self._all("finish_all", len(bet.finishes), map(_finish_row, bet.finishes.values()))
-            and all(
-                self._all("advance_all", len(writes), map(_advance_row, writes), SOURCES[to])
-                for to, writes in sorted(bet.advances.items())
-            )
+            and self._all("admit", bet.admits, _ADMIT_WIDTH)
+            and self._all("admit_ended", bet.ended, _ADMIT_WIDTH + 1)
+            and self._all("append", bet.appends, 5)
+            and self._all("extend", list(chain.from_iterable(bet.lasts.items())), 2)
+            and self._all("advance_cursors", list(cursors), 3)
+            and self._all("deliver", bet.delivers, 9)
+            and self._all("raise_from", list(raises), 5)
+            and self._all("finish_all", bet.finishes, 7)
+            and all(self._all("advance_all", bet.advances[to], 4, SOURCES[to]) for to in sorted(bet.advances))
         )
 
     def _count(self, name: str, values: Collection[tuple[Any, ...]]) -> int:
@@ -232,23 +251,15 @@ class Bulk:
                 start += size
         return found
 
-    def _all(
-        self,
-        name: str,
-        count: int,
-        values: Iterable[tuple[Any, ...]],
-        sources: frozenset[State] = frozenset(),
-    ) -> bool:
-        """Run a statement over all these rows; whether it changed each."""
-        if not count:
+    def _all(self, name: str, flat: list[Any], width: int, sources: frozenset[State] = frozenset()) -> bool:
+        """Run a statement over all these rows, each of so many values; whether it changed each."""
+        if not flat:
             return True
-        flat = list(chain.from_iterable(values))
-        width = len(flat) // count
+        count = len(flat) // width
         changed = start = 0
         for size in ROWS:
             while count - start >= size:
-                statement = _statement(name, size, sources)
-                self._run(statement, flat[start * width : (start + size) * width])
+                self._run(_statement(name, size, sources), flat[start * width : (start + size) * width])
                 changed += self._db.changes()
                 start += size
         return changed == count
@@ -261,22 +272,3 @@ def _statement(name: str, size: int, sources: frozenset[State]) -> str:
     head, values, tail = sql.queries("sqlite")[name].replace(":sources", states).partition("VALUES")
     row, close, rest = tail.partition(")")
     return head + values + ",".join([row + close] * size) + rest
-
-
-def _ended_row(ended: tuple[w.Admit, int]) -> tuple[Any, ...]:
-    admit, n = ended
-    row = rows.admission_row(admit)
-    return (*row[:4], int(State.DONE), *row[5:], pack_answer(w.numbered(n)))
-
-
-def _entry_row(entry: tuple[w.Append, int]) -> tuple[Any, ...]:
-    write, n = entry
-    return write.stream, n, write.body, write.at, write.key
-
-
-def _finish_row(write: w.Finish) -> tuple[Any, ...]:
-    return (*rows.names(write.ref), int(write.state), rows.plain(write.error), write.attempt)
-
-
-def _advance_row(write: w.Advance) -> tuple[Any, ...]:
-    return write.key, int(write.to), None if write.answer is None else pack_answer(write.answer), write.at

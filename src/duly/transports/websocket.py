@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from functools import lru_cache
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -24,6 +25,7 @@ HEARTBEAT_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 1.0
 QUEUE_FRAMES: Final = 10_000
 QUEUE_BYTES: Final = 16 * 1024 * 1024
+_OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
@@ -38,7 +40,10 @@ class Server(Protocol):
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
     ) -> None: ...
-    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> Awaitable[object]: ...
+    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> bool | Awaitable[object]:
+        """A frame; what is to be awaited before the next one, if anything."""
+        ...
+
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
 
 
@@ -137,6 +142,7 @@ class WebSocketSession:
         transport.write(b"".join(parts))
 
 
+@lru_cache(maxsize=1_024)
 def _text_header(length: int) -> bytes:
     """What goes before a text frame of a server (RFC 6455, 5.2): whole, not masked, not compressed.
 
@@ -175,13 +181,19 @@ class WebSockets:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
                 await server.connected(session, who, cursors)
-                async for message in socket:
+                receive = socket.receive
+                while True:
+                    message = await receive()
                     if message.type is WSMsgType.TEXT:
-                        await server.receive(session, who, message.data)
+                        said = server.receive(session, who, message.data)
+                        if not isinstance(said, bool):
+                            await said
                     elif message.type is WSMsgType.BINARY:
                         session.push(
                             _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)
                         )
+                    elif message.type in _OVER:
+                        break
         finally:
             self._sessions.discard(session)
             if who is not None:

@@ -30,7 +30,7 @@ from duly.doorbell import Doorbell
 from duly.errors import DeviceError, DulyError
 from duly.journal import Journal
 from duly.ledger import Ledger
-from duly.reception import Reception
+from duly.reception import Reception, settled
 from duly.testing.sim.nodes import Node
 from duly.testing.sim.world import World
 from duly.transport import Session
@@ -255,7 +255,10 @@ class GatewayHub(Node):
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.receive(session, self.principal(name), raw)))
+            self.spawn(self._quietly(session, self._hear(session, name, raw)))
+
+    async def _hear(self, session: Session, name: str, raw: bytes) -> None:
+        await settled(self.reception.receive(session, self.principal(name), raw))
 
     def lost(self, session: Session, name: str) -> None:
         if self.alive:
