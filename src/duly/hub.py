@@ -54,6 +54,7 @@ from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
 from duly.transports import alert_lists, http, logins, static, websocket
+from duly.transports.express import Lane
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -182,11 +183,12 @@ class Hub:
         settings = self.settings
         app = web.Application(client_max_size=http.BODY_LIMIT)
         sockets = websocket.WebSockets(self)
+        post = http.Http(self)
         app.on_shutdown.append(sockets.close)
         app.add_routes(
             [
                 web.get("/v1/ws", sockets.serve),
-                *http.routes(self),
+                *http.routes(post),
                 *logins.routes(self),
                 *alert_lists.routes(self),
                 *static.routes(),
@@ -198,12 +200,17 @@ class Hub:
         )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.listen, settings.port, ssl_context=tls, backlog=1024)
+        assert runner.server is not None
+        lane = Lane(post.express, runner.server, IDLE_SECONDS)
+        self._closing.push_async_callback(lane.close)
         try:
-            await site.start()
+            listener = await asyncio.get_running_loop().create_server(
+                lane, settings.listen, settings.port, ssl=tls, backlog=1024
+            )
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
-        port = runner.addresses[0][1]
+        self._closing.callback(listener.close)
+        port = listener.sockets[0].getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
 
     def _try_port(self) -> None:

@@ -1,0 +1,213 @@
+"""The express lane of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
+
+That is what almost everybody who sends over HTTP does, and a framework spends 47 µs on each of them (request,
+routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
+piece, and has nothing in its head but what is listed below, each once. With the first one that is anything
+else the connection, with every byte of it, is handed over to the framework for good: so there is one place
+that reads HTTP in all its forms, and it is not this one. One request at a time; whoever does not read his
+answers is not read from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, NamedTuple, TypeAlias, cast
+
+LOG: Final = logging.getLogger("duly.http")
+
+PIECE: Final = 64 * 1024
+"""The longest request that is served here."""
+STOP_SECONDS: Final = 0.5
+"""How long those who wait for an answer are waited for when the hub stops."""
+
+_FIRST: Final = b"POST /v1/messages HTTP/1.1"
+_PLAIN: Final = frozenset({b"accept", b"accept-encoding", b"content-type", b"user-agent"})
+"""Heads that change nothing about the answer."""
+
+
+class Said(NamedTuple):
+    """An answer: its status, and its JSON. `later`: it may be tried again, in some seconds."""
+
+    status: int
+    body: bytes
+    later: bool = False
+
+
+Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[Said]]
+"""(token, address, body); never raises but for a bug."""
+
+
+class Lane:
+    """One hub's: its listener and the connections that nothing else is known of."""
+
+    def __init__(self, serve: Serve, otherwise: Callable[[], asyncio.BaseProtocol], idle: float) -> None:
+        self.serve = serve
+        self.otherwise = otherwise
+        self.idle = idle
+        self.connections: set[Express] = set()
+        self._day = (0, b"")
+
+    def __call__(self) -> Express:
+        return Express(self)
+
+    async def close(self) -> None:
+        """Hang up; on those who are just being served, afterwards."""
+        over = asyncio.get_running_loop().time() + STOP_SECONDS
+        for one in list(self.connections):
+            one.close()
+        busy = [one.serving for one in self.connections if one.serving is not None]
+        if busy:
+            await asyncio.wait(busy, timeout=max(0, over - asyncio.get_running_loop().time()))
+        for one in list(self.connections):
+            one.abort()
+
+    def date(self) -> bytes:
+        """As HTTP writes it; it changes once in a second."""
+        now = int(time.time())
+        if now != self._day[0]:
+            self._day = (now, formatdate(now, usegmt=True).encode())
+        return self._day[1]
+
+
+class Express(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._kept = b""
+        self._closing = False
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.serving: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else "?"
+        self._lane.connections.add(self)
+        self._heard = self._loop.time()
+        self._look_at_the_clock()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._lane.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_at_the_clock(self) -> None:
+        """Whoever has said nothing for too long is hung up on."""
+        over = self._heard + self._lane.idle
+        if self.serving is None and over <= self._loop.time():
+            self._transport.close()
+        else:
+            again = over if self.serving is None else self._loop.time() + self._lane.idle
+            self._timer = self._loop.call_at(again, self._look_at_the_clock)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        if self.serving is not None:
+            self._kept += data
+            self._transport.pause_reading()
+            return
+        request = read(data)
+        if request is None:
+            self._hand_over(data)
+        else:
+            self.serving = self._loop.create_task(self._serve(*request))
+
+    def _hand_over(self, data: bytes) -> None:
+        self._leave()
+        other = self._lane.otherwise()
+        self._transport.set_protocol(other)
+        other.connection_made(self._transport)
+        cast("asyncio.Protocol", other).data_received(data)
+
+    async def _serve(self, token: str | None, body: bytes) -> None:
+        try:
+            said = await self._lane.serve(token, self._address, body)
+        except Exception:
+            LOG.exception("a bug in serving %s", _FIRST.decode())
+            self.abort()
+            return
+        finally:
+            self.serving = None
+        if self._transport.is_closing():
+            return
+        self._transport.write(self._written(said))
+        self._heard = self._loop.time()
+        if self._closing:
+            self._transport.close()
+        elif self._kept:
+            data, self._kept = self._kept, b""
+            self._transport.resume_reading()
+            self.data_received(data)
+
+    def _written(self, said: Said) -> bytes:
+        later = b"Retry-After: 3\r\n" if said.later else b""
+        length, date = len(said.body), self._lane.date()
+        return _ANSWER % (said.status, _PHRASES[said.status], length, date, later, said.body)
+
+    # ── the other side reads, or does not ────────────────────────────────────────────────────────
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """After the answer that is due, if one is."""
+        self._closing = True
+        if self.serving is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+_ANSWER: Final = (
+    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n%b\r\n%b"
+)
+_PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+
+def read(data: bytes) -> tuple[str | None, bytes] | None:
+    """The token and the body of a request, if it is one that may go by express.
+
+    >>> read(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
+    (None, b'{}')
+    >>> read(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nExpect: 100-continue\\r\\n\\r\\n")
+    """
+    head, found, body = data.partition(b"\r\n\r\n")
+    if not found or len(data) > PIECE or not head.isascii():
+        return None
+    first, *lines = head.split(b"\r\n")
+    if first != _FIRST or head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        return None
+    seen: dict[bytes, bytes] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in _PLAIN:
+            continue
+        if name in seen:
+            return None
+        seen[name] = value.strip(b" \t")
+    length = seen.pop(b"content-length", b"")
+    if not (length.isdigit() and len(length) <= 6 and int(length) == len(body)):
+        return None
+    if not seen.pop(b"host", b"") or seen.pop(b"connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    who = seen.pop(b"authorization", b"")
+    if seen:
+        return None
+    return who.decode().removeprefix("Bearer ").strip() or None, body
