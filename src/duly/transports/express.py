@@ -57,14 +57,13 @@ class Lane:
 
     async def close(self) -> None:
         """Hang up; on those who are just being served, afterwards."""
-        over = asyncio.get_running_loop().time() + STOP_SECONDS
         for one in list(self.connections):
             one.close()
-        busy = [one.serving for one in self.connections if one.serving is not None]
+        busy = {one.serving: one for one in self.connections if one.serving is not None}
         if busy:
-            await asyncio.wait(busy, timeout=max(0, over - asyncio.get_running_loop().time()))
-        for one in list(self.connections):
-            one.abort()
+            _, late = await asyncio.wait(busy, timeout=STOP_SECONDS)
+            for task in late:
+                busy[task].abort()
 
     def date(self) -> bytes:
         """As HTTP writes it; it changes once in a second."""
@@ -79,8 +78,10 @@ class Express(asyncio.Protocol):
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
+        self._text = b""
+        self._head: Head | None = None
         self._kept = b""
-        self._closing = False
+        self._closing = self._stalled = False
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.serving: asyncio.Task[None] | None = None
@@ -116,13 +117,16 @@ class Express(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.serving is not None:
             self._kept += data
-            self._transport.pause_reading()
+            self._transport.pause_reading()  # one at a time
             return
-        request = read(data)
-        if request is None:
+        text, found, body = data.partition(b"\r\n\r\n")
+        if text != self._text:  # they are mostly the same
+            self._text, self._head = text, read_head(text)
+        head = self._head
+        if not found or head is None or head.length != len(body) or len(data) > PIECE:
             self._hand_over(data)
         else:
-            self.serving = self._loop.create_task(self._serve(*request))
+            self.serving = self._loop.create_task(self._serve(head.token, body))
 
     def _hand_over(self, data: bytes) -> None:
         self._leave()
@@ -147,9 +151,15 @@ class Express(asyncio.Protocol):
         if self._closing:
             self._transport.close()
         elif self._kept:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With what came while somebody had to wait for somebody."""
+        if self.serving is None and not self._stalled:
             data, self._kept = self._kept, b""
             self._transport.resume_reading()
-            self.data_received(data)
+            if data:
+                self.data_received(data)
 
     def _written(self, said: Said) -> bytes:
         later = b"Retry-After: 3\r\n" if said.later else b""
@@ -159,10 +169,12 @@ class Express(asyncio.Protocol):
     # ── the other side reads, or does not ────────────────────────────────────────────────────────
 
     def pause_writing(self) -> None:
+        self._stalled = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self._stalled = False
+        self._go_on()
 
     def close(self) -> None:
         """After the answer that is due, if one is."""
@@ -180,18 +192,24 @@ _ANSWER: Final = (
 _PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
-def read(data: bytes) -> tuple[str | None, bytes] | None:
-    """The token and the body of a request, if it is one that may go by express.
+class Head(NamedTuple):
+    """What matters of a request's head."""
 
-    >>> read(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
-    (None, b'{}')
-    >>> read(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nExpect: 100-continue\\r\\n\\r\\n")
+    token: str | None
+    length: int
+
+
+def read_head(head: bytes) -> Head | None:
+    """The head of a request that may go by express; None if it may not.
+
+    >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2")
+    Head(token=None, length=2)
+    >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nExpect: 100-continue")
     """
-    head, found, body = data.partition(b"\r\n\r\n")
-    if not found or len(data) > PIECE or not head.isascii():
-        return None
     first, *lines = head.split(b"\r\n")
-    if first != _FIRST or head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+    if first != _FIRST or not head.isascii():
+        return None
+    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
         return None
     seen: dict[bytes, bytes] = {}
     for line in lines:
@@ -202,12 +220,10 @@ def read(data: bytes) -> tuple[str | None, bytes] | None:
         if name in seen:
             return None
         seen[name] = value.strip(b" \t")
-    length = seen.pop(b"content-length", b"")
-    if not (length.isdigit() and len(length) <= 6 and int(length) == len(body)):
+    length, host = seen.pop(b"content-length", b""), seen.pop(b"host", b"")
+    if not length.isdigit() or len(length) > 6 or not host:
         return None
-    if not seen.pop(b"host", b"") or seen.pop(b"connection", b"keep-alive").lower() != b"keep-alive":
+    if seen.pop(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
-    who = seen.pop(b"authorization", b"")
-    if seen:
-        return None
-    return who.decode().removeprefix("Bearer ").strip() or None, body
+    token = seen.pop(b"authorization", b"").decode().removeprefix("Bearer ").strip()
+    return None if seen else Head(token or None, int(length))
