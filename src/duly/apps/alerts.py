@@ -183,7 +183,7 @@ class Alerts:
 
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
-            raise NotAllowed(f"{who.name} is a {who.role.value} and reports no alerts; 'duly add sentinel'")
+            raise NotAllowed(f"{who.name} ({who.role.value}) may not report alerts; 'duly add sentinel'")
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:

@@ -173,6 +173,8 @@ class Http:
                     header.removeprefix("Bearer ").strip() or None, request.remote or "?"
                 )
                 return await inner(request, who)
+            except web.HTTPRequestEntityTooLarge:
+                return error(413, "too_large", f"the body is over {BODY_LIMIT} bytes; send less at once")
             except web.HTTPException:
                 raise
             except DulyError as trouble:

@@ -122,8 +122,8 @@ async def test_bad_uploads_are_refused_clearly_and_change_nothing(
 
 
 async def test_ten_megabytes_are_refused_before_they_are_read(place: Tower) -> None:
-    status, _ = await _big(place)
-    assert status == 413
+    status, said = await _big(place)
+    assert (status, json.loads(said)["error"]) == (413, "too_large")
     assert (await place.post(event()))[1]["code"] == 0
 
 

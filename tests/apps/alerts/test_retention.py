@@ -27,6 +27,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Message
 from duly.core.units import DAY
 from duly.core.writes import Admit, Advance, Deliver, Finish, Ref
+from duly.errors import LedgerUnavailable
 from duly.ledgers.memory import MemoryLedger
 from duly.testing import ManualClock
 
@@ -187,7 +188,7 @@ async def test_a_disk_that_is_full_leaves_an_archive_that_can_be_read(
 
     with monkeypatch.context() as full:
         full.setattr("duly.archive.os.write", half)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(LedgerUnavailable, match=r"no space left.*nothing was forgotten"):
             await archive.add(ALERTS, [{"event": "lost"}], 0)
     await archive.add(ALERTS, [{"event": "second"}], 0)
     (file,) = tmp_path.iterdir()
