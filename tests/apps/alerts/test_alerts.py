@@ -436,12 +436,12 @@ async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, h
     await place.until(lambda: not place.hub.alerts._on_the_way)
     await place.do("deliveries.retry", event="event-1")
     shown = await place.until_state("event-1", "delivered")
-    assert [(one["round"], one["state"], one["attempts"]) for one in shown["deliveries"]] == [
-        (0, "done", 2), (1, "accepted", 0),
-    ]  # fmt: skip
+    first, boss = sorted(shown["deliveries"], key=lambda one: one["round"])
+    assert (first["state"], first["attempts"]) == ("done", 2)
+    assert (boss["state"], boss["attempts"]) == ("accepted", 0)
     with pytest.raises(Malformed, match="--to"):
         await place.do("deliveries.retry", event="event-1")
-    await place.do("deliveries.retry", event="event-1", recipient=shown["deliveries"][1]["recipient"])
+    await place.do("deliveries.retry", event="event-1", recipient=boss["recipient"])
     await place.until_state("event-1", "done")
     assert len(hook.requests) == 3
 
@@ -455,11 +455,10 @@ async def test_what_was_called_off_is_not_tried_again_unless_it_is_named(
     await hook.got(1)
     await place.do("alert.resolve", event="event-1", by="ann")
     made = (await place.do("deliveries.retry", event="event-1"))["deliveries"]
-    assert [(one["round"], one["state"]) for one in made if one["round"] != 200] == [
-        (0, "failed"), (1, "cancelled"),
-    ]  # fmt: skip
+    rounds = sorted((one["round"], one["state"]) for one in made)
+    assert rounds[:2] == [(0, "failed"), (1, "cancelled")]
+    assert [round_ for round_, _ in rounds[2:]] == [200]
     await hook.got(2)
-    assert len([one for one in made if one["round"] == 200]) == 1
 
 
 async def test_a_delivery_is_tried_so_often_as_its_profile_says(place: Tower, hook: Receiver) -> None:
