@@ -54,7 +54,7 @@ from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
 from duly.transports import alert_lists, http, logins, static, websocket
-from duly.transports.express import Lane
+from duly.transports.express import Express
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -201,11 +201,11 @@ class Hub:
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
         assert runner.server is not None
-        lane = Lane(post.express, runner.server, IDLE_SECONDS)
-        self._closing.push_async_callback(lane.close)
+        express = Express(post.express, runner.server, IDLE_SECONDS)
+        self._closing.push_async_callback(express.close)
         try:
             listener = await asyncio.get_running_loop().create_server(
-                lane, settings.listen, settings.port, ssl=tls, backlog=1024
+                express, settings.listen, settings.port, ssl=tls, backlog=1024
             )
         except OSError as problem:
             raise self._cannot_listen(problem) from problem

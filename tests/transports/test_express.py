@@ -1,4 +1,4 @@
-"""The express lane of HTTP, and that it is never more than a shorter way to the same."""
+"""The express way of HTTP, and that it is never more than a shorter way to the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from duly.auth import Role
 from duly.transports import http
-from duly.transports.express import PIECE, Lane, Said
+from duly.transports.express import PIECE, Express, Said
 from tests.places import Place
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer me\r\nContent-Length: %d\r\n\r\n%b"
@@ -26,7 +26,7 @@ def post(body: bytes) -> bytes:
 
 
 class Other(asyncio.Protocol):
-    """Who gets what is not for the express lane."""
+    """Who gets what is not for the express way."""
 
     heard: list[bytes]
 
@@ -39,14 +39,14 @@ class Other(asyncio.Protocol):
 
 
 class Road:
-    """A lane with a handler that a test can hold up, and those to whom the rest is handed over."""
+    """An express with a handler that a test can hold up, and those to whom the rest is handed over."""
 
     def __init__(self, idle: float = 30.0) -> None:
         self.served: list[tuple[str | None, bytes]] = []
         self.others: list[Other] = []
         self.go = asyncio.Event()
         self.go.set()
-        self.lane = Lane(self._serve, self._other, idle)
+        self.express = Express(self._serve, self._other, idle)
 
     async def _serve(self, token: str | None, address: str, body: bytes) -> Said:
         assert address == "127.0.0.1"
@@ -64,7 +64,7 @@ class Road:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        listener = await asyncio.get_running_loop().create_server(self.lane, "127.0.0.1", 0)
+        listener = await asyncio.get_running_loop().create_server(self.express, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:
             yield reader, writer
@@ -142,7 +142,7 @@ async def test_anything_else_is_handed_over_with_every_byte_and_for_good(data: b
         other.heard.clear()
         writer.write(ORDINARY)
         await until(lambda: b"".join(other.heard) == ORDINARY)
-        assert not road.lane.connections
+        assert not road.express.connections
     assert road.served == [("me", b"{}")]
 
 
@@ -153,7 +153,7 @@ async def test_who_does_not_wait_for_his_answer_is_answered_in_his_order() -> No
         writer.write(post(b"one"))
         await until(lambda: road.served)
         writer.write(post(b"two"))
-        (connection,) = road.lane.connections
+        (connection,) = road.express.connections
         await until(lambda: connection._kept)
         assert len(road.served) == 1
         road.go.set()
@@ -163,8 +163,8 @@ async def test_who_does_not_wait_for_his_answer_is_answered_in_his_order() -> No
 async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
     road = Road()
     async with road.connect() as (reader, writer):
-        await until(lambda: road.lane.connections)
-        (connection,) = road.lane.connections
+        await until(lambda: road.express.connections)
+        (connection,) = road.express.connections
         connection.pause_writing()
         writer.write(post(b"one"))
         async with road.connect() as (meanwhile, other):
@@ -181,13 +181,13 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
     async with road.connect() as (reader, writer):
         writer.write(post(b"one"))
         await until(lambda: road.served)
-        (connection,) = road.lane.connections
+        (connection,) = road.express.connections
         timer = connection._timer
         await until(lambda: connection._timer is not timer)
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
         assert await asyncio.wait_for(reader.read(), 5) == b""
-    assert not road.lane.connections
+    assert not road.express.connections
 
 
 async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
@@ -195,8 +195,8 @@ async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
     road.go.clear()
     async with road.connect() as (reader, writer), road.connect() as (idle, _):
         writer.write(post(b"one"))
-        await until(lambda: road.served and len(road.lane.connections) == 2)
-        closing = asyncio.create_task(road.lane.close())
+        await until(lambda: road.served and len(road.express.connections) == 2)
+        closing = asyncio.create_task(road.express.close())
         assert await asyncio.wait_for(idle.read(), 5) == b""
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"

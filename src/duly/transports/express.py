@@ -1,4 +1,4 @@
-"""The express lane of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
+"""The express way of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
 
 That is what almost everybody who sends over HTTP does, and a framework spends 47 µs on each of them (request,
 routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
@@ -42,18 +42,18 @@ Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[Said]]
 """(token, address, body); never raises but for a bug."""
 
 
-class Lane:
+class Express:
     """One hub's: its listener and the connections that nothing else is known of."""
 
     def __init__(self, serve: Serve, otherwise: Callable[[], asyncio.BaseProtocol], idle: float) -> None:
         self.serve = serve
         self.otherwise = otherwise
         self.idle = idle
-        self.connections: set[Express] = set()
+        self.connections: set[Connection] = set()
         self._day = (0, b"")
 
-    def __call__(self) -> Express:
-        return Express(self)
+    def __call__(self) -> Connection:
+        return Connection(self)
 
     async def close(self) -> None:
         """Hang up; on those who are just being served, afterwards."""
@@ -73,11 +73,11 @@ class Lane:
         return self._day[1]
 
 
-class Express(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, express: Express) -> None:
+        self._express = express
         self._text = b""
         self._head: Head | None = None
         self._kept = b""
@@ -91,7 +91,7 @@ class Express(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else "?"
-        self._lane.connections.add(self)
+        self._express.connections.add(self)
         self._heard = self._loop.time()
         self._look_at_the_clock()
 
@@ -99,17 +99,17 @@ class Express(asyncio.Protocol):
         self._leave()
 
     def _leave(self) -> None:
-        self._lane.connections.discard(self)
+        self._express.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
 
     def _look_at_the_clock(self) -> None:
         """Whoever has said nothing for too long is hung up on."""
-        over = self._heard + self._lane.idle
+        over = self._heard + self._express.idle
         if self.serving is None and over <= self._loop.time():
             self._transport.close()
         else:
-            again = over if self.serving is None else self._loop.time() + self._lane.idle
+            again = over if self.serving is None else self._loop.time() + self._express.idle
             self._timer = self._loop.call_at(again, self._look_at_the_clock)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────
@@ -130,14 +130,14 @@ class Express(asyncio.Protocol):
 
     def _hand_over(self, data: bytes) -> None:
         self._leave()
-        other = self._lane.otherwise()
+        other = self._express.otherwise()
         self._transport.set_protocol(other)
         other.connection_made(self._transport)
         cast("asyncio.Protocol", other).data_received(data)
 
     async def _serve(self, token: str | None, body: bytes) -> None:
         try:
-            said = await self._lane.serve(token, self._address, body)
+            said = await self._express.serve(token, self._address, body)
         except Exception:
             LOG.exception("a bug in serving %s", _FIRST.decode())
             self.abort()
@@ -163,7 +163,7 @@ class Express(asyncio.Protocol):
 
     def _written(self, said: Said) -> bytes:
         later = b"Retry-After: 3\r\n" if said.later else b""
-        length, date = len(said.body), self._lane.date()
+        length, date = len(said.body), self._express.date()
         return _ANSWER % (said.status, _PHRASES[said.status], length, date, later, said.body)
 
     # ── the other side reads, or does not ────────────────────────────────────────────────────────
