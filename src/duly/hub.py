@@ -96,6 +96,8 @@ class Hub:
         self.mqtt_url = ""
         self._broker: Broker | None = None
         self._broker_password = ""
+        self._unforgotten: str | None = None
+        """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
         """the hubs on this ledger that lived when we last looked"""
 
@@ -345,8 +347,11 @@ class Hub:
             timer.cancel()
 
     async def _prune(self) -> None:
-        with contextlib.suppress(LedgerError, OSError):  # the next time will do
+        try:
             await self._forget()
+            self._unforgotten = None
+        except (LedgerError, OSError) as problem:  # the next time will do
+            self._unforgotten = str(problem)
         with contextlib.suppress(DulyError):
             await self.alerts.adopt(self._living())
 
@@ -438,6 +443,7 @@ class Hub:
             "down": self.down,
             "devices": self.gateway.presence(),
             "alerts": self.alerts.state(),
+            "unforgotten": self._unforgotten,
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 

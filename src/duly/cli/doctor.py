@@ -128,6 +128,8 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
         f"(answer in {took(way * 1000)}){hint}",
         "bad" if far else "ok",
     )
+    if state.get("unforgotten"):
+        found.add("retention", state["unforgotten"], "warn")
 
 
 async def _offset(hub: Hub) -> tuple[float, float]:
