@@ -591,3 +591,40 @@ async def test_two_hubs_on_one_postgres_are_one_tower(
     finally:
         for hub in hubs:
             await hub.stop()
+
+
+async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_corrected(
+    tmp_path: Path, hook: Receiver, postgres_server: Postgres
+) -> None:
+    ledger = postgres_server.create_database("two_minds")
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    try:
+        for hub in hubs:
+            await hub.start()
+        await hubs[0].add(Role.SENTINEL, "gate")
+        await hubs[0].profile("home", hook.url, escalate=((0.2, hook.url + "/boss"),))
+        hubs[1].tokens = hubs[0].tokens
+        await hubs[1].hub._refresh()
+        hook.words = ["hang after"]
+        await hubs[0].post(event())
+        await hook.got(1)
+        change = {"event": "event-1", "cancelled_at": 1}
+        _, said = await hubs[1].post({"type": "alert_cancel", "seq_id": "c1", "data": change})
+        assert said["code"] == 0
+        assert len(hook.requests) == 1, "nobody knows yet that somebody was told"
+        hook.released.set()
+        await hook.got(2)
+        types = [json.loads(body)["type"] for _, body in hook.requests]
+        assert types == ["alert.event", "alert.cancelled"]
+
+        hook.words = ["200", "200"]
+        await hubs[0].post(event("event-2"))
+        await hook.got(3)
+        change = {"event": "event-2", "location": "the shed"}
+        await hubs[1].post({"type": "alert_update", "seq_id": "u1", "data": change})
+        await hook.got(4)
+        told = [json.loads(body)["data"] for _, body in hook.requests[2:]]
+        assert [one.get("location") for one in told] == [None, "the shed"], "whoever comes later hears it all"
+    finally:
+        for hub in hubs:
+            await hub.stop()
