@@ -119,7 +119,6 @@ class Alerts:
         self._read: dict[bytes, tuple[Message, Event]] = {}
         """alerts that were just read, and will be planned next"""
         self._silences: list[Silence] = []
-        self._amending = asyncio.Lock()
         self._channels: dict[str, tuple[Address, Channel]] = {}
         self._on_the_way: set[asyncio.Task[None]] = set()
 
@@ -223,7 +222,7 @@ class Alerts:
         """An update or a cancellation: one at a time, so that none overlooks another."""
         body = bytes(frame.data)
         change = read_change(body)
-        async with self._amending:
+        async with self.desk.changing:
             now = self._ledger.clock.now()
             alert = await self.desk.get(key_of(who.name, change.event))
             if alert is None:
