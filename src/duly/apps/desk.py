@@ -369,15 +369,15 @@ class Desk:
 
     async def silence(self, silence: Silence) -> str:
         """Keep quiet; returns the silence's name."""
-        existing = await self._ledger.shelf(SILENCES)
-        taken = [int(name) for name in existing if name.isdecimal()]
-        name = str(max(taken, default=0) + 1)
+        existing = await self.silences()
         now = self._ledger.clock.now()
-        over = [old for old, body in existing.items() if msgspec.json.decode(body, type=Silence).until < now]
-        writes = [Drop(SILENCES, old) for old in over]
-        await self._ledger.write(*writes, Put(SILENCES, name, msgspec.json.encode(silence)))
+        over = [Drop(SILENCES, old) for old, one in existing.items() if one.until < now]
+        number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
+        body = msgspec.json.encode(silence)
+        while not (await self._ledger.write(PutNew(SILENCES, str(number), body), *over))[0]:
+            number += 1  # somebody was faster
         await self._changed(b"")
-        return name
+        return str(number)
 
     async def unsilence(self, name: str) -> bool:
         (gone,) = await self._ledger.write(Drop(SILENCES, name))

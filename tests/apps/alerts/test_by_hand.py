@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from duly.core.parcels import CourierPolicy
@@ -52,3 +54,11 @@ async def test_a_delivery_is_tried_so_often_as_its_profile_says(place: Tower, ho
     assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("failed", 3)]
     assert "given up after 3 attempts" in shown["deliveries"][0]["error"]
     assert len(hook.requests) == 3
+
+
+async def test_silences_of_the_same_moment_are_several(place: Tower) -> None:
+    made = await asyncio.gather(
+        *(place.do("alert.silence", device=f"lock-{n}", lasts="60") for n in range(5))
+    )
+    assert sorted(one["silence"] for one in made) == ["1", "2", "3", "4", "5"]
+    assert len((await place.do("alert.silences"))["silences"]) == 5
