@@ -72,6 +72,7 @@ class Archive:
                 _mend(fd, note)
                 raise
             note.unlink()
+            _flush(self._folder)  # a note that came back would cut off what is sound
 
     def old(self, now: int) -> list[Path]:
         """The files that need not be kept any longer."""
