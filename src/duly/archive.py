@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from duly.core.units import DAY, SECOND
+from duly.errors import LedgerUnavailable
 from duly.files import write_private
 
 ALERTS: Final = "alerts"
@@ -47,7 +48,14 @@ class Archive:
         lines = b"".join(msgspec.json.encode(thing) + b"\n" for thing in things)
         if lines and self._keep:
             month = time.strftime("%Y-%m", time.gmtime(now / SECOND))
-            await asyncio.to_thread(self._append, self._folder / f"{kind}-{month}.jsonl.gz", lines)
+            path = self._folder / f"{kind}-{month}.jsonl.gz"
+            try:
+                await asyncio.to_thread(self._append, path, lines)
+            except OSError as problem:
+                raise LedgerUnavailable(
+                    f"the archive {path} cannot be written ({problem.strerror}); nothing was forgotten. "
+                    "Make room for it, or set archives_kept = 0 to do without"
+                ) from problem
 
     def _append(self, path: Path, lines: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +72,7 @@ class Archive:
                 _mend(fd, note)
                 raise
             note.unlink()
+            _flush(self._folder)  # a note that came back would cut off what is sound
 
     def old(self, now: int) -> list[Path]:
         """The files that need not be kept any longer."""

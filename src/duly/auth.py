@@ -480,7 +480,8 @@ class LoginGuard:
 
     def succeeded(self, who: str) -> None:
         """They were: what they got wrong before is forgotten."""
-        self._failures.pop(_short(who), None)
+        if self._failures:
+            self._failures.pop(_short(who), None)
 
     def __len__(self) -> int:
         return len(self._failures)

@@ -55,6 +55,7 @@ from duly.reception import Reception
 from duly.settings import Settings
 from duly.transport import Session
 from duly.transports import alert_lists, http, logins, static, websocket
+from duly.transports.express import Express
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -105,6 +106,8 @@ class Hub:
         self._broker: Broker | None = None
         self._link: MqttLink | None = None
         self._broker_password = ""
+        self._unforgotten: str | None = None
+        """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
         """the hubs on this ledger that lived when we last looked"""
 
@@ -190,11 +193,12 @@ class Hub:
         settings = self.settings
         app = web.Application(client_max_size=http.BODY_LIMIT)
         sockets = websocket.WebSockets(self)
+        post = http.Http(self)
         app.on_shutdown.append(sockets.close)
         app.add_routes(
             [
                 web.get("/v1/ws", sockets.serve),
-                *http.routes(self),
+                *http.routes(post),
                 *logins.routes(self),
                 *alert_lists.routes(self),
                 *static.routes(),
@@ -206,12 +210,17 @@ class Hub:
         )
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.listen, settings.port, ssl_context=tls, backlog=1024)
+        assert runner.server is not None
+        express = Express(post.express, runner.server, IDLE_SECONDS)
+        self._closing.push_async_callback(express.close)
         try:
-            await site.start()
+            listener = await asyncio.get_running_loop().create_server(
+                express, settings.listen, settings.port, ssl=tls, backlog=1024
+            )
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
-        port = runner.addresses[0][1]
+        self._closing.callback(listener.close)
+        port = listener.sockets[0].getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
 
     def _try_port(self) -> None:
@@ -353,8 +362,11 @@ class Hub:
             timer.cancel()
 
     async def _prune(self) -> None:
-        with contextlib.suppress(LedgerError, OSError):  # the next time will do
+        try:
             await self._forget()
+            self._unforgotten = None
+        except (LedgerError, OSError) as problem:  # the next time will do
+            self._unforgotten = str(problem)
         with contextlib.suppress(DulyError):
             await self.alerts.adopt(self._living())
 
@@ -449,6 +461,7 @@ class Hub:
             "devices": self.gateway.presence(),
             "mqtt": self._mqtt_state(),
             "alerts": self.alerts.state(),
+            "unforgotten": self._unforgotten,
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 

@@ -28,6 +28,7 @@ from duly.apps.alert_events import (
     Standing,
     Status,
     line,
+    name_on_shelf,
     read_change,
     read_event,
     read_status,
@@ -118,7 +119,6 @@ class Alerts:
         self._read: dict[bytes, tuple[Message, Event]] = {}
         """alerts that were just read, and will be planned next"""
         self._silences: list[Silence] = []
-        self._amending = asyncio.Lock()
         self._channels: dict[str, tuple[Address, Channel]] = {}
         self._on_the_way: set[asyncio.Task[None]] = set()
 
@@ -183,7 +183,7 @@ class Alerts:
 
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
-            raise NotAllowed(f"{who.name} is a {who.role.value} and reports no alerts; 'duly add sentinel'")
+            raise NotAllowed(f"{who.name} ({who.role.value}) may not report alerts; 'duly add sentinel'")
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
@@ -222,7 +222,7 @@ class Alerts:
         """An update or a cancellation: one at a time, so that none overlooks another."""
         body = bytes(frame.data)
         change = read_change(body)
-        async with self._amending:
+        async with self.desk.changing:
             now = self._ledger.clock.now()
             alert = await self.desk.get(key_of(who.name, change.event))
             if alert is None:
@@ -236,15 +236,7 @@ class Alerts:
                 status = structs.replace(
                     status, standing=Standing.CANCELLED, by=who.name, at=now, note=change.reason
                 )
-            writes = self.desk.writes(alert, status, now)
-            stored = asyncio.get_running_loop().create_future()
-
-            def committed() -> None:
-                if not stored.done():
-                    stored.set_result(None)
-
-            await self.engine.put(Told(Amend(message, session, writes)), committed)
-            await stored
+            await self._commit(Amend(message, session, self.desk.writes(alert, status, now)))
 
     def _plan(self, message: Message, now: int) -> Plan:
         known = self._read.pop(message.key, None)
@@ -356,6 +348,8 @@ class Alerts:
         fate, reason, rest = Fate.ARRIVED, "", 0
         try:
             channel = await self._channel(parcel.recipient)
+            with contextlib.suppress(DulyError):  # then by what is known here
+                await self._catch_up_on(parcel)
             # Thousands of alerts take a while to write down: others want to store something, too.
             many = len(parcel.loads) > NAMED
             notice = await asyncio.to_thread(self._notice, parcel) if many else self._notice(parcel)
@@ -377,7 +371,35 @@ class Alerts:
                     "told", scope=load.message.scope, id=load.message.id, to=parcel.recipient, fate=fate.value
                 )
         with contextlib.suppress(DulyError):  # stopping: the ledger says that it was under way
-            await self.engine.put(Told(Carried(parcel, fate, reason, rest)))
+            await self._commit(Carried(parcel, fate, reason, rest))
+            # Whoever was cancelling it meanwhile, at another hub, did not see that somebody was told.
+            for key in await self._catch_up_on(parcel):
+                await self._changed(key)
+
+    async def _catch_up_on(self, parcel: Carry) -> list[bytes]:
+        """What was said about these alerts at other hubs; those that have been cancelled."""
+        if self._ledger.sole:
+            return []
+        names = {name_on_shelf(load.message.key): load.message.key for load in parcel.loads}
+        if len(names) > NAMED:
+            said = await self._ledger.shelf(STATUSES)
+        else:
+            found = {name: await self._ledger.item(STATUSES, name) for name in names}
+            said = {name: body for name, body in found.items() if body is not None}
+        for name in names.keys() & said.keys():
+            self._statuses[names[name]] = read_status(said[name])
+        return [key for key in names.values() if self._is_cancelled(key)]
+
+    async def _commit(self, what: Amend | Carried) -> None:
+        """Tell the courier; returns when what follows from it is stored."""
+        stored = asyncio.get_running_loop().create_future()
+
+        def committed() -> None:
+            if not stored.done():
+                stored.set_result(None)
+
+        await self.engine.put(Told(what), committed)
+        await stored
 
     async def _channel(self, label: str) -> Channel:
         address = self.profiles.address(label)

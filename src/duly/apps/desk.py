@@ -7,6 +7,7 @@ again (`changed`). Nothing here shows an address: only labels.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -31,7 +32,20 @@ from duly.core.messages import Answer, Message, key_of, names_in
 from duly.core.parcels import BY_HAND, CORRECTION, RAISED
 from duly.core.signals import EVENT, Severity
 from duly.core.units import DAY, MS, SECOND
-from duly.core.writes import Advance, Deliver, Delivery, Drop, Finish, Group, Postpone, Put, Ref, Write
+from duly.core.writes import (
+    Advance,
+    Deliver,
+    Delivery,
+    Drop,
+    Finish,
+    Given,
+    Group,
+    Postpone,
+    Put,
+    PutNew,
+    Ref,
+    Write,
+)
 from duly.errors import Malformed
 from duly.ledger import NEWEST, Ledger, Record
 
@@ -72,6 +86,8 @@ class Alert(Struct, frozen=True):
     record: Record
     status: Status
     deliveries: list[Delivery]
+    said: bytes | None = None
+    """the status, as it lies on its shelf"""
 
     @property
     def key(self) -> bytes:
@@ -91,6 +107,8 @@ class Desk:
         self._ledger = ledger
         self._profiles = profiles
         self._changed = changed
+        self.changing = asyncio.Lock()
+        """for whoever changes a status by what it was"""
 
     def now(self) -> int:
         return self._ledger.clock.now()
@@ -128,8 +146,8 @@ class Desk:
 
     async def _whole(self, record: Record) -> Alert:
         key = record.message.key
-        status = read_status(await self._ledger.item(STATUSES, name_on_shelf(key)))
-        return Alert(record, status, await self._ledger.deliveries(key))
+        said = await self._ledger.item(STATUSES, name_on_shelf(key))
+        return Alert(record, read_status(said), await self._ledger.deliveries(key), said)
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[Alert]:
         return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
@@ -183,23 +201,42 @@ class Desk:
 
     async def say(self, alert: Alert, standing: Standing, by: str, note: str) -> Status:
         """Acknowledge or resolve. Whoever has said so first, has: again changes nothing, and what is over
-        stays over."""
-        if alert.status.standing is standing:
-            return alert.status
-        if alert.status.standing.over:
-            raise Malformed(
-                f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; nothing is left"
-            )
-        now = self._ledger.clock.now()
-        status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
-        await self._ledger.write(*self.writes(alert, status, now))
+        stays over, however many say something at the same moment, and wherever."""
+        async with self.changing:
+            while True:
+                if alert.status.standing is standing:
+                    return alert.status
+                if alert.status.standing.over:
+                    raise Malformed(
+                        f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; "
+                        "nothing is left"
+                    )
+                now = self._ledger.clock.now()
+                status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
+                (said, *_) = await self._ledger.write(self._unless_changed(alert, status, now))
+                if said:
+                    break
+                alert = await self.get(alert.key) or alert
         await self._changed(alert.key)
         return status
 
+    def _unless_changed(self, alert: Alert, status: Status, now: int) -> Write:
+        """A new status with what follows from it, if nobody has said anything since the alert was read."""
+        put, follow = self._put(alert, status), self._follow(alert, status, now)
+        if alert.said is None:
+            return PutNew(put.shelf, put.name, put.body, then=follow)
+        return Given(put.shelf, put.name, alert.said, then=(put, *follow))
+
     def writes(self, alert: Alert, status: Status, now: int) -> Group:
+        """A new status, with what follows from it."""
+        return (self._put(alert, status), *self._follow(alert, status, now))
+
+    def _put(self, alert: Alert, status: Status) -> Put:
+        return Put(STATUSES, name_on_shelf(alert.key), msgspec.json.encode(status))
+
+    def _follow(self, alert: Alert, status: Status, now: int) -> Group:
         """What a new status brings with it: who need not be told any more, and who has to be told again."""
-        name = name_on_shelf(alert.key)
-        writes: list[Write] = [Put(STATUSES, name, msgspec.json.encode(status))]
+        writes: list[Write] = []
         standing = status.standing
         reason = f"{standing.value} by {status.by}" if status.by else standing.value
         left = 0
@@ -332,15 +369,15 @@ class Desk:
 
     async def silence(self, silence: Silence) -> str:
         """Keep quiet; returns the silence's name."""
-        existing = await self._ledger.shelf(SILENCES)
-        taken = [int(name) for name in existing if name.isdecimal()]
-        name = str(max(taken, default=0) + 1)
+        existing = await self.silences()
         now = self._ledger.clock.now()
-        over = [old for old, body in existing.items() if msgspec.json.decode(body, type=Silence).until < now]
-        writes = [Drop(SILENCES, old) for old in over]
-        await self._ledger.write(*writes, Put(SILENCES, name, msgspec.json.encode(silence)))
+        over = [Drop(SILENCES, old) for old, one in existing.items() if one.until < now]
+        number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
+        body = msgspec.json.encode(silence)
+        while not (await self._ledger.write(PutNew(SILENCES, str(number), body), *over))[0]:
+            number += 1  # somebody was faster
         await self._changed(b"")
-        return name
+        return str(number)
 
     async def unsilence(self, name: str) -> bool:
         (gone,) = await self._ledger.write(Drop(SILENCES, name))

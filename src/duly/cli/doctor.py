@@ -129,6 +129,8 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
         f"(answer in {took(way * 1000)}){hint}",
         "bad" if far else "ok",
     )
+    if state.get("unforgotten"):
+        found.add("retention", state["unforgotten"], "warn")
 
 
 def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:

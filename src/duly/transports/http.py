@@ -33,6 +33,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.ledger import Ledger, Record
+from duly.transports.express import Said
 
 BATCH_LIMIT: Final = 1_000
 BODY_LIMIT: Final = 8 * 1024 * 1024
@@ -144,8 +145,7 @@ class Waiter:
         return b'%b,"ack":%b}' % (self.said[:-1], self.ended) if self.ended else self.said
 
 
-def routes(server: Server) -> list[web.RouteDef]:
-    http = Http(server)
+def routes(http: Http) -> list[web.RouteDef]:
     return [
         web.post("/v1/messages", http.guarded(http.post)),
         web.get("/v1/messages", http.guarded(http.list_messages)),
@@ -173,6 +173,8 @@ class Http:
                     header.removeprefix("Bearer ").strip() or None, request.remote or "?"
                 )
                 return await inner(request, who)
+            except web.HTTPRequestEntityTooLarge:
+                return error(413, "too_large", f"the body is over {BODY_LIMIT} bytes; send less at once")
             except web.HTTPException:
                 raise
             except DulyError as trouble:
@@ -192,24 +194,26 @@ class Http:
             except TimeoutError:
                 return error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
         wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
+        return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
+
+    async def express(self, token: str | None, address: str, raw: bytes) -> Said:
+        """The same, of whoever asks for nothing else."""
+        try:
+            return await self._take(await self._server.login(token, address), raw)
+        except DulyError as trouble:
+            return said_of(trouble)
+
+    async def _take(self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None) -> Said:
         many = frames.decode_batch(raw)
         if many is None:
-            id_ = request.headers.get("Idempotency-Key")
-            many = [raw if id_ is None else _with_id(raw, id_)]
-        elif len(many) > BATCH_LIMIT:
-            return error(413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
-        else:
-            batch = await self._send(who, many, wait)
-            body = b"[%b]" % b",".join([waiter.whole for waiter in batch.waiters])
-            return web.Response(body=body, headers=_JSON)
-        (waiter,) = (await self._send(who, many, wait)).waiters
-        if waiter.ended:
-            return web.Response(body=waiter.whole, headers=_JSON)
-        frame = frames.decode(waiter.said)
-        status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
-        if frame.n is not None:
-            status = 200  # a line is where it belongs: nothing more will be said of it
-        return web.Response(body=waiter.said, status=status, headers=_JSON | _retry_headers(frame))
+            (waiter,) = (await self._send(who, [raw if id_ is None else _with_id(raw, id_)], wait)).waiters
+            return _said(waiter, wait)
+        if len(many) > BATCH_LIMIT:
+            return _trouble(
+                413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
+            )
+        waiters = (await self._send(who, many, wait)).waiters
+        return Said(200, b"[%b]" % b",".join([waiter.whole for waiter in waiters]))
 
     async def _send(self, who: Principal, raws: list[bytes], wait: float) -> Batch:
         batch = Batch(len(raws))
@@ -313,7 +317,18 @@ def _with_id(raw: bytes, id_: str) -> bytes:
     return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
 
 
+def _said(waiter: Waiter, wait: float) -> Said:
+    if waiter.ended:
+        return Said(200, waiter.whole)
+    frame = frames.decode(waiter.said)
+    status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
+    if frame.n is not None:
+        status = 200  # a line is where it belongs: nothing more will be said of it
+    return Said(status, waiter.said, frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL))
+
+
 _JSON: Final = {"Content-Type": "application/json"}
+_LATER: Final = _JSON | {"Retry-After": "3"}
 
 
 def _taken(said: bytes) -> bool:
@@ -343,10 +358,6 @@ def _status(frame: Frame) -> int:
             return _STATUS.get(frame.error or "", 400)
 
 
-def _retry_headers(frame: Frame) -> dict[str, str]:
-    return {"Retry-After": "3"} if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else {}
-
-
 def _seconds(text: str | None) -> float:
     if not text:
         return 0.0
@@ -374,15 +385,27 @@ def _key(text: str) -> bytes:
         raise Malformed(f"before is the 'next' of the page before, not {text[:80]!r}") from None
 
 
+def response(said: Said) -> web.Response:
+    return web.Response(body=said.body, status=said.status, headers=_LATER if said.later else _JSON)
+
+
 def as_json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return response(Said(status, msgspec.json.encode(value)))
 
 
 def error(status: int, word: str, detail: str) -> web.Response:
-    return as_json({"error": word, "detail": detail}, status)
+    return response(_trouble(status, word, detail))
+
+
+def _trouble(status: int, word: str, detail: str) -> Said:
+    return Said(status, msgspec.json.encode({"error": word, "detail": detail}), status == 503)
 
 
 def problem(trouble: DulyError) -> web.Response:
+    return response(said_of(trouble))
+
+
+def said_of(trouble: DulyError) -> Said:
     match trouble:
         case TooManyLogins():
             status = 429
@@ -396,10 +419,7 @@ def problem(trouble: DulyError) -> web.Response:
             status = 503
         case _:
             status = 503 if trouble.retry else 500
-    response = error(status, trouble.word, str(trouble))
-    if status == 503:
-        response.headers["Retry-After"] = "3"
-    return response
+    return _trouble(status, trouble.word, str(trouble))
 
 
 ALERTS: Final = frozenset({"alert_event", "alert_update", "alert_cancel"})

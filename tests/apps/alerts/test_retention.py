@@ -27,8 +27,10 @@ from duly.core.lifecycle import State
 from duly.core.messages import Message
 from duly.core.units import DAY
 from duly.core.writes import Admit, Advance, Deliver, Finish, Ref
+from duly.errors import LedgerUnavailable
 from duly.ledgers.memory import MemoryLedger
 from duly.testing import ManualClock
+from tests.places import Place
 
 
 class Office:
@@ -187,7 +189,7 @@ async def test_a_disk_that_is_full_leaves_an_archive_that_can_be_read(
 
     with monkeypatch.context() as full:
         full.setattr("duly.archive.os.write", half)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(LedgerUnavailable, match=r"no space left.*nothing was forgotten"):
             await archive.add(ALERTS, [{"event": "lost"}], 0)
     await archive.add(ALERTS, [{"event": "second"}], 0)
     (file,) = tmp_path.iterdir()
@@ -263,6 +265,30 @@ async def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> 
         await archive.sweep(0)
         assert note.exists()
         assert b"first" in gzip.decompress(file.read_bytes())
+
+
+async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path / "hub")
+    await place.start()
+    try:
+        ledger, clock = place.hub.ledger, ManualClock()
+        ledger.clock = clock
+        now = clock.now()
+        body = msgspec.json.encode({"profile_id": "home", "trigger_reason": "smoke"})
+        message = Message("gate", "event-1", "alert_event", "home", body, now)
+        await ledger.write(Admit(message, now + DAY, now, State.DONE))
+        clock.advance(2 * 86_400)
+        folder = tmp_path / "hub" / "archive"
+        folder.write_text("somebody's file")
+        await place.hub._prune()
+        assert "nothing was forgotten" in place.hub.state()["unforgotten"]
+        assert await ledger.find(message.key) is not None
+        folder.unlink()
+        await place.hub._prune()
+        assert place.hub.state()["unforgotten"] is None
+        assert await ledger.find(message.key) is None
+    finally:
+        await place.stop()
 
 
 async def test_whoever_wants_no_archive_has_none(tmp_path: Path) -> None:
