@@ -1,4 +1,4 @@
-"""What is in `deploy/` is what its programs accept. `deploy.town` runs the same set: tests/wire/test_towns.py."""
+"""What is in `deploy/` is what its programs accept. `deploy.town` runs the same set: wire/test_towns.py."""
 
 from __future__ import annotations
 
