@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from duly.apps.homes import HOMES, HUBS, LAPSE, Homes
-from duly.core.writes import Drop
+from duly.core.writes import Drop, Group, Results
 from duly.doorbells.local import LocalDoorbell, Street
 from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing.loops import VirtualLoop
@@ -19,6 +19,12 @@ def hub(name: str, disk: Disk) -> Homes:
     ledger = MemoryLedger(disk=disk)
     ledger.worker = name
     return Homes(ledger, LocalDoorbell(name, Street()))
+
+
+class SlowLedger(MemoryLedger):
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        await asyncio.sleep(1)
+        return await super().commit(groups)
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -161,5 +167,27 @@ def test_a_home_that_is_gone_from_the_ledger_is_asked_for_there(dropped: bool) -
         if dropped:
             await b._ledger.write(Drop(HOMES, "lock"))
         assert await b.ask("lock") is not dropped
+
+    play(scene())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_device_may_leave_or_come_again_while_it_is_asked_whether_it_stays(back: bool) -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await live(1, a, b)
+        await a.move_in("lock")
+        await b.move_in("lock")
+        await a.look()
+        a._ledger = SlowLedger(disk=disk)
+        asking = asyncio.ensure_future(a.stays("lock"))
+        await asyncio.sleep(0.5)  # it is asking
+        await a.move_out("lock")
+        if back:
+            await a.move_in("lock")
+        assert await asking, "nobody is to be hung up on"
+        assert await b.ask("lock")
+        assert a.moved("lock") is False
 
     play(scene())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from duly.apps import homes
 from duly.apps.neighbours import Neighbours
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
@@ -281,6 +282,79 @@ def takes_what_is_others(patch: Patch) -> None:
     patch.setattr(Neighbours, "see_to", greedy)
 
 
+def no_attempt_fence(patch: Patch) -> None:
+    """A late attempt may end, or begin anew, what another hub has taken over."""
+    touch = MemoryLedger._touch
+
+    def unfenced(self: MemoryLedger, ref: w.Ref, fence: int | None, **change: Any) -> bool:
+        return touch(self, ref, None, **change)
+
+    patch.setattr(MemoryLedger, "_touch", unfenced)
+
+
+def no_takeover(patch: Patch) -> None:
+    """What a dead hub held waits for its device, though that never comes back."""
+    strays = Ledger.strays
+
+    async def timid(self: Ledger, channel: str, *, here: Any, **more: Any) -> list[w.Open]:
+        found = await strays(self, channel, here=here, **more)
+        return [item for item in found if item.message.recipient in here or not item.delivery.worker]
+
+    patch.setattr(Ledger, "strays", timid)
+
+
+def nobody_ever_dies(patch: Patch) -> None:
+    """A hub that says nothing any more is waited for."""
+    patch.setattr(homes, "LAPSE", 1e9)
+
+
+def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
+    """A hub that notices late that a device has left drops the home that it has elsewhere."""
+
+    async def drop(self: homes.Homes, device: str, home: bytes) -> bool:
+        (gone,) = await self._ledger.write(w.Drop(homes.HOMES, device))
+        return bool(gone)
+
+    patch.setattr(homes.Homes, "_drop", drop)
+
+
+def silence_is_not_fenced(patch: Patch) -> None:
+    """A hub that a device has left calls unanswered what the device is doing for another."""
+    end = Outbox._end
+
+    def unfenced(
+        self: Outbox, entry: Any, state: State, answer: Any, attempt: Any, *more: Any, **other: Any
+    ) -> list[Todo]:
+        attempt = None if state is State.UNKNOWN else attempt
+        return end(self, entry, state, answer, attempt, *more, **other)
+
+    patch.setattr(Outbox, "_end", unfenced)
+
+
+def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
+    """Whoever was overtaken keeps what is no longer theirs."""
+    patch.setattr(Outbox, "_give_away", lambda self, entry, attempt, now: [])
+
+
+def rings_are_the_only_way(patch: Patch) -> None:
+    """What a lost ring would have told is never found."""
+    patch.setattr(Neighbours, "_look", lambda self: self.homes.look())
+
+
+def ends_are_not_looked_for(patch: Patch) -> None:
+    """How a command has ended is known to the hub where it did."""
+
+    async def ignore(self: Neighbours, keys: Any) -> None:
+        return None
+
+    patch.setattr(Neighbours, "_learn_ends", ignore)
+
+
 PLANTED_IN_TOWN: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug for bug in (restores_what_is_others, follows_nothing, takes_what_is_others)
-}
+    bug.__name__: bug
+    for bug in (
+        restores_what_is_others, follows_nothing, takes_what_is_others, no_attempt_fence, no_takeover,
+        nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
+        a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
+    )
+}  # fmt: skip

@@ -48,7 +48,9 @@ class Seat:
 class Place:
     """A connection's place in one conversation."""
 
-    __slots__ = ("acked", "attempt", "busy", "conv", "due", "has", "head", "noted", "over", "seat", "told")
+    __slots__ = (
+        "acked", "attempt", "busy", "conv", "due", "has", "head", "noted", "over", "seat", "since", "told",
+    )  # fmt: skip
 
     def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
         self.seat = seat
@@ -62,6 +64,8 @@ class Place:
         self.head = head
         """the last line there is, as far as we know"""
         self.attempt = 1
+        self.since = 0
+        """since when the oldest line that was told, and is not acknowledged, waits"""
         self.due = 0
         """when to look whether it was acknowledged; 0: nobody looks"""
         self.busy = False
@@ -199,7 +203,7 @@ class Audience:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, conv: str, n: int, frame: bytes, by: Session) -> None:
+    def tell(self, conv: str, n: int, frame: bytes, by: Session, now: int) -> None:
         """A line was stored: tell it to those whose turn it is; the others read on to it. The connection it
         came `by` knows it from its `server_ack`."""
         for name in c.pair_in(conv) if n == 1 else ():
@@ -213,8 +217,10 @@ class Audience:
                     place.has += place.has == n - 1
                     continue
                 place.seat.session.push(frame)
+                if place.acked == n - 1:
+                    place.since = now
                 if not place.due:
-                    self._watch(place)
+                    self._watch(place, now)
             elif n > place.told:
                 self._go_on(place)
 
@@ -261,7 +267,8 @@ class Audience:
         finally:
             place.busy = False
             if not place.due and not place.over and place.acked < place.head:
-                self._watch(place)
+                place.since = self._ledger.clock.now()
+                self._watch(place, place.since)
 
     async def _hand(self, place: Place, page: list[Entry], attempt: int) -> None:
         now = self._ledger.clock.now()
@@ -305,6 +312,7 @@ class Audience:
         if n > place.acked:
             place.acked = n
             place.attempt = 1
+            place.since = self._ledger.clock.now()
             if place.told < place.head:
                 self._go_on(place)
         self._note(place, n)
@@ -350,11 +358,13 @@ class Audience:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _watch(self, place: Place) -> None:
-        delay = self._again.delay(place.attempt, place.conv.encode()) or 0
-        place.due = self._ledger.clock.now() + delay
+    def _watch(self, place: Place, now: int) -> None:
+        place.due = now + self._patience(place)
         self._count += 1
         heapq.heappush(self._timers, (place.due, self._count, place))
+
+    def _patience(self, place: Place) -> int:
+        return self._again.delay(place.attempt, place.conv.encode()) or 0
 
     def wake(self, now: int) -> None:
         while self._timers and self._timers[0][0] <= now:
@@ -362,12 +372,15 @@ class Audience:
             place.due = 0
             if place.over or place.acked >= place.head:
                 continue
-            if place.acked < place.told and not place.busy:
+            since = now
+            if place.acked >= place.told or place.busy:
+                self._go_on(place)
+            elif place.since + self._patience(place) > now:
+                since = place.since  # they have come further since we began to wait
+            else:
                 place.attempt += 1
                 self.do(self._tell_again(place))
-            else:
-                self._go_on(place)
-            self._watch(place)
+            self._watch(place, since)
 
     async def _tell_again(self, place: Place) -> None:
         page = await self._ledger.entries(
@@ -383,6 +396,7 @@ class Audience:
         self._timers = [(due + by, count, place) for due, count, place in self._timers]
         for due, _, place in self._timers:
             place.due = due
+            place.since += by
 
     def restored(self) -> None:
         """The ledger is back after a failure: what was stored all the same nobody has been told, and it may

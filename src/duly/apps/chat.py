@@ -464,7 +464,7 @@ class Chat:
         for name in request.joins:
             self.audience.join(name, conv, n - 1)
         at = self._ledger.clock.now()
-        self.audience.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session)
+        self.audience.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session, at)
         for name in request.parts:
             self.audience.part(name, conv)
         if self.elsewhere is not None:

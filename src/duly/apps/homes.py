@@ -119,14 +119,19 @@ class Homes:
         """Whether we are still the home of a device, by the ledger. If nobody is, because we seemed dead
         for a while, we are again."""
         mine = self._mine.get(device)
-        if mine is not None and await self._ledger.item(HOMES, device) != mine:
+        if mine is None:
+            return True
+        ours = await self._ledger.item(HOMES, device) == mine
+        if not ours:
             (new,) = await self._ledger.write(PutNew(HOMES, device, mine))
-            if not new:
-                del self._mine[device]
-                return False
-        if mine is not None:
+            ours = bool(new)
+        if self._mine.get(device) != mine:
+            return True  # it left meanwhile, or came again
+        if ours:
             self._homes[device] = mine
-        return True
+        else:
+            del self._mine[device]
+        return ours
 
     async def claim(self, device: str) -> bool:
         """Become the home of a device that every hub could serve, unless a hub that lives has it."""

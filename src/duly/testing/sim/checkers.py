@@ -84,6 +84,22 @@ def forward(world: World) -> Iterator[Finding]:
                 states[name, key] = to
 
 
+def fenced(world: World) -> Iterator[Finding]:
+    """[P3] An attempt is begun once, and only the newest one ends a delivery, or gives it back."""
+    newest: dict[tuple[str, w.Ref], int] = {}
+    for name, write, result in world.log.commits:
+        match write, result:
+            case w.Deliver(ref=ref, attempt=attempt), True:
+                newest[name, ref] = attempt
+            case w.Take(ref=ref, attempt=attempt), True:
+                if attempt != newest.get((name, ref), attempt):
+                    yield f"{name} began attempt {attempt + 1} a second time", ref.key
+                newest[name, ref] = attempt + 1
+            case ((w.Finish(ref=ref, attempt=int(attempt)) | w.Postpone(ref=ref, attempt=attempt)), True):
+                if attempt != newest.get((name, ref), attempt):
+                    yield f"attempt {attempt} ended it at {name}, where a later one was under way", ref.key
+
+
 def ordered(world: World) -> Iterator[Finding]:
     """[P4] Per lane and sender, effects happen in the sender's order."""
     marks: dict[tuple[str, str, str, int], int] = {}
@@ -104,6 +120,8 @@ def ordered(world: World) -> Iterator[Finding]:
 def settled(world: World) -> Iterator[Finding]:
     """[P5] After the calm everything has ended, everywhere, and its sender was told."""
     for name, disk in world.settled_disks.items():
+        if name in world.gone:
+            continue
         for key, record in disk.messages.items():
             if not record.state.terminal and key in world.log.wanted:
                 yield f"{name} still has it as {record.state.word}", key
@@ -115,6 +133,8 @@ def settled(world: World) -> Iterator[Finding]:
             if not delivery.state.terminal:
                 yield f"{name} still has an open delivery of it", ref.key
     for name, node in world.nodes.items():
+        if name in world.gone:
+            continue
         machine = node.engine._machine
         left = machine.live + machine.lanes.waiting if isinstance(machine, Inbox) else 0
         left += len(machine.outbox) if isinstance(machine, Inbox) else 0
@@ -240,7 +260,7 @@ def quiet(world: World) -> Iterator[Finding]:
 
 
 CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    once, wanted, stored, admitted_once, forward, ordered, settled, honest, informed, explained,
+    once, wanted, stored, admitted_once, forward, fenced, ordered, settled, honest, informed, explained,
     agreed, quiet,
 )  # fmt: skip
 

@@ -30,9 +30,10 @@ class SimLedger(MemoryLedger):
         self._crash = crash
         self._watch = watch
         self.dead = False
+        self.hangs_until = 0.0
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
-        await asyncio.sleep(0.0005)
+        await asyncio.sleep(max(0.0005, self.hangs_until - asyncio.get_running_loop().time()))
         await self._moment("before")
         committed = await super().commit(groups)
         await asyncio.sleep(0.0005)

@@ -112,7 +112,13 @@ class Node:
     def spawn(self, program: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(program)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            self.world.bugs.append(problem)
 
     async def _prune(self) -> None:
         while True:

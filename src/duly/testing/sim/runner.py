@@ -18,7 +18,7 @@ from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.plan import Plan, plan
 from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
 from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
-from duly.testing.sim.town import TownWorld
+from duly.testing.sim.town import TOWN_CHECKERS, TownWorld
 from duly.testing.sim.world import World
 
 
@@ -49,8 +49,8 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "tower": TowerWorld,
     "sentinels": SentinelWorld,
 }
-_CHECKERS: Final = {"tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
-"""Worlds of other promises are judged by others."""
+_CHECKERS: Final = {"town": TOWN_CHECKERS, "tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
+"""Worlds of other promises are judged by others, or by more."""
 
 
 def run_seed(seed: int, world: str = "kernel") -> Report:

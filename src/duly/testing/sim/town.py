@@ -1,24 +1,44 @@
 """Worlds of several hubs: gateway worlds with two or three hubs on one disk, and a doorbell that loses rings.
 
-Clients go from hub to hub as their connections break; hubs die around their commits, each for itself. Seen
-from outside it is one hub: the same checkers judge it, and every write counts as that hub's.
+Clients go from hub to hub as their connections break; hubs die around their commits, each for itself. They
+also hang, and go on when the others have taken them for dead; they notice late that somebody has left them;
+and a device may leave for good. Seen from outside it is one hub: the same checkers judge it, and every write
+counts as that hub's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from msgspec import Struct
+
 from duly.apps.neighbours import LOOK_SECONDS
+from duly.clients.device import Command
 from duly.core import writes as w
+from duly.core.messages import Message, Verdict
+from duly.core.outbox import SILENT
 from duly.doorbell import Doorbell
 from duly.doorbells.local import LocalDoorbell, Street
 from duly.ledgers.memory import Disk
-from duly.testing.sim.gateway import GatewayHub, GatewayWorld
+from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld
 from duly.testing.sim.nodes import Node
 from duly.testing.sim.plan import Plan
+from duly.testing.sim.world import BUSY, Log, World
+from duly.transport import Session
 
 HUBS: Final = ("hub", "hub2", "hub3")
+NOTICED: Final = 8.0
+"""Seconds, at most, until a hub notices that somebody has left it."""
+HANGS: Final = 20.0
+SLOW: Final = 0.1
+"""Share of the handlers that take long."""
+SURE: Final = 0.25
+"""Seconds for which a device has been somewhere before everybody has to know it."""
+RECOVERY: Final = 3.0
+"""Seconds after a hang in which a hub is not judged."""
 
 
 class LossyDoorbell(LocalDoorbell):
@@ -39,8 +59,40 @@ class LossyDoorbell(LocalDoorbell):
             super()._heard(note)
 
 
+class Stay(Struct):
+    """A device was at a hub, from one moment to another."""
+
+    device: str
+    hub: TownHub
+    since: float
+    until: float = float("inf")
+
+
+class TownLog(Log):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stays: dict[Session, Stay] = {}
+        self.offline: list[tuple[float, TownHub, Message]] = []
+        """what was refused because its device was said to be nowhere"""
+        self.holders: dict[w.Ref, str] = {}
+        """who began the newest attempt of what"""
+        self.usurped: list[bytes] = []
+        """what somebody has called unanswered whose attempt it was not"""
+        self.homeless: list[tuple[float, str]] = []
+        """devices whose home was taken off its shelf"""
+
+    def replied(self, node: Node, message: Message, verdict: Verdict) -> None:
+        super().replied(node, message, verdict)
+        if verdict.cause == "offline" and isinstance(node, TownHub):
+            self.offline.append((asyncio.get_running_loop().time(), node, message))
+
+
 class TownHub(GatewayHub):
     world: TownWorld
+
+    def __init__(self, world: TownWorld, name: str, skew: int) -> None:
+        super().__init__(world, name, skew)
+        self._hung: list[tuple[float, float]] = []
 
     async def begin(self) -> None:
         self.ledger.sole = False
@@ -58,13 +110,57 @@ class TownHub(GatewayHub):
             await asyncio.sleep(LOOK_SECONDS)
             await self.gateway.neighbours.look()
 
+    async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
+        stays = self.world.town_log.stays
+        if name.startswith("dev"):
+            stays[session] = stay = Stay(name, self, float("inf"))
+        await super().welcome(session, name, cursors)
+        if name.startswith("dev"):
+            stay.since = asyncio.get_running_loop().time()
+
+    def lost(self, session: Session, name: str) -> None:
+        loop, world = asyncio.get_running_loop(), self.world
+        if session in world.town_log.stays:
+            world.town_log.stays[session].until = loop.time()
+        late = world.faulty and world.rng.random() < world.plan.drop
+        loop.call_later(world.rng.random() ** 2 * NOTICED if late else 0, super().lost, session, name)
+
+    def hang(self, seconds: float) -> None:
+        """It stores nothing for a while, as if its machine stood still, and then goes on. Of its clients some
+        notice, and leave it."""
+        if not self.ready:
+            return
+        loop, world = asyncio.get_running_loop(), self.world
+        world.faults += 1
+        world.log.note(self.name, f"hangs for {seconds:.1f} s")
+        self.ledger.hangs_until = loop.time() + seconds
+        self._hung.append((loop.time(), self.ledger.hangs_until))
+        for wire in self.wires:
+            if not wire.broken and world.rng.random() < 0.5:
+                loop.call_later(world.rng.random() * seconds, wire.break_)
+
+    def well(self, since: float, until: float) -> bool:
+        """Whether it did not hang in this time, nor shortly before."""
+        return not any(begun < until and since < ended + RECOVERY for begun, ended in self._hung)
+
+
+class TownDevice(GatewayDevice):
+    async def _handle(self, command: Command) -> object:
+        world = self.world
+        if world.faulty and world.plan.failing and world.rng.random() < SLOW:
+            # A heavy gate: it may change hubs, and lose patience with it, while it is at work.
+            await asyncio.sleep(15 + world.rng.random() * 25)
+        return await super()._handle(command)
+
 
 class TownWorld(GatewayWorld):
-    hub = TownHub
+    hub: type[Node] = TownHub
+    receiver: type[Node] = TownDevice
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.street = Street()
+        self.log = self.town_log = TownLog()
 
     def _hubs(self) -> list[Node]:
         hubs: list[Node] = [self.hub(self, name, 0) for name in HUBS[: self.rng.choice([2, 3])]]
@@ -77,4 +173,59 @@ class TownWorld(GatewayWorld):
         return hubs[(int(client[3:]) + client.startswith("dev") + tries) % len(hubs)]
 
     def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+        log = self.town_log
+        match write, result:
+            case ((w.Deliver(ref=ref, worker=worker) | w.Take(ref=ref, worker=worker)), True):
+                log.holders[ref] = worker
+            case w.Finish(ref=ref, error=SILENT.reason), True if log.holders[ref] != node.ledger.worker:
+                log.usurped.append(ref.key)
+            case w.Drop(shelf="homes", name=device), True:
+                log.homeless.append((self.loop.time(), device))
         super().committed(self.nodes["hub"] if isinstance(node, TownHub) else node, disk, write, result)
+
+    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hubs: list[Node]) -> None:
+        super()._schedule_faults(senders, receivers, hubs)
+        rng, later = self.rng, self.loop.call_later
+        for _ in range(self.plan.cuts):
+            hub = rng.choice(hubs)
+            assert isinstance(hub, TownHub)
+            later(rng.random() * BUSY, hub.hang, 2 + rng.random() * (HANGS - 2))
+        if self.plan.crash and rng.random() < 0.3:
+            later(rng.random() * BUSY, self._leave_for_good, rng.choice(receivers))
+
+    def _leave_for_good(self, device: Node) -> None:
+        self.log.note(device.name, "leaves for good")
+        self.gone.add(device.name)
+        device.crash()
+
+
+def reachable(world: World) -> Iterator[Finding]:
+    """[P5] Nobody is told that a device is offline while it is connected, and its hub is well."""
+    assert isinstance(world, TownWorld)
+    for at, by, message in world.town_log.offline:
+        for stay in world.town_log.stays.values():
+            here = stay.device == message.recipient and stay.since + SURE < at < stay.until
+            if here and stay.hub.well(stay.since, at) and by.well(at - RECOVERY, at):
+                yield f"was refused since {stay.device} is offline, which it was not", message.key
+
+
+def at_home(world: World) -> Iterator[Finding]:
+    """A device that is connected to a hub that is well has its home there: nobody takes it away."""
+    assert isinstance(world, TownWorld)
+    for at, device in world.town_log.homeless:
+        for stay in world.town_log.stays.values():
+            here = stay.device == device and stay.since + SURE < at < stay.until
+            if here and stay.hub.well(stay.since, at):
+                yield f"the home of {device} was taken away while it was there", b""
+
+
+def by_whom_it_was(world: World) -> Iterator[Finding]:
+    """[P5] Only the hub that made the newest attempt may say that nobody has answered it."""
+    assert isinstance(world, TownWorld)
+    for key in world.town_log.usurped:
+        yield "was given up by a hub that no longer had it", key
+
+
+TOWN_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+    *CHECKERS, reachable, at_home, by_whom_it_was,
+)  # fmt: skip

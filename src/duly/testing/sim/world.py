@@ -135,6 +135,8 @@ class World:
         self.network.deliver = self._deliver
         self.nodes: dict[str, Node] = {}
         self.epochs: dict[str, int] = {}
+        self.gone: set[str] = set()
+        """who has died and does not come back: nothing is expected of them"""
         self.faulty = True
         self.faults = 0
         self.bugs: list[BaseException] = []
@@ -176,7 +178,7 @@ class World:
             self.log.note(node.name, f"commits {write.to.word}", write.key)
 
     def _revive(self, node: Node) -> None:
-        if not node.alive:
+        if not node.alive and node.name not in self.gone:
             self._spawn(self._start(node))
 
     async def _start(self, node: Node) -> None:

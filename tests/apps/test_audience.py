@@ -1,0 +1,101 @@
+"""Who is told what, and when again: the audience on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from duly.apps import conversations as c
+from duly.apps.audience import AGAIN, Audience
+from duly.auth import Principal, Role
+from duly.core.units import SECOND
+from duly.core.writes import Append, Put
+from duly.ledgers.memory import MemoryLedger
+from duly.testing.clocks import ManualClock
+
+CONV = "ann+bob"
+
+
+class Socket:
+    """A connection that remembers what was pushed to it."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+        """(number, attempt) of every line"""
+
+    def push(self, frame: bytes) -> None:
+        line = msgspec.json.decode(frame)
+        self.told.append((line["n"], line.get("attempt", 1)))
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+class Room:
+    """Bob is here, and listens to Ann."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(10**15)
+        self.ledger = MemoryLedger(self.clock)
+        self.audience = Audience(self.ledger, lambda conv, reader, n: None)
+        self.bob, self._ann = Socket(), Socket()
+
+    async def begin(self) -> None:
+        await self.ledger.write(Put(c.convs("bob"), CONV, b""))
+        self.seat = self.audience.enter(self.bob, Principal("bob", Role.USER))
+        await self.audience.find_places(self.seat, None)
+        self.audience.begin(self.seat)
+
+    async def say(self) -> None:
+        line = b'{"type":"one_chat","seq_id":"1_1","from":"ann"}'
+        now = self.clock.now()
+        (n,) = await self.ledger.write(Append(c.stream(CONV), line, now))
+        assert isinstance(n, int)
+        self.audience.tell(CONV, n, c.show(CONV, n, line, now), self._ann, now)
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, and the timers with it."""
+        end = self.clock.now() + round(seconds * SECOND)
+        while (due := self.audience.next_wake()) is not None and due <= end:
+            self.clock.set(max(due, self.clock.now()))
+            self.audience.wake(self.clock.now())
+            await asyncio.gather(*self.audience._tasks)
+        self.clock.set(end)
+
+
+@pytest.fixture
+async def room() -> Room:
+    room = Room()
+    await room.begin()
+    return room
+
+
+async def test_what_is_not_acknowledged_is_told_again_ever_more_slowly(room: Room) -> None:
+    await room.say()
+    assert room.bob.told == [(1, 1)]
+    first = (AGAIN.delay(1, CONV.encode()) or 0) / SECOND
+    await room.wait(first - 0.1)
+    assert room.bob.told == [(1, 1)]
+    await room.wait(0.2)
+    assert room.bob.told == [(1, 1), (1, 2)]
+    await room.wait(first)
+    assert len(room.bob.told) == 2, "twice as long"
+    await room.wait(60)
+    assert [attempt for _, attempt in room.bob.told] == list(range(1, len(room.bob.told) + 1))
+    room.audience.acknowledge(room.seat, CONV, 1)
+    told = len(room.bob.told)
+    await room.wait(600)
+    assert len(room.bob.told) == told
+
+
+async def test_in_a_lively_talk_nothing_is_told_again(room: Room) -> None:
+    """Something is always on its way; what counts is how long the oldest of it has been."""
+    for n in range(1, 301):
+        await room.say()
+        await room.wait(0.1)
+        room.audience.acknowledge(room.seat, CONV, n - 1)
+    assert room.bob.told == [(n, 1) for n in range(1, 301)]
+    await room.wait(7)
+    assert room.bob.told[300:] == [(300, 2)]
