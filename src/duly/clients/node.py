@@ -230,8 +230,8 @@ class Node:
         self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
-        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost` if it cannot
-        be reached in so many seconds, `ConnectionRefused` if it does not let us."""
+        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost`: it was not
+        reached in so many seconds; `ConnectionRefused`: it does not let us."""
         self._running()
         await self._mailbox.ready(within)
 
