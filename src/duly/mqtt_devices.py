@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -43,7 +43,7 @@ GRACE: Final = 30.0
 class Link(Protocol):
     """What is needed of `duly.transports.mqtt.MqttLink`."""
 
-    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> Any: ...
+    def post(self, topic: str, payload: bytes) -> None: ...
 
 
 class MqttDevice:
@@ -73,8 +73,7 @@ class MqttDevice:
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
         with suppress(DulyError):
-            future = self._link.publish_nowait(topic, fd.encode(task))
-            future.add_done_callback(_seen)
+            self._link.post(topic, fd.encode(task))
 
     def close(self, reason: str) -> None:
         pass
@@ -267,9 +266,3 @@ def _failure(content: fd.Content) -> Frame:
             return Frame("ack", code=DeviceCode.HARDWARE_FAULT)
         case value:
             return Frame("ack", code=DeviceCode.HARDWARE_FAULT, detail=str(value)[:500])
-
-
-def _seen(future: Any) -> None:
-    """The broker did not confirm: the outbox repeats, nobody else need hear."""
-    if not future.cancelled():
-        future.exception()
