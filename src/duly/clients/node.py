@@ -114,7 +114,7 @@ class Node:
         self._address = Address.parse(url)
         if not (name or self._address.username):
             raise Malformed(
-                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name="
+                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name= (--as)"
             )
         self.name = fd.check_username(name or self._address.username)
         self.refused: Counter[str] = Counter()
