@@ -88,6 +88,11 @@ def test_a_bug_planted_in_a_sentinel_is_caught_within_100_seeds(
     assert any(_run(plan(seed), "sentinels").violations for seed in range(100))
 
 
+@pytest.mark.parametrize("seed", [115, 151, 162, 218, 350])
+def test_a_seed_that_once_failed_in_the_nodes_world_passes(seed: int) -> None:
+    assert run_seed(seed, "nodes").violations == ()
+
+
 @pytest.mark.parametrize("name", IN_NODES)
 def test_a_bug_planted_in_nodes_is_caught_within_100_seeds(
     name: str, monkeypatch: pytest.MonkeyPatch

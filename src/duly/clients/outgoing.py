@@ -297,12 +297,30 @@ class Outgoing:
             self._ended(key, verdict.state, verdict.answer or Answer())
         elif verdict.word in (Word.FRESH, Word.DUPLICATE):
             sent._move(verdict.state or State.SENT)
+        elif verdict.retry:
+            self._do(self._look(key, sent, verdict))
         else:
-            del self._sent[key]
-            try:
-                verdict.require()
-            except DulyError as problem:
-                sent._refuse(problem)
+            self._refused(key, sent, verdict)
+
+    async def _look(self, key: bytes, sent: Sent, verdict: Verdict) -> None:
+        """A commit that failed may have gone through all the same: then the task is on its way, and whoever
+        was told to try again would have it done twice."""
+        record = None
+        with suppress(LedgerError, Stopped):
+            record = await self._ledger.find(key)
+        if record is None:
+            self._refused(key, sent, verdict)
+        elif record.state.terminal and not sent.result.done:
+            self._ended(key, record.state, record.answer or Answer())
+        elif not sent.stored.done:
+            sent._move(record.state)
+
+    def _refused(self, key: bytes, sent: Sent, verdict: Verdict) -> None:
+        self._sent.pop(key, None)
+        try:
+            verdict.require()
+        except DulyError as problem:
+            sent._refuse(problem)
 
     def _ended(self, key: bytes, state: State, answer: Answer) -> None:
         sent = self._sent.get(key)
