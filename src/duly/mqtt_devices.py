@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -32,7 +32,7 @@ from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
 from duly.core.steps import Answered, Received
-from duly.core.units import MS
+from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
@@ -52,7 +52,7 @@ MISSED: Final = 3
 class Link(Protocol):
     """What is needed of `duly.transports.mqtt.MqttLink`."""
 
-    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> Any: ...
+    def post(self, topic: str, payload: bytes) -> None: ...
 
 
 class _Presence(Struct):
@@ -93,8 +93,7 @@ class MqttDevice:
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
         # Without a connection it is lost here; the outbox repeats it.
         with suppress(DulyError):
-            future = self._link.publish_nowait(topic, fd.encode(task))
-            future.add_done_callback(_seen)
+            self._link.post(topic, fd.encode(task))
 
     def close(self, reason: str) -> None:
         pass
@@ -167,7 +166,7 @@ class MqttDevices:
 
     def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
         now, before = _now(), self._online.get(name)
-        silence = MISSED * status.heartbeat or inf
+        silence = MISSED * status.heartbeat / SECOND or inf
         if not old or self._new:
             until = now + silence
         elif before is None:  # it may have been said before the broker died, and he with it
@@ -313,9 +312,3 @@ def _failure(content: fd.Content) -> Frame:
             return Frame("ack", code=DeviceCode.HARDWARE_FAULT)
         case value:
             return Frame("ack", code=DeviceCode.HARDWARE_FAULT, detail=str(value)[:500])
-
-
-def _seen(future: Any) -> None:
-    """The broker did not confirm: the outbox repeats, nobody else need hear."""
-    if not future.cancelled():
-        future.exception()

@@ -147,6 +147,39 @@ def test_a_status_that_is_not_renewed_for_three_heartbeats_is_stale() -> None:
     assert round(when) == 180
 
 
+def test_who_says_how_often_it_reports_is_measured_by_that() -> None:
+    loop = VirtualLoop()
+
+    async def subscribe(_: str) -> None:
+        statuses.hear("sleepy", b'{"time": 1, "online": true, "heartbeat": 300}', False)
+        statuses.hear("eager", b'{"time": 1, "online": true, "heartbeat": 0.5}', False)
+        statuses.hear("liar", b'{"time": 1, "online": true, "heartbeat": 1e9}', False)
+        statuses.hear("silent", b'{"time": 1, "online": true}', False)
+
+    async def unsubscribe(_: str) -> None:
+        pass
+
+    statuses = Statuses(LoopClock(loop), Seal(Keyring("A")), 60.0, subscribe, unsubscribe)
+
+    async def watch() -> dict[str, int]:
+        gone: dict[str, int] = {}
+        async with aclosing(statuses.watch("+")) as news:
+            async for status in news:
+                if status.stale:
+                    gone[status.name] = round(loop.time() * 10)
+                if len(gone) == 4:
+                    break
+        return gone
+
+    found = loop.play(watch())
+    assert found == {"eager": 15, "silent": 1_800, "sleepy": 9_000, "liar": 2_592_000}
+
+
+async def test_a_node_says_how_often_it_reports(at: Brokered) -> None:
+    async with at.node(at.a) as a, serving(at, at.b, heartbeat=0.5):
+        assert (await seen(a, at.b, online=True)).heartbeat == 0.5
+
+
 async def until_told(a: Node, name: str, true: Callable[[NodeStatus], bool]) -> NodeStatus:
     async with asyncio.timeout(15), aclosing(a.watch_status(name)) as news:
         async for status in news:

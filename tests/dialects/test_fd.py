@@ -211,6 +211,7 @@ statuses = st.builds(
     version=names,
     uptime=times,
     session=names,
+    heartbeat=times,
     old_names=st.booleans(),
 )
 

@@ -36,7 +36,16 @@ TASK = fd.Pending(
     "A", "B", "1", "turn_on", 1_700_000_000 * SECOND, 1_700_000_060 * SECOND, Content(b'{"lamp":1}')
 )
 STATUS = fd.Status(
-    1_700_000_000 * SECOND, True, 80, -60, "10.0.0.1", "1.2", 5 * SECOND, "s1", Content(b"more")
+    1_700_000_000 * SECOND,
+    True,
+    80,
+    -60,
+    "10.0.0.1",
+    "1.2",
+    5 * SECOND,
+    "s1",
+    Content(b"more"),
+    heartbeat=60 * SECOND,
 )
 
 CONTENTS = (
@@ -110,7 +119,7 @@ def test_a_task_with_anything_changed_is_refused(changed: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    "field", ["time", "online", "battery", "rssi", "ip", "version", "uptime", "session", "data"]
+    "field", ["time", "online", "battery", "rssi", "ip", "version", "uptime", "session", "data", "heartbeat"]
 )
 def test_a_status_with_anything_changed_is_refused(field: str) -> None:
     other = {"online": False, "ip": "x", "version": "x", "session": "x", "data": "eA=="}.get(field, 7)

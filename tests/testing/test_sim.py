@@ -13,6 +13,7 @@ from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
 from tests.testing.planted_in_chat import PLANTED as IN_CHAT
+from tests.testing.planted_in_nodes import PLANTED as IN_NODES
 from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
 
 KEPT = [
@@ -85,6 +86,24 @@ def test_a_bug_planted_in_a_sentinel_is_caught_within_100_seeds(
 ) -> None:
     PLANTED_IN_SENTINELS[name](monkeypatch)
     assert any(_run(plan(seed), "sentinels").violations for seed in range(100))
+
+
+@pytest.mark.parametrize("seed", [115, 151, 162, 218, 350])
+def test_a_seed_that_once_failed_in_the_nodes_world_passes(seed: int) -> None:
+    assert run_seed(seed, "nodes").violations == ()
+
+
+@pytest.mark.parametrize("name", IN_NODES)
+def test_a_bug_planted_in_nodes_is_caught_within_100_seeds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    IN_NODES[name](monkeypatch)
+    assert any(_run(plan(seed), "nodes").violations for seed in range(100))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nodes_at_a_broker_that_forgets_keep_every_promise(seed: int) -> None:
+    assert run_seed(seed, "nodes").violations == ()
 
 
 @pytest.mark.parametrize("name", PLANTED_IN_TOWN)

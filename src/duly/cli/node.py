@@ -320,6 +320,10 @@ def call(
 
     async def run() -> Any:
         lasts = 60.0 if expires is None else expires
+        if not lasts:
+            raise Trouble(
+                Exit.USAGE, "a task that expires at once is never done; give it some time: --expires 5s"
+            )
         until = time.monotonic() + lasts
         async with begun(it, f"trying again for {lasts:g} s, until the task expires"):
             await it.ready(lasts)

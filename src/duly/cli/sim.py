@@ -15,7 +15,9 @@ def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run just this one.")] = None,
-    world: Annotated[str, typer.Option(help="kernel, gateway, town, chat, tower, sentinels, all.")] = "all",
+    world: Annotated[
+        str, typer.Option(help="kernel, gateway, town, chat, tower, sentinels, nodes, all.")
+    ] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -13,11 +13,11 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from duly.core.units import MS, SECOND
+from duly.core.units import MS, SECOND, seconds
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
@@ -94,7 +94,7 @@ class FdLink:
         self._up(Frame("welcome", you=self.name))
 
     def _beat(self) -> None:
-        self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
+        self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True), retain=True)
         self._beating = asyncio.get_running_loop().call_later(HEARTBEAT, self._beat)
 
     def _still(self) -> None:
@@ -123,7 +123,7 @@ class FdLink:
         self._senders[task.msg_id] = task.sender
 
         def stored() -> None:
-            self._publish(self._topic(task.sender, Kind.ACK), fd.encode(fd.Ack(task.msg_id)))
+            self._link.post(self._topic(task.sender, Kind.ACK), fd.encode(fd.Ack(task.msg_id)))
             ack()
 
         self._heard(frame, stored)
@@ -134,23 +134,19 @@ class FdLink:
         said = frames.decode(frame)
         if said.type != "ack":
             push = msgspec.json.encode({"type": said.type, "data": frames.load(said.data)})
-            self._publish(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
+            self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
         msg_id = f"{said.to}:{said.seq_id}"
         hub = self._senders.pop(msg_id, "hub")
         if said.code == 0:
-            self._publish(
+            self._link.post(
                 self._topic(hub, Kind.COMPLETE), fd.encode(fd.Complete(msg_id, fd.Content(bytes(said.data))))
             )
             return
         why = {"code": said.code, "detail": said.detail or "", "state": said.state}
-        self._publish(
+        self._link.post(
             self._topic(hub, Kind.FAILED), fd.encode(fd.Failed(msg_id, fd.Content(msgspec.json.encode(why))))
         )
-
-    def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        with suppress(DulyError):  # lost, as it might be on the way: the hub asks again
-            self._link.publish_nowait(topic, payload, retain=retain).add_done_callback(_seen)
 
     def _topic(self, username: str, kind: Kind) -> str:
         return fd.topic_of(self._prefix, username, kind)
@@ -158,11 +154,10 @@ class FdLink:
     def _status(self, *, online: bool, data: bytes = b"") -> bytes:
         now = round(time.time()) * SECOND
         status = fd.Status(
-            now, online, session=self._session, data=fd.Content(data), heartbeat=HEARTBEAT if online else 0
+            now,
+            online,
+            session=self._session,
+            data=fd.Content(data),
+            heartbeat=seconds(HEARTBEAT) if online else 0,
         )
         return fd.encode(status)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

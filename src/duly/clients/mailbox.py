@@ -23,6 +23,7 @@ import msgspec
 
 from duly.clock import Clock
 from duly.core.retry import RetryPolicy
+from duly.core.units import seconds
 from duly.dialects import fd
 from duly.dialects.fd import Kind, Status
 from duly.dialects.seal import Seal
@@ -233,6 +234,7 @@ class Mailbox:
             online=online,
             uptime=(now - self._began) if online else 0,
             session=self._session,
+            heartbeat=seconds(self._heartbeat) if online else 0,
         )
         return self._seal.encode(status)
 

@@ -114,7 +114,7 @@ class Node:
         self._address = Address.parse(url)
         if not (name or self._address.username):
             raise Malformed(
-                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name="
+                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name= (--as)"
             )
         self.name = fd.check_username(name or self._address.username)
         self.refused: Counter[str] = Counter()
@@ -230,8 +230,8 @@ class Node:
         self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
-        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost` if it
-        cannot be reached in so many seconds, `ConnectionRefused` if it does not let us."""
+        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost`: it was not
+        reached in so many seconds; `ConnectionRefused`: it does not let us."""
         self._running()
         await self._mailbox.ready(within)
 

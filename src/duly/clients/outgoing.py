@@ -41,7 +41,7 @@ PATIENCE: Final = HOUR
 """How long after its expiry a task that was received may still be answered before it is called unknown."""
 
 REMEMBER: Final = 7 * DAY
-RECEIPTS_AFTER: Final = 0.1
+RECEIPTS_AFTER: Final = 0.5
 CHANNEL: Final = "task"
 CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
 UNSETTLED: Final = 10_000
@@ -81,7 +81,8 @@ class Outgoing:
         self._sent: OrderedDict[bytes, Sent] = OrderedDict()
         self._leaving: set[bytes] = set()
         """tasks that the transport has and the broker has not confirmed"""
-        self._receipts: set[bytes] = set()
+        self._receipts: dict[bytes, None] = {}
+        """received by the other side, in order; not stored yet"""
         self._storing: asyncio.TimerHandle | None = None
         self._ids = Uuid7Ids()
         self._random = b""
@@ -247,13 +248,13 @@ class Outgoing:
         forgets it in a crash asks again and is told again."""
         if sent is not None and not sent.delivered.done:
             sent._move(State.DELIVERED)
-        self._receipts.add(key)
+        self._receipts[key] = None
         if self._storing is None:
             self._storing = asyncio.get_running_loop().call_later(RECEIPTS_AFTER, self._store_receipts)
 
     def _store_receipts(self) -> None:
         self._storing = None
-        receipts, self._receipts = self._receipts, set()
+        receipts, self._receipts = self._receipts, {}
         for key in receipts:
             if self._outbox.state(key) is State.SENT:
                 self._offer(Received(key))
@@ -296,12 +297,30 @@ class Outgoing:
             self._ended(key, verdict.state, verdict.answer or Answer())
         elif verdict.word in (Word.FRESH, Word.DUPLICATE):
             sent._move(verdict.state or State.SENT)
+        elif verdict.retry:
+            self._do(self._look(key, sent, verdict))
         else:
-            del self._sent[key]
-            try:
-                verdict.require()
-            except DulyError as problem:
-                sent._refuse(problem)
+            self._refused(key, sent, verdict)
+
+    async def _look(self, key: bytes, sent: Sent, verdict: Verdict) -> None:
+        """A commit that failed may have gone through all the same: then the task is on its way, and whoever
+        was told to try again would have it done twice."""
+        record = None
+        with suppress(LedgerError, Stopped):
+            record = await self._ledger.find(key)
+        if record is None:
+            self._refused(key, sent, verdict)
+        elif record.state.terminal and not sent.result.done:
+            self._ended(key, record.state, record.answer or Answer())
+        elif not sent.stored.done:
+            sent._move(record.state)
+
+    def _refused(self, key: bytes, sent: Sent, verdict: Verdict) -> None:
+        self._sent.pop(key, None)
+        try:
+            verdict.require()
+        except DulyError as problem:
+            sent._refuse(problem)
 
     def _ended(self, key: bytes, state: State, answer: Answer) -> None:
         sent = self._sent.get(key)

@@ -1,7 +1,8 @@
 """What other nodes tell about themselves: retained by the broker, renewed every heartbeat.
 
-The law: a status is shown as what it is. One that has not been renewed for three heartbeats is stale: nobody
-can tell any more. A will carries the time at which its connection began, so its age says nothing.
+The law: a status is shown as what it is. One that has not been renewed for three heartbeats of its node
+(ours, if it does not say how often it reports) is stale: nobody can tell any more. A will carries the time at
+which its connection began, so its age says nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from duly.dialects.seal import Seal
 from duly.errors import Malformed
 
 MISSED: Final = 3
+LONGEST: Final = 86_400.0
+"""Seconds between two reports that are believed: who is silent for longer cannot be said to be there."""
 WATCHED: Final = 1_000
 """News that a watcher who does not look may miss the oldest of."""
 
@@ -39,6 +42,8 @@ class NodeStatus(Struct, frozen=True):
     version: str = ""
     uptime: int = 0
     data: Any = None
+    heartbeat: float = 0.0
+    """seconds between two reports; 0 if it does not say"""
 
 
 class _Heard(Struct, frozen=True):
@@ -74,7 +79,8 @@ class Statuses:
         now = self._clock.now()
         # What comes live was said now, whatever its clock shows.
         age = max(0, now - told.time) / SECOND if old else 0.0
-        left = MISSED * self._heartbeat - age
+        heartbeat = min(told.heartbeat / SECOND or self._heartbeat, LONGEST)
+        left = MISSED * heartbeat - age
         status = NodeStatus(
             name,
             told.online,
@@ -86,6 +92,7 @@ class Statuses:
             told.version,
             told.uptime // SECOND,
             told.data.value,
+            told.heartbeat / SECOND,
         )
         if name in self._watchers or "+" in self._watchers:
             self._heard[name] = _Heard(status, asyncio.get_running_loop().time() + left)

@@ -2,10 +2,10 @@
 
 The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
 Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
-neither), the id, and per kind action, times in whole seconds, content, and `order` if there is one. So an
-`ack` is no `complete`, B's task is not C's, and nobody but the receiver of a task can answer it. A repeat of
-the same message passes: the inbox knows its id, and what is older than it remembers has expired, which is
-covered too.
+neither), the id, and per kind action, times in whole seconds, content, and `order` or `every` if there is
+one. So an `ack` is no `complete`, B's task is not C's, and nobody but the receiver of a task can answer it. A
+repeat of the same message passes: the inbox knows its id, and what is older than it remembers has expired,
+which is covered too.
 
 Signed is what the reader will read: our own message is encoded and read once for that. Content is signed as
 the JSON it is, independent of how a string is escaped and of guesses whether it is base64: `s` and the
@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from duly.core.signing import Key, Keyring, canonical
-from duly.core.units import SECOND
+from duly.core.units import MS, SECOND
 from duly.dialects import fd
 from duly.dialects.fd import Form, Kind
 from duly.errors import Forged, UnknownKey, Unsigned
@@ -137,7 +137,10 @@ class Seal:
                 online = "" if it.online is None else int(it.online)
                 numbers = ("" if n is None else n for n in (it.battery, it.rssi))
                 texts = (it.ip, it.version, it.uptime // SECOND, it.session)
-                return canonical((*place, it.time // SECOND, online, *numbers, *texts, _tagged(it.data)))
+                heartbeat = (it.heartbeat // MS,) if it.heartbeat else ()
+                return canonical(
+                    (*place, it.time // SECOND, online, *numbers, *texts, _tagged(it.data), *heartbeat)
+                )
 
 
 def _signer(key: Key) -> Signer:

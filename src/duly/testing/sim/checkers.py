@@ -16,6 +16,7 @@ from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
 from duly.core.messages import Message, Mode, Verdict, Word, key_of, names_in
 from duly.core.outbox import Outbox
+from duly.ledgers.memory import Disk
 from duly.testing.sim.world import Wanted, World
 
 Finding: TypeAlias = tuple[str, bytes]
@@ -146,7 +147,7 @@ def settled(world: World) -> Iterator[Finding]:
 def honest(world: World) -> Iterator[Finding]:
     """[P2, P5] One outcome: what the sender was told is what the hub has stored, and it is the truth."""
     happened = {effect.message.key for effect in world.log.effects} | set(_ledger_effects(world))
-    hub = world.settled_disks["hub"]
+    hub = _hub(world)
     for key, told in world.log.outcomes.items():
         final, answer = told[-1]
         if key in world.log.freed and final is State.FAILED:
@@ -169,7 +170,7 @@ def honest(world: World) -> Iterator[Finding]:
 
 def informed(world: World) -> Iterator[Finding]:
     """[P5] `unknown` is the last resort: never where the hub knows the end and could have been asked."""
-    hub = world.settled_disks["hub"]
+    hub = _hub(world)
     for key, told in world.log.outcomes.items():
         record = hub.messages.get(key)
         states = [state for state, _ in told]
@@ -213,7 +214,7 @@ def explained(world: World) -> Iterator[Finding]:
 
 def agreed(world: World) -> Iterator[Finding]:
     """[P1, P4] Everybody's view of every conversation is the hub's: complete, in order, without repeats."""
-    streams = world.settled_disks["hub"].streams
+    streams = _hub(world).streams
     for name, convs in world.views().items():
         for conv, seen in convs.items():
             stored = {entry.n: entry.key for entry in streams.get(f"chat/{conv}", ())}
@@ -263,6 +264,11 @@ CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
     once, wanted, stored, admitted_once, forward, fenced, ordered, settled, honest, informed, explained,
     agreed, quiet,
 )  # fmt: skip
+
+
+def _hub(world: World) -> Disk:
+    """The one in the middle; where there is none it knows nothing."""
+    return world.settled_disks.get("hub") or Disk()
 
 
 def _ledger_effects(world: World) -> list[bytes]:

@@ -15,6 +15,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.chat import ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
+from duly.testing.sim.peers import NodesWorld
 from duly.testing.sim.plan import Plan, plan
 from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
 from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
@@ -48,6 +49,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "chat": ChatWorld,
     "tower": TowerWorld,
     "sentinels": SentinelWorld,
+    "nodes": NodesWorld,
 }
 _CHECKERS: Final = {"town": TOWN_CHECKERS, "tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
 """Worlds of other promises are judged by others, or by more."""

@@ -141,11 +141,14 @@ class World:
         self.faults = 0
         self.bugs: list[BaseException] = []
         """what ended a program that nobody had expected: never the way a world should go"""
-        self.loop = VirtualLoop()
+        self.loop = self._open_loop()
 
     def views(self) -> dict[str, dict[str, list[Seen]]]:
         """What everybody was shown of each conversation they are in, where there are any."""
         return {}
+
+    def _open_loop(self) -> VirtualLoop:
+        return VirtualLoop()
 
     def run(self) -> None:
         self.loop.play(self._run())

@@ -1,0 +1,285 @@
+"""An MQTT broker in a simulated world, and the sockets that lead to it.
+
+It speaks the packets of MQTT 3.1.1 with the production link, which notices nothing. It keeps sessions,
+retained messages and wills in memory alone: when it dies it has forgotten everything, as Mosquitto does.
+Connections keep order and break; what was not acknowledged comes again, and some of the rest too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from duly.testing.loops import VirtualLoop
+from duly.testing.sim.gateway import Wire
+from duly.testing.sim.world import World
+from duly.transports import mqtt_packets as packets
+
+_CONNECT: Final = 0x10
+_SUBSCRIBE: Final = 0x80
+_UNSUBSCRIBE: Final = 0xA0
+_PINGREQ: Final = 0xC0
+_DISCONNECT: Final = 0xE0
+_PINGRESP: Final = bytes((0xD0, 0))
+_CLEAN, _WILL, _RETAIN_WILL = 0x02, 0x04, 0x20
+
+
+class WiredLoop(VirtualLoop):
+    """A virtual loop whose connections lead to a broker; the name of the host is that of who calls."""
+
+    def __init__(self, accept: Callable[[asyncio.Protocol, str], asyncio.Transport]) -> None:
+        super().__init__()
+        self._accept = accept
+
+    async def create_connection(self, *args: Any, **more: Any) -> Any:
+        factory, host, *_ = args
+        protocol = factory()
+        return self._accept(protocol, host), protocol
+
+
+class Letter(Struct, frozen=True):
+    topic: str
+    payload: bytes
+    retained: bool = False
+
+
+class Session:
+    """What the broker keeps for one client id."""
+
+    def __init__(self, *, clean: bool) -> None:
+        self.clean = clean
+        self.filters: dict[str, int] = {}
+        self.waiting: deque[Letter] = deque()
+        self.unacknowledged: dict[int, Letter] = {}
+        self.line: Line | None = None
+        self.number = 0
+
+
+class Broker:
+    def __init__(self, world: World, heard: Callable[[str, bytes], None]) -> None:
+        self._world = world
+        self.heard = heard
+        self._sessions: dict[str, Session] = {}
+        self._retained: dict[str, bytes] = {}
+        self._lines: list[Line] = []
+        self.recorded: list[Letter] = []
+        """what somebody could have heard who listens to everything"""
+
+    def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
+        if ("hub", client) in self._world.network.cut:
+            raise ConnectionRefusedError(111, "cut off")
+        line = Line(self, self._world, protocol, client)
+        self._lines.append(line)
+        return line.socket
+
+    def die(self) -> None:
+        """And be there again at once, with nothing in mind."""
+        self._world.faults += 1
+        self._world.log.note("broker", "dies")
+        self._sessions.clear()
+        self._retained.clear()
+        lines, self._lines = self._lines, []
+        for line in lines:
+            line.will = None
+            line.wire.break_()
+
+    def hang_up(self, client: str) -> None:
+        """A client's process is gone, and the system closes its sockets."""
+        for line in [line for line in self._lines if line.wire.client == client]:
+            line.wire.break_()
+
+    def opened(self, line: Line, client_id: str, *, clean: bool) -> bool:
+        """Whether there was a session; who had it is thrown out."""
+        known = self._sessions.get(client_id)
+        if known is not None and known.line is not None:
+            known.line.wire.break_()
+        present = known is not None and not known.clean and not clean
+        session = known if known is not None and present else Session(clean=clean)
+        self._sessions[client_id] = line.session = session
+        session.line = line
+        return present
+
+    def lost(self, line: Line) -> None:
+        if line in self._lines:
+            self._lines.remove(line)
+        if line.session is not None and line.session.line is line:
+            line.session.line = None
+        if line.will is not None:
+            will, line.will = line.will, None
+            self.publish(will.topic, will.payload, retain=will.retained)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.recorded.append(Letter(topic, payload))
+        self.heard(topic, payload)
+        if retain:
+            self._retained[topic] = payload
+            if not payload:
+                del self._retained[topic]
+        for session in list(self._sessions.values()):
+            found = [qos for each, qos in session.filters.items() if _matches(each, topic)]
+            if found:
+                self._hand_out(session, Letter(topic, payload), max(found))
+
+    def subscribed(self, session: Session, filter_: str, qos: int) -> None:
+        session.filters[filter_] = qos
+        for topic, payload in list(self._retained.items()):
+            if _matches(filter_, topic):
+                self._hand_out(session, Letter(topic, payload, True), qos)
+
+    def _hand_out(self, session: Session, letter: Letter, qos: int) -> None:
+        if session.line is None or not session.line.welcomed:
+            if qos:
+                session.waiting.append(letter)
+        else:
+            session.line.deliver(letter, qos)
+
+
+class Line:
+    """One connection, as the broker sees it."""
+
+    def __init__(self, broker: Broker, world: World, protocol: asyncio.Protocol, client: str) -> None:
+        self._broker, self._world, self._protocol = broker, world, protocol
+        self.wire = Wire(world, client)
+        self.socket = Socket(self, protocol)
+        self.wire.on_break = [lambda: broker.lost(self), self.socket.broke]
+        self.session: Session | None = None
+        self.will: Letter | None = None
+        self.welcomed = False
+        self._rest = b""
+        asyncio.get_running_loop().call_soon(protocol.connection_made, self.socket)
+
+    def say(self, data: bytes) -> None:
+        self.wire.carry(0, self.socket.receive, data)
+
+    def hear(self, data: bytes) -> None:
+        data = self._rest + data
+        found, rest, _ = packets.split(data)
+        self._rest = data[rest:]
+        for first, start, end in found:
+            self._take(first, data[start:end])
+
+    def deliver(self, letter: Letter, qos: int, dup: int = 0) -> None:
+        session, topic = self.session, packets.text(letter.topic)
+        assert session is not None
+        if not qos:
+            self.say(_quick(topic, letter))
+            return
+        number = session.number = session.number % packets.LAST_NUMBER + 1
+        session.unacknowledged[number] = letter
+        packet = packets.publish(topic, number, letter.payload, retain=letter.retained)
+        self.say(bytes((packet[0] | dup,)) + packet[1:])
+        if self._world.faulty and self._world.rng.random() < self._world.plan.repeat:
+            self._world.faults += 1
+            self.say(bytes((packet[0] | packets.DUP,)) + packet[1:])
+
+    def _take(self, first: int, body: bytes) -> None:
+        kind, session = first & packets.KIND, self.session
+        if kind == _CONNECT:
+            self._connect(body)
+        elif session is None:
+            self.wire.break_()
+        elif kind == packets.PUBLISH:
+            topic, at = _text(body, 0)
+            self.say(packets.ACKNOWLEDGED + body[at : at + 2])
+            self._broker.publish(topic, body[at + 2 :], retain=bool(first & packets.RETAIN))
+        elif kind == packets.PUBACK:
+            session.unacknowledged.pop(int.from_bytes(body, "big"), None)
+        elif kind == _SUBSCRIBE:
+            wanted, at = [], 2
+            while at < len(body):
+                each, at = _text(body, at)
+                wanted.append((each, body[at]))
+                at += 1
+            self.say(bytes((packets.SUBACK, 2 + len(wanted))) + body[:2] + bytes(qos for _, qos in wanted))
+            for each, qos in wanted:
+                self._broker.subscribed(session, each, qos)
+        elif kind == _UNSUBSCRIBE:
+            at = 2
+            while at < len(body):
+                each, at = _text(body, at)
+                session.filters.pop(each, None)
+            self.say(bytes((packets.UNSUBACK, 2)) + body[:2])
+        elif kind == _PINGREQ:
+            self.say(_PINGRESP)
+        elif kind == _DISCONNECT:
+            self.will = None
+            self.wire.break_()
+
+    def _connect(self, body: bytes) -> None:
+        flags, at = body[7], 10
+        client_id, at = _text(body, at)
+        if flags & _WILL:
+            topic, at = _text(body, at)
+            size = int.from_bytes(body[at : at + 2], "big")
+            self.will = Letter(topic, body[at + 2 : at + 2 + size], bool(flags & _RETAIN_WILL))
+        present = self._broker.opened(self, client_id, clean=bool(flags & _CLEAN))
+        self.say(bytes((packets.CONNACK, 2, present, 0)))
+        self.welcomed = True
+        session = self.session
+        assert session is not None
+        again, session.unacknowledged = session.unacknowledged, {}
+        for letter in again.values():
+            self.deliver(letter, 1, packets.DUP)
+        while session.waiting:
+            self.deliver(session.waiting.popleft(), 1)
+
+
+class Socket(asyncio.Transport):
+    """The client's end."""
+
+    def __init__(self, line: Line, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._line, self._protocol = line, protocol
+        self._closing = self._over = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._closing:
+            self._line.wire.carry(1, self._line.hear, bytes(data))
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            # What was written before arrives before.
+            self._line.wire.carry(1, lambda _: self._line.wire.break_(), b"")
+            asyncio.get_running_loop().call_soon(self.broke)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._line.wire.break_()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def receive(self, data: bytes) -> None:
+        if not self._over:
+            self._protocol.data_received(data)
+
+    def broke(self) -> None:
+        self._closing = True
+        if not self._over:
+            self._over = True
+            self._protocol.connection_lost(None)
+
+
+def _quick(topic: bytes, letter: Letter) -> bytes:
+    """A PUBLISH at QoS 0: there is no number in it."""
+    full = packets.publish(topic, 1, letter.payload, retain=letter.retained)
+    ((first, start, end),), _, _ = packets.split(full)
+    body = full[start : start + len(topic)] + full[start + len(topic) + 2 : end]
+    size = len(body)
+    head = bytes((size,)) if size < 128 else bytes((size & 127 | 128, size >> 7))
+    return bytes((first & ~packets.QOS,)) + head + body
+
+
+def _text(body: bytes, at: int) -> tuple[str, int]:
+    size = int.from_bytes(body[at : at + 2], "big")
+    return body[at + 2 : at + 2 + size].decode(), at + 2 + size
+
+
+def _matches(filter_: str, topic: str) -> bool:
+    wanted, levels = filter_.split("/"), topic.split("/")
+    return len(wanted) == len(levels) and all(w in ("+", one) for w, one in zip(wanted, levels, strict=True))

@@ -1,0 +1,74 @@
+"""Bugs to plant in nodes. The checkers must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duly.clients.incoming import Incoming
+from duly.clients.mailbox import Mailbox
+from duly.clients.outgoing import Outgoing
+from duly.core.messages import Word
+from duly.core.steps import Arrived
+from duly.dialects import fd
+from duly.dialects.fd import Kind
+from duly.transport import Ack
+
+Patch = pytest.MonkeyPatch
+
+
+def acknowledged_before_stored(patch: Patch) -> None:
+    """The `ack` of the seed: sent when a task has come, not when it is safe."""
+    offer = Incoming._offer
+
+    def hasty(self: Incoming, event: Arrived, ack: Ack) -> None:
+        message = event.message
+        self._mailbox.post(message.scope, Kind.ACK, fd.encode(fd.Ack(message.id)))
+        ack()
+        offer(self, event, ack)
+
+    patch.setattr(Incoming, "_offer", hasty)
+
+
+def everything_may_be_repeated(patch: Patch) -> None:
+    """After a crash in the middle a handler runs again, whatever it declared."""
+    patch.setattr(Incoming, "_repeatable", lambda self, message: True)
+
+
+def a_repeat_gets_no_answer(patch: Patch) -> None:
+    """As the seed has it: a known id is ignored."""
+    reply = Incoming._reply
+
+    def silent(self: Incoming, message: Any, verdict: Any) -> None:
+        if verdict.word is not Word.DUPLICATE:
+            reply(self, message, verdict)
+
+    patch.setattr(Incoming, "_reply", silent)
+
+
+def the_broker_is_trusted(patch: Patch) -> None:
+    """What the broker has confirmed is never sent again."""
+
+    def once(self: Outgoing, message: Any) -> None:
+        if message.key not in self._leaving:
+            self._leaving.add(message.key)
+            self._mailbox.post(message.recipient, Kind.PENDING, message.body)
+
+    patch.setattr(Outgoing, "_transmit", once)
+
+
+def an_answer_is_sent_once(patch: Patch) -> None:
+    """Nobody keeps it until the broker has it; with a sender that asks only once it is gone."""
+    the_broker_is_trusted(patch)
+    patch.setattr(Mailbox, "keep", lambda self, _, username, kind, text: self.post(username, kind, text))
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        acknowledged_before_stored, everything_may_be_repeated, a_repeat_gets_no_answer,
+        the_broker_is_trusted, an_answer_is_sent_once,
+    )
+}  # fmt: skip
