@@ -322,7 +322,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for number, line in enumerate(lines):
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         text = "  ".join([*cells, line[-1]]).rstrip()
-        typer.secho(text, dim=number == 0)
+        typer.secho(text, dim=True if number == 0 else None)
 
 
 def clock(ms: float) -> str:
@@ -362,6 +362,15 @@ _COLOURS: Final = {
 def tint(word: str) -> str:
     """A state in its colour; `typer.echo` leaves colours out where nobody would see them."""
     return typer.style(word, fg=_COLOURS[word]) if word in _COLOURS else word
+
+
+def pad(text: str, width: int) -> str:
+    """Text as wide as it should look; colours take no room.
+
+    >>> pad("on", 4) + "|", len(pad(tint("done"), 6)) - len(tint("done"))
+    ('on  |', 2)
+    """
+    return text + " " * (width - len(re.sub(r"\x1b\[\d+m", "", text)))
 
 
 def state_code(state: str) -> Exit:

@@ -157,9 +157,14 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
     typer.echo(f"ready {hub.url} {hub.mqtt_url}".rstrip())
-    typer.echo("\nGo on in another terminal; the lock stays there, so the last line is for a third:")
+    elsewhere = []
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        typer.echo(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
-    typer.echo("  duly add device lock && duly add app phone && duly grant phone lock")
-    typer.echo("  duly device lock")
-    typer.echo("  duly send lock lock_control '{\"open\":true}'")
+        elsewhere = [f"export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}"]
+    lock = ["duly add device lock && duly add app phone && duly grant phone lock", "duly device lock"]
+    for where, lines in (
+        ("\nGo on in another terminal:", lock),
+        ("and in a third:", ["duly send lock lock_control '{\"open\":true}'"]),
+    ):
+        typer.echo(where)
+        for line in elsewhere + lines:
+            typer.echo(f"  {line}")
