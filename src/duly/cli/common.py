@@ -239,11 +239,12 @@ def _refusal(status: int, body: bytes) -> Trouble:
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
     from pathlib import Path
 
+    from duly.ledgers import file_url
     from duly.settings import load
 
     if data is not None and ledger is None and Path(data).is_file():
         # A node's memory is a file by itself.
-        data, ledger = str(Path(data).parent), f"sqlite:///{data}"
+        data, ledger = str(Path(data).parent), file_url(data)
     return load({"data": data, "ledger": ledger})
 
 
