@@ -206,7 +206,8 @@ class Hub:
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
         port = runner.addresses[0][1]
-        self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+        host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
+        self.url = f"{'https' if tls else 'http'}://{host}:{port}"
 
     def _try_port(self) -> None:
         listen = self.settings.listen

@@ -41,6 +41,12 @@ def test_who_reads_one_line_and_goes_does_not_take_it_along(place: Place) -> Non
         assert hub.wait(10) == 0
 
 
+def test_it_may_listen_on_an_address_of_ipv6(place: Place) -> None:
+    hub = place.start("up", "--no-mqtt", "--port", "0", "--listen", "::1")
+    assert hub.line("ready").startswith("ready http://[::1]:")
+    assert "runs at http://[::1]:" in place.duly("doctor").stdout
+
+
 def test_ctrl_c_stops_it_cleanly_and_soon_with_a_device_connected(place: Place) -> None:
     hub = place.up()
     place.duly("add", "device", "lock")
