@@ -221,7 +221,8 @@ class Hub:
             raise self._cannot_listen(problem) from problem
         self._closing.callback(listener.close)
         port = listener.sockets[0].getsockname()[1]
-        self.url = f"{'https' if tls else 'http'}://{settings.listen}:{port}"
+        host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
+        self.url = f"{'https' if tls else 'http'}://{host}:{port}"
 
     def _try_port(self) -> None:
         listen = self.settings.listen

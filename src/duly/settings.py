@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.errors import Malformed
+from duly.ledgers import file_url
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -106,7 +107,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ledger_url(self) -> str:
-        return self.ledger or f"sqlite:///{Path(self.data).absolute()}/ledger.db"
+        return self.ledger or file_url(Path(self.data).absolute() / "ledger.db")
 
 
 def load(

@@ -22,6 +22,31 @@ def test_it_says_where_it_serves_and_how_to_go_on(place: Place) -> None:
     assert hub.stop(signal.SIGTERM) == 0
 
 
+def test_a_folder_may_have_any_name(place: Place) -> None:
+    place.up("--data", "50%41 #1?").stop()
+    assert (place.folder / "50%41 #1?" / "ledger.db").exists()
+    assert [one.name for one in place.folder.iterdir()] == ["50%41 #1?"]
+
+
+def test_who_reads_one_line_and_goes_does_not_take_it_along(place: Place) -> None:
+    up = [sys.executable, "-m", "duly", "up", "--no-mqtt", "--port", "0"]
+    with subprocess.Popen(up, cwd=place.folder, env=place.env, stdout=subprocess.PIPE) as hub:
+        try:
+            assert hub.stdout is not None
+            assert hub.stdout.readline().startswith(b"ready")
+            hub.stdout.close()
+            assert "runs at" in place.duly("doctor").stdout
+        finally:
+            hub.send_signal(signal.SIGINT)
+        assert hub.wait(10) == 0
+
+
+def test_it_may_listen_on_an_address_of_ipv6(place: Place) -> None:
+    hub = place.start("up", "--no-mqtt", "--port", "0", "--listen", "::1")
+    assert hub.line("ready").startswith("ready http://[::1]:")
+    assert "runs at http://[::1]:" in place.duly("doctor").stdout
+
+
 def test_ctrl_c_stops_it_cleanly_and_soon_with_a_device_connected(place: Place) -> None:
     hub = place.up()
     place.duly("add", "device", "lock")

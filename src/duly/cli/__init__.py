@@ -7,7 +7,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -33,6 +33,9 @@ from duly.cli import (
 )
 from duly.cli.common import guarded
 
+SENTENCE: Final = 150
+"""How much of a verb's first sentence is shown: all of it, on two lines if need be."""
+
 
 class Panel(StrEnum):
     """What a verb is for: the headings of the help, in their order."""
@@ -50,15 +53,14 @@ class Verbs(TyperGroup):
     """The verbs under their headings, as plain text: Rich would take longer to load than all the rest."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        limit = formatter.width - 6 - max(map(len, self.commands))
         for panel in Panel:
             rows = [
-                (name, command.get_short_help_str(limit))
+                (name, command.get_short_help_str(SENTENCE))
                 for name, command in self.commands.items()
                 if getattr(command, "rich_help_panel", "") == panel
             ]
             with formatter.section(panel.value):
-                formatter.write_dl(rows, col_max=limit)
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(

@@ -239,11 +239,12 @@ def _refusal(status: int, body: bytes) -> Trouble:
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
     from pathlib import Path
 
+    from duly.ledgers import file_url
     from duly.settings import load
 
     if data is not None and ledger is None and Path(data).is_file():
         # A node's memory is a file by itself.
-        data, ledger = str(Path(data).parent), f"sqlite:///{data}"
+        data, ledger = str(Path(data).parent), file_url(data)
     return load({"data": data, "ledger": ledger})
 
 
@@ -322,7 +323,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for number, line in enumerate(lines):
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         text = "  ".join([*cells, line[-1]]).rstrip()
-        typer.secho(text, dim=number == 0)
+        typer.secho(text, dim=True if number == 0 else None)
 
 
 def clock(ms: float) -> str:
@@ -362,6 +363,15 @@ _COLOURS: Final = {
 def tint(word: str) -> str:
     """A state in its colour; `typer.echo` leaves colours out where nobody would see them."""
     return typer.style(word, fg=_COLOURS[word]) if word in _COLOURS else word
+
+
+def pad(text: str, width: int) -> str:
+    """Text as wide as it should look; colours take no room.
+
+    >>> pad("on", 4) + "|", len(pad(tint("done"), 6)) - len(tint("done"))
+    ('on  |', 2)
+    """
+    return text + " " * (width - len(re.sub(r"\x1b\[\d+m", "", text)))
 
 
 def state_code(state: str) -> Exit:

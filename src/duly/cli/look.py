@@ -27,6 +27,7 @@ from duly.cli.common import (
     need_hub,
     note,
     open_to_read,
+    pad,
     print_json,
     state_code,
     table,
@@ -397,5 +398,5 @@ def _seen(seen: dict[str, Any]) -> str:
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
-    id_ = typer.style(f"   [{seen['id']}]", dim=True) if seen.get("id") else ""
-    return f"{clock(seen['time'])}  {who:<20}  {what}{id_}"
+    id_ = typer.style(f"  [{seen['id']}]", dim=True) if seen.get("id") else ""
+    return f"{clock(seen['time'])}  {who:<20}  {pad(what, 26) if id_ else what}{id_}"

@@ -138,6 +138,8 @@ def _frame(
                 Exit.USAGE,
                 f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'",
             ) from None
+    if id_ == "":
+        raise Trouble(Exit.USAGE, "an id is not empty; leave --id out, and one is made")
     mode = Mode.LATEST if latest else Mode.REPLAY
     now = time.time_ns() // 1000
     return Frame(

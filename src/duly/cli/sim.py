@@ -1,4 +1,7 @@
-"""`duly sim`: run simulated worlds and say whether the promises held."""
+"""`duly sim`: run simulated worlds and say whether the promises held.
+
+The law: what is printed about a failing seed is enough to see it fail again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from duly.cli.common import Exit, Json, count, print_json
 
 if TYPE_CHECKING:
     from duly.testing.sim import Report
@@ -19,7 +24,7 @@ def sim(
         str, typer.Option(help="kernel, gateway, town, chat, tower, sentinels, nodes, all.")
     ] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Run simulated worlds, and check that the promises hold.
 
@@ -57,7 +62,7 @@ def sim(
         _print_json(reports, broken, elapsed)
     else:
         _print(reports, broken, elapsed)
-    raise typer.Exit(1 if broken else 0)
+    raise typer.Exit(Exit.FAILED if broken else Exit.OK)
 
 
 def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
@@ -71,7 +76,8 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
         typer.echo(f"\nAgain: duly sim --world {report.world} --seed {report.seed}")
     total = sum(len(report.violations) for report in reports)
     typer.echo(
-        f"{len({r.seed for r in reports})} seeds in {len({r.world for r in reports})} worlds, "
+        f"{count(len({r.seed for r in reports}), 'seed')} in "
+        f"{count(len({r.world for r in reports}), 'world')}, "
         f"{sum(r.messages for r in reports)} messages, "
         f"{sum(r.faults for r in reports)} faults, {sum(r.effects for r in reports)} effects "
         f"in {elapsed:.1f} s: {total} violations"
@@ -84,8 +90,6 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
 
 
 def _print_json(reports: list[Report], broken: list[Report], elapsed: float) -> None:
-    import msgspec
-
     summary = {
         "seeds": len({r.seed for r in reports}),
         "worlds": sorted({r.world for r in reports}),
@@ -108,4 +112,4 @@ def _print_json(reports: list[Report], broken: list[Report], elapsed: float) -> 
             for violation in report.violations
         ],
     }
-    typer.echo(msgspec.json.encode(summary))
+    print_json(summary)

@@ -257,7 +257,9 @@ def cancel(id_: Id, *, data: Memory, json: Json = False) -> None:
 
 
 def _url(data: str) -> str:
-    return data if "://" in data else f"sqlite:///{data}"
+    from duly.ledgers import file_url
+
+    return data if "://" in data else file_url(data)
 
 
 def _read(data: str, read: Any) -> Any:

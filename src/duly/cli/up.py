@@ -133,7 +133,8 @@ async def _serve(settings: Settings, json: bool) -> None:
         raise
     except OSError as problem:
         raise Trouble(Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}") from None
-    _announce(hub, settings, json)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens; apps and devices do
+        _announce(hub, settings, json)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
     try:
@@ -156,10 +157,14 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         place = {"data": settings.data, "pid": os.getpid()}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
-    typer.echo(f"ready {hub.url} {hub.mqtt_url}".rstrip())
-    typer.echo("\nGo on in another terminal; the lock stays there, so the last line is for a third:")
+    elsewhere = ""
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        typer.echo(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
-    typer.echo("  duly add device lock && duly add app phone && duly grant phone lock")
-    typer.echo("  duly device lock")
-    typer.echo("  duly send lock lock_control '{\"open\":true}'")
+        elsewhere = f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}\n"
+    typer.echo(  # at once: a program reads one line, and may be gone before there is another
+        f"ready {hub.url} {hub.mqtt_url}".rstrip() + "\n\n"
+        f"Go on in another terminal:\n{elsewhere}"
+        "  duly add device lock && duly add app phone && duly grant phone lock\n"
+        "  duly device lock\n"
+        f"and in a third:\n{elsewhere}"
+        "  duly send lock lock_control '{\"open\":true}'"
+    )

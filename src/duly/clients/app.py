@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from duly.clients import media
 from duly.clients.link import Link
-from duly.core.ids import SeqId, SeqIds
+from duly.clients.memory import MINTED, minted_ids, open_memory
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
 from duly.core.outbox import Outbox, OutboxPolicy
@@ -34,7 +34,6 @@ from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
 from duly.errors import DulyError, Refused, Stale, Stopped
 from duly.ledger import Ledger
-from duly.ledgers import open_ledger
 
 PATIENCE: Final = 60 * SECOND
 CURSORS: Final = "cursors"
@@ -140,11 +139,10 @@ class App:
 
     async def __aenter__(self) -> Self:
         self._ledger = await self._open_ledger()
-        n, ms = (await self._ledger.marks()).get("ids", (-1, 0))
-        self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        self._ids = await minted_ids(self._ledger)
         self._cursors = {device: int(n) for device, n in (await self._ledger.shelf(CURSORS)).items()}
         policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
-        self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
+        self._engine = Engine(Outbox(policy, self._ledger.worker, minted=MINTED), self._ledger, self._perform)
         self._link = self._open_link()
         try:
             await self._link.start()
@@ -157,7 +155,7 @@ class App:
         return self
 
     async def _open_ledger(self) -> Ledger:
-        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+        return await open_memory(self._data)
 
     def _open_link(self) -> Link:
         return Link(self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors)

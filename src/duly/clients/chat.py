@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.clients.link import Link, hubs
-from duly.core.ids import SeqId, SeqIds
+from duly.clients.memory import MINTED, minted_ids, open_memory
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
 from duly.core.outbox import Outbox, OutboxPolicy
@@ -32,7 +32,6 @@ from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
 from duly.errors import DulyError, LedgerUnavailable, NotAuthenticated, Refused, Stopped, Unknown
 from duly.ledger import Ledger
-from duly.ledgers import open_ledger
 
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 PATIENCE: Final = 7 * DAY
@@ -174,15 +173,14 @@ class Chat:
 
     async def __aenter__(self) -> Self:
         self._ledger = await self._open_ledger()
-        n, ms = (await self._ledger.marks()).get("ids", (-1, 0))
-        self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        self._ids = await minted_ids(self._ledger)
         self._done_to = {conv: int(n) for conv, n in (await self._ledger.shelf(CURSORS)).items()}
         self._heard_to = dict(self._done_to)
         for left in await self._ledger.open_deliveries(CHANNEL):
             sending = self._sending[left.message.key] = asyncio.get_running_loop().create_future()
             self._earlier.setdefault(left.message.recipient, []).append(sending)
         policy = OutboxPolicy(CHANNEL, RESEND, patience=PATIENCE)
-        self._engine = Engine(Outbox(policy, self._ledger.worker, minted="ids"), self._ledger, self._perform)
+        self._engine = Engine(Outbox(policy, self._ledger.worker, minted=MINTED), self._ledger, self._perform)
         self._link = self._open_link()
         try:
             await self._link.start()
@@ -194,7 +192,7 @@ class Chat:
         return self
 
     async def _open_ledger(self) -> Ledger:
-        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+        return await open_memory(self._data)
 
     def _open_link(self) -> Link:
         return Link(self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to)

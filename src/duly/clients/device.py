@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from duly.clients.link import Link
 from duly.clients.media import Shelf
+from duly.clients.memory import open_memory
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
@@ -32,7 +33,6 @@ from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
 from duly.ledger import Ledger
-from duly.ledgers import open_ledger
 
 if TYPE_CHECKING:
     from duly.clients.fd_link import FdLink
@@ -126,7 +126,7 @@ class Device:
         return self
 
     async def _open_ledger(self) -> Ledger:
-        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+        return await open_memory(self._data)
 
     def _open_link(self) -> Link | FdLink:
         if self._url.startswith("mqtt"):

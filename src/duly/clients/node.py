@@ -49,7 +49,7 @@ from duly.errors import (
 )
 from duly.keys import load
 from duly.ledger import Ledger
-from duly.ledgers import open_ledger
+from duly.ledgers import file_url, open_ledger
 from duly.transport import Ack
 from duly.transports.address import Address
 
@@ -258,7 +258,7 @@ class Node:
     async def _open_ledger(self, serve: bool) -> Ledger:
         url = self._data or "memory:"
         if "://" not in url and url != "memory:":
-            url = f"sqlite:///{url}"
+            url = file_url(url)
         try:
             while True:
                 try:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from duly.clients.link import Link
+from duly.clients.memory import open_memory
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
 from duly.core.signals import (
@@ -51,7 +52,6 @@ from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
 from duly.errors import DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
 from duly.ledger import Ledger
-from duly.ledgers import open_ledger
 
 FIELD_LIMIT: Final = 64 * 1024
 """Of meta, and of a location: what the tower takes."""
@@ -232,7 +232,7 @@ class Sentinel:
                 )
 
     async def _open_ledger(self) -> Ledger:
-        return await open_ledger("memory:" if self._data is None else f"sqlite:///{self._data}")
+        return await open_memory(self._data)
 
     def _open_link(self) -> _Carrier:
         if self._transport == "http":

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from duly.clock import Clock
 from duly.errors import Malformed
 from duly.ledger import Ledger
+
+
+def file_url(path: str | Path) -> str:
+    """The URL of the ledger in a file, whatever characters its name has.
+
+    >>> file_url("50%/app #1.db")
+    'sqlite:///50%25/app%20%231.db'
+    """
+    return f"sqlite:///{quote(str(path))}"
 
 
 async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from duly.clients.memory import MINTED, minted_ids
 from duly.core.horizon import Horizon
-from duly.core.ids import SeqId, SeqIds
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, names_in
@@ -152,11 +152,10 @@ class Sender(Node):
 
     def machine(self, worker: str) -> Machine:
         resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
-        return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker, minted="ids")
+        return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker, minted=MINTED)
 
     async def started(self) -> None:
-        n, ms = (await self.ledger.marks()).get("ids", (-1, 0))
-        self.ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        self.ids = await minted_ids(self.ledger)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         now = self.clock.now()
