@@ -189,9 +189,12 @@ class Inbox:
         return todo
 
     def next_wake(self) -> int | None:
-        expiry = self._expiries[0][0] if self._expiries else None
-        wakes = (self.outbox.next_wake(), self.lanes.next_wake(), expiry)
-        return min((when for when in wakes if when is not None), default=None)
+        wake, gap = self.outbox.next_wake(), self.lanes.next_wake()
+        if gap is not None and (wake is None or gap < wake):
+            wake = gap
+        if self._expiries and (wake is None or self._expiries[0][0] < wake):
+            wake = self._expiries[0][0]
+        return wake
 
     def shift(self, by: int) -> None:
         self.outbox.shift(by)
