@@ -101,7 +101,10 @@ class Bet:
                     return None
                 self._ending.add(ref.key)
                 self._finished.add(ref)
-                self.finishes += (*rows.names(ref), int(write.state), rows.plain(write.error), write.attempt)
+                self.finishes += (
+                    ref.key, ref.channel, ref.recipient, ref.round,
+                    int(write.state), rows.plain(write.error), write.attempt,
+                )  # fmt: skip
                 results.append(True)
                 then = write.then
             elif type(write) is Advance:
