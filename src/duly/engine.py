@@ -139,6 +139,8 @@ class Engine:
         self._room.set()
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """when it rings"""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._ahead: int | None = None
@@ -222,8 +224,9 @@ class Engine:
                     else:
                         _tell(gathering)
                     if flushed is not None:
-                        todo = self._follow_up(flushed)
-                        continue
+                        self._perform_effects(self._follow_up(flushed), self._gathering)
+                        if flushing is None and self._gathering.steps:
+                            continue
                 if flushing is None:
                     if self._stopping and not self._events:
                         return
@@ -366,10 +369,19 @@ class Engine:
             raise Stopped("this engine is not running; nothing was taken in, try again elsewhere or later")
 
     def _set_timer(self, wake: int | None, now: int) -> None:
-        self._cancel_timer()
-        if wake is not None:
-            delay = max(0, wake - now) / SECOND
-            self._timer = asyncio.get_running_loop().call_later(delay, self._news.set)
+        """Wake up then at the latest. A timer that rings too early is left alone: most of what is waited for
+        comes before it is due, so setting it anew each time would be for nothing."""
+        if wake is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0, wake - now) / SECOND
+        if self._timer is None or due < self._due:
+            self._cancel_timer()
+            self._timer, self._due = loop.call_at(due, self._ring), due
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._news.set()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

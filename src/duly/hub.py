@@ -77,7 +77,7 @@ SWITCH_SECONDS: Final = 0.001
 of a dozen statements waits most of its time for its turn: p99 of a chat line 30 ms instead of 20."""
 
 
-COLLECT_AFTER: Final = (10_000, 20, 20)
+COLLECT_AFTER: Final = (10_000, 5, 5)
 """How many new objects are looked through for cycles, and how seldom the older ones. Messages have none; with
 Python's own 700 a hub spends a twentieth of its time looking."""
 

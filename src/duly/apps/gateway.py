@@ -101,7 +101,6 @@ class Gateway:
         self._commands = self.policy.commands
         self._journal = journal
         self._ledger = ledger
-        self._now = ledger.clock.now
         self._accounts = accounts
         control = self.policy.control
         self._control_horizon = control.horizon()
@@ -214,7 +213,7 @@ class Gateway:
         return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
     def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
-        return Frame("welcome", you=who.name, time=self._now() // MS, cursors=cursors)
+        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +269,7 @@ class Gateway:
         made, _, _, _ = parts_of(frame.seq_id)
         if not made:
             return 0
-        return made + DAY if frame.queue else self._now() + self._lasts
+        return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
 
     def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         if frame.seq_id is None or frame.to is None:
@@ -408,7 +407,7 @@ class Gateway:
             if len(self._trails) > TRAILS_KEPT:
                 self._trails.popitem(last=False)
         if len(trail) < HOPS_KEPT:
-            trail.append((self._now(), what, attempt))
+            trail.append((self._ledger.clock.now(), what, attempt))
 
     def trail(self, key: bytes) -> list[Hop]:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
@@ -418,8 +417,8 @@ class Gateway:
 
     async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
         """Store, then tell: a push has a number in its device's stream before anybody sees it."""
-        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._now() // MS))
-        (n,) = await self._ledger.write(Append(_stream(device), stored, self._now()))
+        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
+        (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
         if self._journal.watchers:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -189,9 +190,12 @@ class Inbox:
         return todo
 
     def next_wake(self) -> int | None:
-        expiry = self._expiries[0][0] if self._expiries else None
-        wakes = (self.outbox.next_wake(), self.lanes.next_wake(), expiry)
-        return min((when for when in wakes if when is not None), default=None)
+        wake, gap = self.outbox.next_wake(), self.lanes.next_wake()
+        if gap is not None and (wake is None or gap < wake):
+            wake = gap
+        if self._expiries and (wake is None or self._expiries[0][0] < wake):
+            wake = self._expiries[0][0]
+        return wake
 
     def shift(self, by: int) -> None:
         self.outbox.shift(by)
@@ -285,31 +289,31 @@ class Inbox:
         else:
             then = (self.outbox.book(message),)
 
-        def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
-            if not verdict.fresh:
-                return self._not_fresh(live, verdict, now)
-            live.committed = True
-            if live.away:
-                self._live.pop(message.key, None)
-            origins = live.origins
-            todo: list[Todo] = [Reply(origins[0], message, verdict)]
-            here = State.ACCEPTED
-            follows: list[Todo] = []
-            if type(move) is Release and (not move.mark or results[1]):
-                here = State.SENT
-                follows = [self.outbox.launched(message, 1, move.after, now)]
-            elif move is not None:
-                here = State.SUPERSEDED
-                follows = self._superseded(message, getattr(move, "reason", LATE), now)
-            if len(origins) > 1:
-                todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
-            todo += follows
-            return todo
-
         admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
-        return Step((admit,), done, (Reply(live.origins[0], message, UNABLE),))
+        return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
+
+    def _admitted(self, live: _Live, move: Move | None, results: Results, now: int) -> list[Todo]:
+        message, origins = live.message, live.origins
+        verdict = results[0]
+        assert isinstance(verdict, Verdict)
+        if not verdict.fresh:
+            return self._not_fresh(live, verdict, now)
+        live.committed = True
+        if live.away:
+            self._live.pop(message.key, None)
+        todo: list[Todo] = [Reply(origins[0], message, verdict)]
+        here = State.ACCEPTED
+        follows: list[Todo] = []
+        if type(move) is Release and (not move.mark or results[1]):
+            here = State.SENT
+            follows = [self.outbox.launched(message, 1, move.after, now)]
+        elif move is not None:
+            here = State.SUPERSEDED
+            follows = self._superseded(message, getattr(move, "reason", LATE), now)
+        if len(origins) > 1:
+            todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
+        todo += follows
+        return todo
 
     def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
         message = live.message

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -429,14 +430,16 @@ class Outbox:
         end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
         then: Group = (end, *effects) if effects else (end,)
         writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
+        return [Step(writes, partial(self._finished, entry, state, answer, attempt))]
 
-        def done(results: Results, now: int) -> list[Todo]:
-            if not results[0]:
-                return self._give_away(entry, attempt, now)
-            self._entries.pop(message.key, None)
-            return self._ended(message, state, answer, now)
-
-        return [Step(writes, done)]
+    def _finished(
+        self, entry: _Entry, state: State, answer: Answer, attempt: int | None, results: Results, now: int
+    ) -> list[Todo]:
+        if not results[0]:
+            return self._give_away(entry, attempt, now)
+        message = entry.message
+        self._entries.pop(message.key, None)
+        return self._ended(message, state, answer, now)
 
     def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
         """The fence held us back. A newer attempt of our own is under way, or we have ended it already; if

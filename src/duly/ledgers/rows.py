@@ -15,6 +15,9 @@ from duly.ledger import Aged, Record
 _encode_order: Final = msgspec.msgpack.Encoder().encode
 _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
 
+_ACCEPTED: Final = int(State.ACCEPTED)
+_SENT: Final = int(State.SENT)
+
 
 # ── values to rows ───────────────────────────────────────────────────────────────────────────────
 
@@ -43,8 +46,12 @@ def names(ref: Ref) -> tuple[bytes, str, str, int]:
 
 
 def delivery_row(write: Deliver) -> tuple[Any, ...]:
-    state = State.SENT if write.attempt else State.ACCEPTED
-    return (*names(write.ref), int(state), write.attempt, write.due, write.expires, write.worker)
+    ref, attempt = write.ref, write.attempt
+    state = _SENT if attempt else _ACCEPTED
+    return (
+        ref.key, ref.channel, ref.recipient, ref.round, state,
+        attempt, write.due, write.expires, write.worker,
+    )  # fmt: skip
 
 
 def row_of(d: Delivery) -> tuple[Any, ...]:

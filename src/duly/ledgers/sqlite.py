@@ -326,6 +326,7 @@ class _Writer:
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA wal_autocheckpoint = 0")
             self._migrate()
+            self._cursor = db.cursor()
             self._verbs = Verbs(db)
             self._bulk = Bulk(db)
         except BaseException:
@@ -374,16 +375,16 @@ class _Writer:
                 self._wal_pages = 0
 
     def _commit(self, batches: list[Batch]) -> None:
-        db, apply = self._db, self._verbs.apply
+        run, apply = self._cursor.execute, self._verbs.apply
         try:
             with _translated(self._path):
-                db.execute("BEGIN IMMEDIATE")
+                run("BEGIN IMMEDIATE")
                 if not self._bet(batches):
                     self._bulk.forget()
                     for batch in batches:
                         batch.applied = []
                         batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
-                db.execute("COMMIT")
+                run("COMMIT")
         except Exception as problem:
             self._roll_back()
             if len(batches) == 1 or isinstance(problem, LedgerError):

@@ -12,7 +12,7 @@ loop goes on. For the same reason writes become rows as they are added, and nobo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from itertools import chain
 from typing import Any, Final, cast
@@ -101,7 +101,10 @@ class Bet:
                     return None
                 self._ending.add(ref.key)
                 self._finished.add(ref)
-                self.finishes += (*rows.names(ref), int(write.state), rows.plain(write.error), write.attempt)
+                self.finishes += (
+                    ref.key, ref.channel, ref.recipient, ref.round,
+                    int(write.state), rows.plain(write.error), write.attempt,
+                )  # fmt: skip
                 results.append(True)
                 then = write.then
             elif type(write) is Advance:
@@ -222,29 +225,34 @@ class Bulk:
         return won
 
     def _carry_out(self, bet: Bet) -> bool:
-        cursors = chain.from_iterable((*where, n) for where, n in bet.cursors.items())
-        raises = chain.from_iterable((mark, *rise) for mark, rise in bet.raises.items())
+        """Statement by statement; of most there is nothing in a flush."""
         return (
-            self._count("there", bet.given) == len(bet.given)
-            and not self._count("there", bet.absent)
-            and self._all("admit", bet.admits, _ADMIT_WIDTH)
-            and self._all("admit_ended", bet.ended, _ADMIT_WIDTH + 1)
-            and self._all("append", bet.appends, 5)
-            and self._all("extend", list(chain.from_iterable(bet.lasts.items())), 2)
-            and self._all("advance_cursors", list(cursors), 3)
-            and self._all("deliver", bet.delivers, 9)
-            and self._all("raise_from", list(raises), 5)
-            and self._all("finish_all", bet.finishes, 7)
+            (not bet.given or self._count("there", bet.given) == len(bet.given))
+            and not (bet.absent and self._count("there", bet.absent))
+            and (not bet.admits or self._all("admit", bet.admits, _ADMIT_WIDTH))
+            and (not bet.ended or self._all("admit_ended", bet.ended, _ADMIT_WIDTH + 1))
+            and (not bet.appends or self._all("append", bet.appends, 5))
+            and (not bet.lasts or self._all("extend", _flat(bet.lasts.items()), 2))
+            and (
+                not bet.cursors
+                or self._all("advance_cursors", _flat((*c, n) for c, n in bet.cursors.items()), 3)
+            )
+            and (not bet.delivers or self._all("deliver", bet.delivers, 9))
+            and (
+                not bet.raises
+                or self._all("raise_from", _flat((m, *rise) for m, rise in bet.raises.items()), 5)
+            )
+            and (not bet.finishes or self._all("finish_all", bet.finishes, 7))
             and all(self._all("advance_all", bet.advances[to], 4, SOURCES[to]) for to in sorted(bet.advances))
         )
 
     def _count(self, name: str, values: Collection[tuple[Any, ...]]) -> int:
         """How many rows a question over all these finds."""
-        flat = list(chain.from_iterable(values))
+        flat = _flat(values)
+        width = len(flat) // len(values)
         found = start = 0
-        for size in ROWS if flat else ():
+        for size in ROWS:
             while len(values) - start >= size:
-                width = len(flat) // len(values)
                 part = flat[start * width : (start + size) * width]
                 ((some,),) = self._run(_statement(name, size, frozenset()), part).fetchall()
                 found += cast("int", some)
@@ -253,8 +261,6 @@ class Bulk:
 
     def _all(self, name: str, flat: list[Any], width: int, sources: frozenset[State] = frozenset()) -> bool:
         """Run a statement over all these rows, each of so many values; whether it changed each."""
-        if not flat:
-            return True
         count = len(flat) // width
         changed = start = 0
         for size in ROWS:
@@ -263,6 +269,10 @@ class Bulk:
                 changed += self._db.changes()
                 start += size
         return changed == count
+
+
+def _flat(rows_: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(chain.from_iterable(rows_))
 
 
 @cache
