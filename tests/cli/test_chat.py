@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.cli.conftest import SECONDS, Place
 from tests.servers import quiet_port
 
@@ -86,13 +87,29 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     bob.until("ann has made the group club")
     ann.type("in the club")
     bob.until("[club] ann: in the club")
-    bob.type("/to club")
-    bob.type("/history")
-    bob.until("ann: in the club")
-    ann.type("/receipts 2")
-    ann.until("1 of 1 have it (bob)")
     ann.type("/edit 2 in our club")
     bob.until("says line 2 differently: in our club")
+    bob.type("/to club")
+    bob.type("/history")
+    bob.until("ann: in our club (edited)")
+    ann.until("bob has read 3")
+    ann.type("/receipts 2")
+    ann.until("1 of 1 have it (bob), 1 of 1 have read it (bob)")  # who turns to it, and sees it, reads it
+    ann.type("/role bob admin")
+    bob.until("ann has made bob an admin")
+    ann.type("/to bob")
+    ann.type("just to you")
+    bob.until("[to you] ann: just to you")
+    ann.type("/friend bob")
+    ann.until("done")
+    bob.until("ann would like to be your friend")
+    bob.type("/accept ann")
+    ann.until("bob is your friend now")
+    ann.type("/to club")
+    ann.until("club>")
+    bob.type("/leave")
+    bob.until("you have left club")
+    ann.until("bob has left")
     ann.type("/nonsense")
     ann.until("there is no /nonsense")
     ann.type("/quit")
@@ -110,6 +127,7 @@ def test_a_script_chats_through_pipes_and_is_watched(place: Place) -> None:
         )  # fmt: skip
         if i == 0:
             assert "no such conversation or person" in sent.stderr  # nobody is named bob yet
+            assert sent.returncode == 6
             assert place.duly("add", "user", "bob").returncode == 0
         else:
             assert [json.loads(line)["sent"]["n"] for line in sent.stdout.splitlines()] == [1, 2]
@@ -138,3 +156,31 @@ def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=env, input="", capture_output=True, text=True, check=False, timeout=SECONDS
     )
     assert away.returncode == 3
+
+
+def test_what_others_say_does_not_steer_the_terminal(place: Place, windows: list[Window]) -> None:
+    place.up()
+    bob = Window(place, "--as", "bob")
+    windows.append(bob)
+    bob.until("/to NAME to begin")
+    nasty = "\x1b]0;owned\x07 \x01\x1b[2J\x02 \u202egnirts"
+    said = subprocess.run(
+        [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob"],
+        cwd=place.folder, env=place.env, input=f"{nasty}\n", capture_output=True, text=True, check=False,
+        timeout=SECONDS,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    bob.until("ann: �]0;owned� ��[2J� �gnirts")
+
+
+def test_through_tls_on_the_hubs_own_machine(place: Place, tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path).issue("hub.example")
+    hub = place.up("--tls-cert", str(cert), "--tls-key", str(key))
+    for name in ("bob", "ann"):
+        said = subprocess.run(
+            [sys.executable, "-m", "duly", "chat", "--as", name, "--to", "bob", "--json"],
+            cwd=place.folder, env=place.env, input="hello\n", capture_output=True, text=True, check=False,
+            timeout=SECONDS,
+        )  # fmt: skip
+        assert said.returncode == 0, said.stderr
+    hub.stop()
