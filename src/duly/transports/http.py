@@ -207,8 +207,8 @@ class Http:
             return web.Response(body=waiter.whole, headers=_JSON)
         frame = frames.decode(waiter.said)
         status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
-        if frame.n is not None:
-            status = 200  # a line is where it belongs: nothing more will be said of it
+        if _is_all(frame):
+            status = 200
         return web.Response(body=waiter.said, status=status, headers=_JSON | _retry_headers(frame))
 
     async def _send(self, who: Principal, raws: list[bytes], wait: float) -> Batch:
@@ -319,7 +319,12 @@ _JSON: Final = {"Content-Type": "application/json"}
 def _taken(said: bytes) -> bool:
     """Whether something was taken that has yet to end."""
     frame = frames.decode(said)
-    return frame.n is None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
+    return frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+
+
+def _is_all(frame: Frame) -> bool:
+    """Whether nothing more will be said: a line has its place, or a question its answer."""
+    return frame.n is not None or bool(frame.data)
 
 
 _STATUS: Final = {
