@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from duly.clients.chat import Chat
 from tests.certificates import Authority
 from tests.cli.conftest import SECONDS, Place
 from tests.servers import quiet_port
@@ -36,8 +38,8 @@ class Window:
     def type(self, line: str) -> None:
         os.write(self._master, line.encode() + b"\r")
 
-    def until(self, text: str) -> None:
-        deadline = time.monotonic() + SECONDS
+    def until(self, text: str, seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while text not in self.shown:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{text!r} was not shown: {self.shown[-2000:]}")
@@ -184,3 +186,32 @@ def test_through_tls_on_the_hubs_own_machine(place: Place, tmp_path: Path) -> No
         )  # fmt: skip
         assert said.returncode == 0, said.stderr
     hub.stop()
+
+
+def test_who_was_logged_out_everywhere_is_told_and_need_not_wait(place: Place, windows: list[Window]) -> None:
+    place.up()
+    url = f"http://127.0.0.1:{place.port}"
+
+    async def register() -> str:
+        await Chat.register(url, "ann", "correct horse")
+        return await Chat.log_in(url, "ann", "correct horse")
+
+    async def log_out(token: str) -> None:
+        async with Chat(url, token) as client:
+            await client.log_out(everywhere=True)
+
+    token = asyncio.run(register())
+    ann = Window(place, "--as", "ann", "--to", "ann")
+    windows.append(ann)
+    ann.until("ann>")
+    asyncio.run(log_out(token))
+    for n in range(100):
+        ann.type(f"line {n}")
+        try:
+            ann.until("you were logged out", 0.3)
+            break
+        except AssertionError:
+            continue  # it takes a moment until its next try
+    ann.type("/quit")
+    ann.until("not sent:")
+    ann.process.wait(SECONDS)

@@ -166,7 +166,7 @@ async def _chat(hub: Hub, urls: str, to: str | None, keep: str | None, json: boo
                 if not await talk.take(line.strip()):
                     break
         finally:
-            await talk.finish()
+            await talk.finish(patient=isinstance(typed, _Pipe))
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
             if ours and client.connected:
@@ -231,7 +231,9 @@ class _Talk:
             task = asyncio.create_task(self._say(self.to, line))
             self._saying.add(task)
             task.add_done_callback(self._saying.discard)
-            if not self._chat.connected:
+            if self._chat.denied:
+                self._tell(f"(you were logged out: {self._chat.denied}; /quit, and come again)")
+            elif not self._chat.connected:
                 self._tell("(no connection; it goes out as soon as the hub is back)")
         return True
 
@@ -266,9 +268,18 @@ class _Talk:
         else:
             self._dim(f"  · {sent.n} stored")
 
-    async def finish(self) -> None:
-        if self._saying:
-            await asyncio.wait(self._saying)
+    async def finish(self, *, patient: bool) -> None:
+        """Until everything is said. A script waits for a hub that is away, a person does not."""
+        while self._saying:
+            await asyncio.wait(self._saying, timeout=1)
+            if self._saying and (self._chat.denied or not (patient or self._chat.connected)):
+                self._tell(
+                    f"not sent: {len(self._saying)} of your lines; {self._chat.denied or 'no connection'}"
+                )
+                self.taken = False
+                for task in self._saying:
+                    task.cancel()
+                return
 
     async def turn_to(self, to: str) -> None:
         if to.startswith("#"):

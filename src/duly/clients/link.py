@@ -54,6 +54,8 @@ class Link:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.denial: NotAuthenticated | None = None
+        """why the hub does not want us, since it last said so"""
         self._stopping = asyncio.Event()
 
     @property
@@ -96,6 +98,7 @@ class Link:
                         attempt = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
+                    self.denial = problem
                     if self._denied is not None:
                         self._denied(problem)
                     elif not self._first.done():
@@ -128,6 +131,7 @@ class Link:
         while not self._queue.empty():
             self._queue.get_nowait()  # meant for the connection that broke
         self._socket = socket
+        self.denial = None
         writer = asyncio.get_running_loop().create_task(self._write(socket))
         try:
             self._up(welcome)
