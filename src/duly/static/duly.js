@@ -52,7 +52,7 @@ const ACK_LINES = 200;
  * @typedef {{id: string, device: string, type: string, ack?: Ack, refused?: Refused}} End
  */
 
-/** @typedef {{push: Push, gap: Gap, end: End, up: string, down: string}} Events */
+/** @typedef {{push: Push, gap: Gap, end: End, up: string, down: string, denied: Refused}} Events */
 
 /** The hub did not take the command: nothing was done. `code` and `error` (a word) say why. */
 export class Refused extends Error {
@@ -287,7 +287,7 @@ export class App {
   /** @type {Record<string, number>} */
   #cursors = {};
   /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(["push", "gap", "end", "up", "down"].map((event) => [event, new Set()]));
+  #listeners = new Map(["push", "gap", "end", "up", "down", "denied"].map((event) => [event, new Set()]));
   /** @type {() => void} */
   #isReady = () => {};
   /** @type {(problem: Error) => void} */
@@ -458,7 +458,7 @@ export class App {
 
   /**
    * Call `listener` for every "push", "gap" and "end", and when the connection is "up" (our name) or "down"
-   * (why).
+   * (why), or "denied": the hub no longer knows our token (it is tried again, ever more slowly).
    * @template {keyof Events} E
    * @param {E} event
    * @param {(what: Events[E]) => void} listener
@@ -518,8 +518,9 @@ export class App {
   }
 
   #unwelcome(frame) {
-    if (this.name) return; // it knew us before: try again
-    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
+    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
+    else this.#close(refused);
   }
 
   #hear(frame) {
@@ -587,7 +588,7 @@ export class App {
 
 /** @typedef {{line: Line, receipt: {conv: string, n: number, reader: string, state: string},
  *   typing: {conv: string, sender: string}, presence: {sender: string, data: any}, up: string,
- *   down: string}} ChatEvents */
+ *   down: string, denied: Refused}} ChatEvents */
 
 /**
  * A person's side of the wire.
@@ -624,7 +625,9 @@ export class Chat {
   #acking = undefined;
   #unsaid = 0;
   /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(["line", "receipt", "typing", "presence", "up", "down"].map((e) => [e, new Set()]));
+  #listeners = new Map(
+    ["line", "receipt", "typing", "presence", "up", "down", "denied"].map((e) => [e, new Set()]),
+  );
   /** @type {() => void} */
   #isReady = () => {};
   /** @type {(problem: Error) => void} */
@@ -774,7 +777,7 @@ export class Chat {
 
   /**
    * Call `listener` for every "line", "receipt", "typing" and "presence", and when the connection is "up" or
-   * "down". @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
+   * "down", or "denied": we were logged out, or removed. @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
    * @returns {() => void} stops it
    */
   on(event, listener) {
@@ -817,8 +820,9 @@ export class Chat {
   }
 
   #unwelcome(frame) {
-    if (this.name) return; // it knew us before: try again
-    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
+    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
+    else this.#close(refused);
   }
 
   #hear(frame) {
