@@ -8,7 +8,8 @@ for a task that this hub sent, and as the word of the device it was sent to.
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
 
 Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
-was first; the others leave its answers and its news to that one, and compete again when it is gone.
+was first; the others leave its answers and its news to that one, and compete again when it is gone. Whoever
+then takes it in also stores what it has told meanwhile.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class MqttDevices:
         """the broker is a new one: what it keeps was said since it started"""
         self._online: dict[str, str] = {}
         """everybody who is there by the broker's word, with which of their connections"""
+        self._claiming = asyncio.Lock()
         self.link: Link | None = None
 
     @property
@@ -131,9 +133,12 @@ class MqttDevices:
         if not old:
             self._doubts.pop(name, None)
         known = self._ours(name)
-        if status is not None and (push := _push_in(status)) is not None and known is not None:
-            await self._gateway.push_from(name, *push)
-            return
+        if status is not None and (push := _push_in(status)) is not None:
+            if known is not None:
+                await self._gateway.push_from(name, *push)
+                return
+            if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
+                self._gateway.neighbours.overheard.keep(name, *push)
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if old and known is None and not self._new:
@@ -157,8 +162,14 @@ class MqttDevices:
 
     async def _claim(self, name: str) -> None:
         neighbours = self._gateway.neighbours
-        if neighbours is None or await neighbours.homes.claim(name):
-            await self._connect(name, self._online[name])
+        async with self._claiming:  # what it told before goes before what it tells next
+            if neighbours is None:
+                await self._connect(name, self._online[name])
+            elif await neighbours.homes.claim(name):
+                for push in await neighbours.overheard.left(name):
+                    await self._gateway.push_from(name, *push)
+                if self._ours(name) is None and name in self._online:
+                    await self._connect(name, self._online[name])
 
     async def look(self) -> None:
         """Whoever has lost his home gets another."""
