@@ -6,7 +6,8 @@ outbox or inbox behind it repeats what was lost. `up` is told of every new conne
 which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
 asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 
-Several hubs may be named, with commas between: when one no longer answers, the next is tried.
+Several hubs may be named, with commas between: when one no longer answers, the next is tried. Which is the
+first is told by the token, so that they share their clients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Final
+from zlib import crc32
 
 import aiohttp
 
@@ -83,7 +85,7 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        attempt = hub = 0
+        attempt, hub = 0, crc32(self._token.encode())
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:

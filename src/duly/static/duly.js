@@ -77,7 +77,8 @@ export class Closed extends Error {
 /**
  * The connection of a client to its hub, made again with back-off whenever it breaks. It carries frames while
  * it can and loses them while it cannot; whoever uses it repeats what was lost. Several hubs may be named, with
- * commas between: when one no longer answers, the next is tried.
+ * commas between: when one no longer answers, the next is tried. Which is the first is told by the token, so
+ * that they share their clients.
  */
 class Link {
   #urls;
@@ -103,6 +104,7 @@ class Link {
   constructor(url, token, sockets, client) {
     if (!sockets) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
     this.#urls = hubs(url).map((hub) => hub.replace(/^http/, "ws") + "/v1/ws");
+    this.#hub = Number.parseInt(hash(token), 36) % this.#urls.length;
     this.#token = token;
     this.#sockets = sockets;
     this.#client = client;
