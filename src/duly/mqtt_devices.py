@@ -12,7 +12,8 @@ sessions, or was started anew by us, after a while. Of the others we know only w
 To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
 
 Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
-was first; the others leave its answers and its news to that one, and compete again when it is gone.
+was first; the others leave its answers and its news to that one, and compete again when it is gone. Whoever
+then takes it in also stores what it has told meanwhile.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class MqttDevices:
         self._lost = -inf
         """when the broker was lost"""
         self._online: dict[str, _Presence] = {}
+        self._claiming = asyncio.Lock()
         self.link: Link | None = None
 
     @property
@@ -133,7 +135,7 @@ class MqttDevices:
                 await self._status(username, payload, old)
                 ack()
             else:
-                await self._answer(kind, payload, ack)
+                await self._answer(kind, payload, old, ack)
         except SenderError as problem:
             await self._journal.refuse("mqtt", topic, problem.word, str(problem))
             ack()
@@ -149,9 +151,12 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        if status is not None and (push := _push_in(status)) is not None and known is not None:
-            await self._gateway.push_from(name, *push)
-            return
+        if status is not None and (push := _push_in(status)) is not None:
+            if known is not None:
+                await self._gateway.push_from(name, *push)
+                return
+            if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
+                self._gateway.neighbours.overheard.keep(name, *push)
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if status is not None and online:
@@ -194,8 +199,14 @@ class MqttDevices:
 
     async def _claim(self, name: str) -> None:
         neighbours = self._gateway.neighbours
-        if neighbours is None or await neighbours.homes.claim(name):
-            await self._connect(name, self._online[name].session)
+        async with self._claiming:  # what it told before goes before what it tells next
+            if neighbours is None:
+                await self._connect(name, self._online[name].session)
+            elif await neighbours.homes.claim(name):
+                for push in await neighbours.overheard.left(name):
+                    await self._gateway.push_from(name, *push)
+                if self._ours(name) is None and name in self._online:
+                    await self._connect(name, self._online[name].session)
 
     async def look(self) -> None:
         """Whoever has lost his home gets another."""
@@ -247,7 +258,7 @@ class MqttDevices:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _answer(self, kind: Kind, payload: bytes, ack: Callable[[], None]) -> None:
+    async def _answer(self, kind: Kind, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         answer = fd.decode(kind, payload)
         assert isinstance(answer, fd.Ack | fd.Complete | fd.Failed)
         app, colon, seq_id = answer.msg_id.partition(":")
@@ -257,7 +268,8 @@ class MqttDevices:
         device = await self._gateway.recipient_of(key)
         if device is None:
             raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
-        self._heard(device)
+        if not old:
+            self._heard(device)
         if await self._hears_it_too(key, device):
             ack()
             return

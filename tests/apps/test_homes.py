@@ -191,3 +191,16 @@ def test_a_device_may_leave_or_come_again_while_it_is_asked_whether_it_stays(bac
         assert a.moved("lock") is False
 
     play(scene())
+
+
+def test_a_device_is_not_taken_from_a_hub_that_has_just_begun() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await a.look()
+        await b.look()  # and a has not looked since
+        assert await b.claim("lock")
+        assert not await a.claim("lock")
+        assert b.at_home("lock")
+
+    play(scene())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from duly.clients.chat import Chat
+from tests.certificates import Authority
 from tests.cli.conftest import SECONDS, Place
 from tests.servers import quiet_port
 
@@ -35,8 +38,8 @@ class Window:
     def type(self, line: str) -> None:
         os.write(self._master, line.encode() + b"\r")
 
-    def until(self, text: str) -> None:
-        deadline = time.monotonic() + SECONDS
+    def until(self, text: str, seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while text not in self.shown:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{text!r} was not shown: {self.shown[-2000:]}")
@@ -86,14 +89,29 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     bob.until("ann has made the group club")
     ann.type("in the club")
     bob.until("[club] ann: in the club")
-    bob.type("/to club")
-    bob.type("/history")
-    bob.until("ann: in the club")
-    ann.until("bob has 2")
-    ann.type("/receipts 2")
-    ann.until("1 of 1 have it (bob)")
     ann.type("/edit 2 in our club")
     bob.until("says line 2 differently: in our club")
+    bob.type("/to club")
+    bob.type("/history")
+    bob.until("ann: in our club (edited)")
+    ann.until("bob has read 3")
+    ann.type("/receipts 2")
+    ann.until("1 of 1 have it (bob), 1 of 1 have read it (bob)")  # who turns to it, and sees it, reads it
+    ann.type("/role bob admin")
+    bob.until("ann has made bob an admin")
+    ann.type("/to bob")
+    ann.type("just to you")
+    bob.until("[to you] ann: just to you")
+    ann.type("/friend bob")
+    ann.until("done")
+    bob.until("ann would like to be your friend")
+    bob.type("/accept ann")
+    ann.until("bob is your friend now")
+    ann.type("/to club")
+    ann.until("club>")
+    bob.type("/leave")
+    bob.until("you have left club")
+    ann.until("bob has left")
     ann.type("/nonsense")
     ann.until("there is no /nonsense")
     ann.type("/quit")
@@ -111,6 +129,7 @@ def test_a_script_chats_through_pipes_and_is_watched(place: Place) -> None:
         )  # fmt: skip
         if i == 0:
             assert "no such conversation or person" in sent.stderr  # nobody is named bob yet
+            assert sent.returncode == 6
             assert place.duly("add", "user", "bob").returncode == 0
         else:
             assert [json.loads(line)["sent"]["n"] for line in sent.stdout.splitlines()] == [1, 2]
@@ -139,3 +158,60 @@ def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=env, input="", capture_output=True, text=True, check=False, timeout=SECONDS
     )
     assert away.returncode == 3
+
+
+def test_what_others_say_does_not_steer_the_terminal(place: Place, windows: list[Window]) -> None:
+    place.up()
+    bob = Window(place, "--as", "bob")
+    windows.append(bob)
+    bob.until("/to NAME to begin")
+    nasty = "\x1b]0;owned\x07 \x01\x1b[2J\x02 \u202egnirts"
+    said = subprocess.run(
+        [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob"],
+        cwd=place.folder, env=place.env, input=f"{nasty}\n", capture_output=True, text=True, check=False,
+        timeout=SECONDS,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    bob.until("ann: �]0;owned� ��[2J� �gnirts")
+
+
+def test_through_tls_on_the_hubs_own_machine(place: Place, tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path).issue("hub.example")
+    hub = place.up("--tls-cert", str(cert), "--tls-key", str(key))
+    for name in ("bob", "ann"):
+        said = subprocess.run(
+            [sys.executable, "-m", "duly", "chat", "--as", name, "--to", "bob", "--json"],
+            cwd=place.folder, env=place.env, input="hello\n", capture_output=True, text=True, check=False,
+            timeout=SECONDS,
+        )  # fmt: skip
+        assert said.returncode == 0, said.stderr
+    hub.stop()
+
+
+def test_who_was_logged_out_everywhere_is_told_and_need_not_wait(place: Place, windows: list[Window]) -> None:
+    place.up()
+    url = f"http://127.0.0.1:{place.port}"
+
+    async def register() -> str:
+        await Chat.register(url, "ann", "correct horse")
+        return await Chat.log_in(url, "ann", "correct horse")
+
+    async def log_out(token: str) -> None:
+        async with Chat(url, token) as client:
+            await client.log_out(everywhere=True)
+
+    token = asyncio.run(register())
+    ann = Window(place, "--as", "ann", "--to", "ann")
+    windows.append(ann)
+    ann.until("ann>")
+    asyncio.run(log_out(token))
+    for n in range(100):
+        ann.type(f"line {n}")
+        try:
+            ann.until("you were logged out", 0.3)
+            break
+        except AssertionError:
+            continue  # it takes a moment until its next try
+    ann.type("/quit")
+    ann.until("not sent:")
+    ann.process.wait(SECONDS)

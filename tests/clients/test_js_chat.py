@@ -136,3 +136,12 @@ async def test_groups_history_refusals_and_logging_in(tab: Tab, town: Place) -> 
         assert page[1]["data"] == {"text": "the end"}
     refused = await tab.do('seen(chat.send("nobody", "hello?"))')
     assert (refused["name"], refused["code"], refused["error"]) == ("Refused", 3, "not_allowed")
+
+
+async def test_a_page_that_was_logged_out_is_told(tab: Tab, town: Place) -> None:
+    token = await town.hub.people.let_in("cid", "page")
+    await enter(tab, token)
+    await tab.do("void chat.on('denied', ({ code }) => { globalThis.denied = code; })")
+    async with Chat(town.url, token) as elsewhere:
+        await elsewhere.log_out(everywhere=True)
+    await tab.until("globalThis.denied === 3")

@@ -73,6 +73,20 @@ async def test_a_hub_that_is_not_there_is_passed_over(place: Place) -> None:
         assert app.name == "phone"
 
 
+async def test_several_hubs_share_their_clients() -> None:
+    async with a_hub("welcome") as one, a_hub("welcome") as other:
+        reached: set[str] = set()
+        for n in range(20):
+            link = Link(f"{one},{other}", f"token {n}", up=lambda welcome: None, heard=lambda frame: None)
+            await link.start()
+            async with asyncio.timeout(10):
+                await link.ready()
+            assert link._socket is not None
+            reached.add(str(link._socket._response.url.origin()))
+            await link.stop()
+        assert reached == {one, other}
+
+
 async def test_when_a_hub_goes_its_clients_go_on_at_the_next(
     tmp_path: Path, postgres_server: Postgres
 ) -> None:

@@ -75,6 +75,9 @@ async def test_a_line_by_http_is_told_like_any_other(town: Town) -> None:
         assert (await bob.line())["data"] == {"text": "by curl"}
         again = await curl(f"{town.url}/v1/messages", town.tokens["ann"], body=frame)
         assert (again.status, again.json["code"], again.json["n"]) == (200, 5, 1)
+        question = {"type": "history", "seq_id": "q1", "data": {"conv": "ann+bob"}}
+        asked = await curl(f"{town.url}/v1/messages?wait=60", town.tokens["ann"], body=question)
+        assert (asked.status, asked.json["data"]["last"]) == (200, 1), "an answer is all there is"
 
 
 # ── being away ───────────────────────────────────────────────────────────────────────────────────

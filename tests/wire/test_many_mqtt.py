@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
-from duly.dialects import fd
+from duly.dialects import fd, frames
 from duly.errors import LedgerError
 from tests.servers import Mosquitto, Postgres
 from tests.wire.many import Town, until
@@ -98,6 +99,50 @@ async def test_what_it_pushes_is_told_once_at_every_hub(town: Town, mosquitto_se
                             break
         stored = await town.hubs[0].ledger.entries("push/lock")
         assert sum(b"event_report" in entry.body for entry in stored) == 3
+
+
+async def test_what_it_pushes_while_its_home_is_dead_is_kept(
+    town: Town, mosquitto_server: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_a_word() -> None:
+        return None
+
+    async with lock(mosquitto_server, []) as device:
+        await town.known("lock")
+        (home,) = homes(town, "lock")
+        dying = town.hubs.pop(home)
+        assert dying.gateway.neighbours is not None
+        monkeypatch.setattr(dying.gateway.neighbours.homes, "leave", without_a_word)
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            device.push("status_report", {"n": told, "battery": 80})
+            device.push("status_report", {"battery": 80})  # the same words, again and again
+            told += 1
+
+        async def stored(true: Callable[[int], bool]) -> None:
+            async with asyncio.timeout(30):
+                while not true(len(await reports())):
+                    await asyncio.sleep(0.02)
+
+        async def reports() -> list[Any]:
+            entries = await town.hubs[0].ledger.entries("push/lock", limit=1_000)
+            return [frames.load(frames.decode(e.body).data) for e in entries if b"status_report" in e.body]
+
+        for _ in range(5):
+            tell()
+        await stored(lambda count: count == 10)
+        await dying.stop()
+        while not homes(town, "lock"):
+            tell()
+            await asyncio.sleep(0.2)
+        tell()
+        await stored(lambda count: count >= 2 * told)
+        found = await reports()
+        assert [one["n"] for one in found if "n" in one] == list(range(told)), "each once, in order"
+        assert len(found) == 2 * told
+        assert told > 10, "it really was away for a while"
 
 
 async def test_what_comes_while_the_ledger_is_away_waits_for_it(

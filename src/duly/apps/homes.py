@@ -72,7 +72,8 @@ class Homes:
         nobody has now: each of them is told to one hub only."""
         self._pulse += 1
         await self._ledger.write(Put(HUBS, self.me, b"%d" % self._pulse))
-        pulses, homes = await self._ledger.shelf(HUBS), await self._ledger.shelf(HOMES)
+        # In this order: whoever has a home that we see has had a pulse before it.
+        homes, pulses = await self._ledger.shelf(HOMES), await self._ledger.shelf(HUBS)
         now = asyncio.get_running_loop().time()
         blinked, self._looked = now - self._looked > BLINK, now
         before, self._pulses = self._pulses, {}
@@ -94,10 +95,14 @@ class Homes:
         if home is None:
             self._homes.pop(device, None)
         else:
-            self._homes[device] = home
-            if _hub(home) not in self._pulses:
-                self._pulses[_hub(home)] = (b"", asyncio.get_running_loop().time())  # it has just begun
+            self._learn(device, home)
         return self.at_home(device)
+
+    def _learn(self, device: str, home: bytes) -> None:
+        """A device has this home. A hub that we do not know has just begun; if it is dead instead, the next
+        look sees that."""
+        self._homes[device] = home
+        self._pulses.setdefault(_hub(home), (b"", asyncio.get_running_loop().time()))
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +142,7 @@ class Homes:
         """Become the home of a device that every hub could serve, unless a hub that lives has it."""
         there = await self._ledger.item(HOMES, device)
         if there is not None:
-            self._homes[device] = there
+            self._learn(device, there)
             if _hub(there) in self.living:
                 return there == self._mine.get(device)
         home = self._new_home()

@@ -11,7 +11,7 @@ Rings only make it fast. Everything that they tell is also found by `look`, ever
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -25,6 +25,7 @@ from duly.core.messages import Message, Verdict, Word, key_of, names_in
 from duly.core.steps import Found, Origin
 from duly.core.units import SECOND
 from duly.core.writes import Open
+from duly.dialects import frames
 from duly.doorbell import Doorbell
 from duly.engine import Engine
 from duly.errors import LedgerError, Malformed, Stopped
@@ -39,6 +40,12 @@ PUSH: Final = "push"
 LOOK_SECONDS: Final = 1.0
 SLACK: Final = 2 * SECOND
 """How long after its end a command that waits is left to the hub that knows it."""
+OVERHEARD: Final = 100
+"""Pushes of one device that are kept in case its home has died."""
+TAKEOVER: Final = 20 * SECOND
+"""Within so long somebody has taken in what a dead hub had."""
+ABOUT: Final = 3 * SECOND
+"""So far apart two hubs may say that they heard the same."""
 DOUBTS: Final = 200
 """Commands whose end nobody knows that are still looked at."""
 
@@ -73,6 +80,44 @@ class Local(Protocol):
         ...
 
     async def catch_up_all(self, device: str) -> None: ...
+
+
+class Overheard:
+    """What devices behind a shared broker tell while another hub is their home: that one stores it, and we
+    hear it as well. Whoever takes a device in after its home has died stores what its home no longer could.
+
+    What it could is in the ledger: the same words, at about the same time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._heard: dict[str, deque[tuple[int, str, object]]] = {}
+
+    def keep(self, device: str, kind: str, data: object) -> None:
+        now = self._ledger.clock.now()
+        heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
+        while heard and heard[0][0] < now - TAKEOVER:
+            heard.popleft()
+        heard.append((now, kind, data))
+
+    async def left(self, device: str) -> list[tuple[str, object]]:
+        """What nobody has stored, in the order it was told; it is not kept any longer."""
+        heard = self._heard.pop(device, None)
+        if not heard:
+            return []
+        stream, since = f"push/{device}", self._ledger.clock.now() - TAKEOVER
+        last = (await self._ledger.extent(stream)).last
+        entries = await self._ledger.entries(stream, max(0, last - 2 * OVERHEARD), 2 * OVERHEARD)
+        stored = [(entry.at, frames.decode(entry.body)) for entry in entries]
+        left: list[tuple[str, object]] = []
+        for at, kind, data in heard:
+            for one in stored:
+                if (one[1].type, frames.load(one[1].data)) == (kind, data) and abs(one[0] - at) < ABOUT:
+                    stored.remove(one)
+                    break
+            else:
+                if at >= since:
+                    left.append((kind, data))
+        return left
 
 
 class Errand(Generic[T]):
@@ -112,6 +157,7 @@ class Neighbours:
         self._channel = channel
         self._local = local
         self.homes = Homes(ledger, bell)
+        self.overheard = Overheard(ledger)
         self._followed: dict[bytes, list[Origin]] = {}
         """who waits here for the end of what"""
         self._before: set[bytes] = set()

@@ -1,7 +1,8 @@
 """`duly chat`: talk from a terminal.
 
-The law: what is typed is sent once, however often the hub goes away, and what others say is shown once. Lines
-typed into a pipe work as well, so scripts can chat.
+The law: what is typed is sent once, however often the hub goes away, and what others say is shown once, and
+as text: nobody moves somebody else's cursor. Lines typed into a pipe work as well, so scripts can chat; then
+the exit code says whether all of them were taken.
 """
 
 from __future__ import annotations
@@ -45,6 +46,35 @@ HELP = """\
   /block NAME             /unblock NAME                 /quit"""
 
 
+NEWS = {
+    "delete": "{who} has deleted line {n}",
+    "group_create": "{who} has made the group {name}",
+    "group_invite": "{who} invites you to {name}: /join {group}",
+    "group_join": "{who} has joined",
+    "group_leave": "{who} has left",
+    "group_remove": "{who} has removed {user} from the group",
+    "friend_ask": "{who} would like to be your friend: /accept {who}",
+    "friend_accept": "{who} is your friend now",
+    "friend_remove": "{who} is not your friend any more",
+}
+RANKS = {"owner": "the owner", "admin": "an admin", "member": "a member"}
+
+
+def plain(said: object) -> str:
+    """What somebody said as text alone: what would steer a terminal, or turn the direction of writing, is
+    shown as a blot.
+
+    >>> plain("one\\ntwo \\x1b[31mred")
+    'one ↵ two �[31mred'
+    """
+    text = str(said).replace("\n", " ↵ ")
+    return "".join(ch if ch.isprintable() or ch == JOINER else "\ufffd" for ch in text)
+
+
+JOINER = "\u200d"
+"""It holds emoji together."""
+
+
 def chat(
     as_: Annotated[str, typer.Option("--as", metavar="NAME", help="Who you are.")],
     to: Annotated[str | None, typer.Option("--to", metavar="NAME", help="Whom to talk to.")] = None,
@@ -67,7 +97,8 @@ def chat(
     """
     hub = _as_whom(as_, url, token, data, register)
     ours = keep is None and (url is None or token is None)
-    asyncio.run(_chat(url or hub.url, hub.token, to, keep, json, ours))
+    if not asyncio.run(_chat(hub, url or hub.url, to, keep, json, ours)):
+        raise typer.Exit(Exit.REFUSED)
 
 
 def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> Hub:
@@ -107,13 +138,22 @@ def _first_there(urls: str, token: str = "") -> Hub:
     return hub
 
 
-async def _chat(url: str, token: str, to: str | None, keep: str | None, json: bool, ours: bool) -> None:
-    """`ours`: the login was made for this run, and ends with it."""
+async def _chat(hub: Hub, urls: str, to: str | None, keep: str | None, json: bool, ours: bool) -> bool:
+    """Whether everything that a script said was taken. `ours`: the login was made for this run, and ends
+    with it."""
     from duly.clients.chat import Chat
+    from duly.clients.link import Link
+
+    class Client(Chat):
+        def _open_link(self) -> Link:
+            return Link(
+                self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to,
+                tls=hub.tls,
+            )  # fmt: skip
 
     async with AsyncExitStack() as stack:
         typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
-        client = await stack.enter_async_context(Chat(url, token, data=keep))
+        client = await stack.enter_async_context(Client(urls, hub.token, data=keep))
         out = stack.enter_context(typed.printing())
         talk = _Talk(client, out, json=json)
         if to is not None:
@@ -126,12 +166,13 @@ async def _chat(url: str, token: str, to: str | None, keep: str | None, json: bo
                 if not await talk.take(line.strip()):
                     break
         finally:
-            await talk.finish()
+            await talk.finish(patient=isinstance(typed, _Pipe))
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
             if ours and client.connected:
-                with suppress(DulyError, OSError):
-                    await client.log_out()
+                with suppress(Trouble):
+                    await asyncio.to_thread(hub.ask, "/v1/logout", {})
+        return talk.taken or isinstance(typed, _Terminal)
 
 
 class _Talk:
@@ -143,27 +184,29 @@ class _Talk:
         self._json = json
         self._names: dict[str, str] = {}
         self._saying: set[asyncio.Task[None]] = set()
+        self.taken = True
+        """nothing was refused so far"""
         self.to = ""
         verbs: dict[str, Callable[[list[str]], Awaitable[object]]] = {
             "to": lambda a: self.turn_to(a[0]),
             "list": lambda _: self._list(),
             "history": lambda a: self._history(int(a[0]) if a else 20),
-            "edit": lambda a: self._chat.edit(self._conv(), int(a[0]), " ".join(a[1:])),
-            "delete": lambda a: self._chat.delete(self._conv(), int(a[0])),
+            "edit": lambda a: self._did(self._chat.edit(self._conv(), int(a[0]), " ".join(a[1:]))),
+            "delete": lambda a: self._did(self._chat.delete(self._conv(), int(a[0]))),
             "receipts": lambda a: self._receipts(int(a[0])),
             "group": lambda a: self._make_group(a[0], a[1:]),
-            "invite": lambda a: self._chat.invite(self._group(), a[0]),
+            "invite": lambda a: self._did(self._chat.invite(self._group(), a[0])),
             "join": lambda a: self._join(a[0]),
-            "leave": lambda _: self._chat.leave(self._group()),
+            "leave": lambda _: self._leave(),
             "members": lambda _: self._members(),
-            "remove": lambda a: self._chat.remove(self._group(), a[0]),
-            "role": lambda a: self._chat.set_role(self._group(), a[0], _rank(a[1])),
+            "remove": lambda a: self._did(self._chat.remove(self._group(), a[0])),
+            "role": lambda a: self._did(self._chat.set_role(self._group(), a[0], _rank(a[1]))),
             "friends": lambda _: self._friends(),
-            "friend": lambda a: self._chat.ask_friend(a[0]),
-            "accept": lambda a: self._chat.accept_friend(a[0]),
-            "unfriend": lambda a: self._chat.remove_friend(a[0]),
-            "block": lambda a: self._chat.block(a[0]),
-            "unblock": lambda a: self._chat.unblock(a[0]),
+            "friend": lambda a: self._did(self._chat.ask_friend(a[0])),
+            "accept": lambda a: self._did(self._chat.accept_friend(a[0])),
+            "unfriend": lambda a: self._did(self._chat.remove_friend(a[0])),
+            "block": lambda a: self._did(self._chat.block(a[0])),
+            "unblock": lambda a: self._did(self._chat.unblock(a[0])),
             "help": lambda _: self._help(),
         }
         self._verbs = verbs
@@ -188,7 +231,9 @@ class _Talk:
             task = asyncio.create_task(self._say(self.to, line))
             self._saying.add(task)
             task.add_done_callback(self._saying.discard)
-            if not self._chat.connected:
+            if self._chat.denied:
+                self._tell(f"(you were logged out: {self._chat.denied}; /quit, and come again)")
+            elif not self._chat.connected:
                 self._tell("(no connection; it goes out as soon as the hub is back)")
         return True
 
@@ -201,23 +246,40 @@ class _Talk:
             await do(words)
         except (IndexError, ValueError):
             self._tell(f"/{verb} needs something else; see /help")
+            self.taken = False
         except DulyError as problem:
             self._tell(str(problem))
+            self.taken = False
+
+    async def _did(self, doing: Awaitable[object]) -> None:
+        await doing
+        if not self._json:
+            self._dim("  · done")
 
     async def _say(self, to: str, text: str) -> None:
         try:
             sent = await self._chat.send(to, text)
         except DulyError as problem:
-            self._tell(str(problem))
+            self._tell(f"{problem}: {text[:60]}")
+            self.taken = False
             return
         if self._json:
             print_json({"sent": {"conv": sent.conv, "n": sent.n, "to": to, "text": text}})
         else:
             self._dim(f"  · {sent.n} stored")
 
-    async def finish(self) -> None:
-        if self._saying:
-            await asyncio.wait(self._saying)
+    async def finish(self, *, patient: bool) -> None:
+        """Until everything is said. A script waits for a hub that is away, a person does not."""
+        while self._saying:
+            await asyncio.wait(self._saying, timeout=1)
+            if self._saying and (self._chat.denied or not (patient or self._chat.connected)):
+                self._tell(
+                    f"not sent: {len(self._saying)} of your lines; {self._chat.denied or 'no connection'}"
+                )
+                self.taken = False
+                for task in self._saying:
+                    task.cancel()
+                return
 
     async def turn_to(self, to: str) -> None:
         if to.startswith("#"):
@@ -227,7 +289,9 @@ class _Talk:
             to = known.get(to, to)
         self.to = to
         if not self._json:
-            await self._history(10)
+            last = await self._history(10)
+            if last:
+                self._chat.read(self._conv(), last)
 
     def _conv(self) -> str:
         from duly.apps.conversations import direct
@@ -247,20 +311,29 @@ class _Talk:
         self.to = group
         self._tell(f"{name} is {group}")
 
+    async def _leave(self) -> None:
+        group = self._group()
+        await self._chat.leave(group)
+        self.to = ""
+        self._tell(f"you have left {self._names.get(group, group)}")
+
     async def _join(self, group: str) -> None:
         await self._chat.join(group)
         await self.turn_to(group)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _history(self, count: int) -> None:
-        for line in await self._chat.history(self._conv(), limit=min(max(count, 1), 200)):
+    async def _history(self, count: int) -> int | None:
+        """Show the last lines; the number of the very last, if there is one."""
+        lines = await self._chat.history(self._conv(), limit=min(max(count, 1), 200))
+        for line in lines:
             await self._show(line, old=True)
+        return lines[-1].n if lines else None
 
     async def _list(self) -> None:
         for one in await self._chat.conversations():
             if "name" in one:
-                self._names[one["conv"]] = one["name"]
+                one["name"] = self._names[one["conv"]] = plain(one["name"])
             unread = one["last"] - one["read"]
             where = f"{one['name']} ({one['conv']})" if "name" in one else one["with"]
             self._tell(f"  {where}, {one['last']} lines" + (f", {unread} unread" if unread > 0 else ""))
@@ -287,7 +360,7 @@ class _Talk:
     async def _name(self, conv: str) -> str:
         if conv.startswith("#") and conv not in self._names:
             try:
-                self._names[conv] = str((await self._chat.group(conv))["name"])
+                self._names[conv] = plain((await self._chat.group(conv))["name"])
             except DulyError:
                 return conv
         return self._names.get(conv, conv)
@@ -323,31 +396,35 @@ class _Talk:
     async def _show(self, line: Line, *, old: bool = False) -> None:
         where = ""
         if not old and not (self.to and line.conv == self._conv()):
-            where = f"[{await self._name(line.conv)}] " if line.conv.startswith("#") else ""
+            where = await self._place(line)
         data: dict[str, Any] = line.data if isinstance(line.data, dict) else {}
+        who, about = line.sender, {name: plain(data.get(name, "")) for name in ("n", "name", "group", "user")}
         match line.type:
             case "one_chat" | "group_chat":
-                what = f"{line.sender}: {line.text}" + (" (edited)" if line.edited else "")
+                what = f"{who}: {line.text}" + (" (edited)" if line.edited else "")
             case "edit":
                 said = data.get("data")
                 text = said.get("text", said) if isinstance(said, dict) else said
-                what = f"{line.sender} says line {data.get('n')} differently: {text}"
-            case "delete":
-                what = f"{line.sender} has deleted line {data.get('n')}"
+                what = f"{who} says line {about['n']} differently: {text}"
             case "deleted" | "expired":
-                what = f"{line.sender}: ({line.type})"
-            case "group_create":
-                what = f"{line.sender} has made the group {data.get('name')}"
-            case "group_invite":
-                what = f"{line.sender} invites you to {data.get('name')}: /join {data.get('group')}"
-            case "group_remove":
-                what = f"{line.sender} has removed {data.get('user')} from the group"
-            case "friend_ask":
-                what = f"{line.sender} would like to be your friend: /accept {line.sender}"
+                what = f"{who}: ({line.type})"
+            case "group_role":
+                what = f"{who} has made {about['user']} {RANKS.get(data.get('role', ''), 'something else')}"
             case _:
-                what = f"{line.sender}: {line.type.replace('_', ' ')}"
+                what = NEWS.get(line.type, "{who}: {type}").format(who=who, type=line.type, **about)
         number = "" if line.conv.startswith("~") else f"  ·{line.n}"
-        self._tell(f"{clock(line.time)[:5]} {where}{what}{number}")
+        self._tell(f"{clock(line.time)[:5]} {where}{plain(what)}{number}")
+
+    async def _place(self, line: Line) -> str:
+        """Where something is said that is not said where we are."""
+        from duly.apps.conversations import pair_in
+
+        if line.conv.startswith("#"):
+            return f"[{await self._name(line.conv)}] "
+        if not self.to or line.conv.startswith("~"):
+            return ""
+        to = next((name for name in pair_in(line.conv) if name != line.sender), line.sender)
+        return "[to you] " if to == self._chat.name else f"[to {to}] "
 
     def _tell(self, text: str) -> None:
         if self._json:

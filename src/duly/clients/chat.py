@@ -169,6 +169,12 @@ class Chat:
         """End this login, or all of yours."""
         await _post(self._url, "logout", {"everywhere": everywhere}, self._token)
 
+    @property
+    def denied(self) -> str:
+        """Why the hub does not let us in any more, if it has said so: we were logged out, or removed. What is
+        said now goes out only if it does again."""
+        return str(self._link.denial or "")
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:

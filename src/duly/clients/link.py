@@ -6,7 +6,8 @@ outbox or inbox behind it repeats what was lost. `up` is told of every new conne
 which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
 asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 
-Several hubs may be named, with commas between: when one no longer answers, the next is tried.
+Several hubs may be named, with commas between: when one no longer answers, the next is tried. Which is the
+first is told by the token, so that they share their clients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Final
+from zlib import crc32
 
 import aiohttp
 
@@ -55,6 +57,8 @@ class Link:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.denial: NotAuthenticated | None = None
+        """why the hub does not want us, since it last said so"""
         self._stopping = asyncio.Event()
 
     @property
@@ -82,7 +86,7 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        hub, backoff = 0, Backoff(RECONNECT, self._token)
+        hub, backoff = crc32(self._token.encode()), Backoff(RECONNECT, self._token)
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
@@ -97,6 +101,7 @@ class Link:
                         backoff.worked()
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
+                    self.denial = problem
                     if self._denied is not None:
                         self._denied(problem)
                     elif not self._first.done():
@@ -125,6 +130,7 @@ class Link:
         while not self._queue.empty():
             self._queue.get_nowait()  # meant for the connection that broke
         self._socket = socket
+        self.denial = None
         writer = asyncio.get_running_loop().create_task(self._write(socket))
         try:
             self._up(welcome)

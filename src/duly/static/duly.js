@@ -52,7 +52,7 @@ const ACK_LINES = 200;
  * @typedef {{id: string, device: string, type: string, ack?: Ack, refused?: Refused}} End
  */
 
-/** @typedef {{push: Push, gap: Gap, end: End, up: string, down: string}} Events */
+/** @typedef {{push: Push, gap: Gap, end: End, up: string, down: string, denied: Refused}} Events */
 
 /** The hub did not take the command: nothing was done. `code` and `error` (a word) say why. */
 export class Refused extends Error {
@@ -77,7 +77,8 @@ export class Closed extends Error {
 /**
  * The connection of a client to its hub, made again with back-off whenever it breaks. It carries frames while
  * it can and loses them while it cannot; whoever uses it repeats what was lost. Several hubs may be named, with
- * commas between: when one no longer answers, the next is tried.
+ * commas between: when one no longer answers, the next is tried. Which is the first is told by the token, so
+ * that they share their clients.
  */
 class Link {
   #urls;
@@ -103,6 +104,7 @@ class Link {
   constructor(url, token, sockets, client) {
     if (!sockets) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
     this.#urls = hubs(url).map((hub) => hub.replace(/^http/, "ws") + "/v1/ws");
+    this.#hub = Number.parseInt(hash(token), 36) % this.#urls.length;
     this.#token = token;
     this.#sockets = sockets;
     this.#client = client;
@@ -287,7 +289,7 @@ export class App {
   /** @type {Record<string, number>} */
   #cursors = {};
   /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(["push", "gap", "end", "up", "down"].map((event) => [event, new Set()]));
+  #listeners = new Map(["push", "gap", "end", "up", "down", "denied"].map((event) => [event, new Set()]));
   /** @type {() => void} */
   #isReady = () => {};
   /** @type {(problem: Error) => void} */
@@ -458,7 +460,7 @@ export class App {
 
   /**
    * Call `listener` for every "push", "gap" and "end", and when the connection is "up" (our name) or "down"
-   * (why).
+   * (why), or "denied": the hub no longer knows our token (it is tried again, ever more slowly).
    * @template {keyof Events} E
    * @param {E} event
    * @param {(what: Events[E]) => void} listener
@@ -518,8 +520,9 @@ export class App {
   }
 
   #unwelcome(frame) {
-    if (this.name) return; // it knew us before: try again
-    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
+    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
+    else this.#close(refused);
   }
 
   #hear(frame) {
@@ -587,7 +590,7 @@ export class App {
 
 /** @typedef {{line: Line, receipt: {conv: string, n: number, reader: string, state: string},
  *   typing: {conv: string, sender: string}, presence: {sender: string, data: any}, up: string,
- *   down: string}} ChatEvents */
+ *   down: string, denied: Refused}} ChatEvents */
 
 /**
  * A person's side of the wire.
@@ -624,7 +627,9 @@ export class Chat {
   #acking = undefined;
   #unsaid = 0;
   /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(["line", "receipt", "typing", "presence", "up", "down"].map((e) => [e, new Set()]));
+  #listeners = new Map(
+    ["line", "receipt", "typing", "presence", "up", "down", "denied"].map((e) => [e, new Set()]),
+  );
   /** @type {() => void} */
   #isReady = () => {};
   /** @type {(problem: Error) => void} */
@@ -774,7 +779,7 @@ export class Chat {
 
   /**
    * Call `listener` for every "line", "receipt", "typing" and "presence", and when the connection is "up" or
-   * "down". @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
+   * "down", or "denied": we were logged out, or removed. @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
    * @returns {() => void} stops it
    */
   on(event, listener) {
@@ -817,8 +822,9 @@ export class Chat {
   }
 
   #unwelcome(frame) {
-    if (this.name) return; // it knew us before: try again
-    this.#close(new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? ""));
+    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
+    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
+    else this.#close(refused);
   }
 
   #hear(frame) {

@@ -322,8 +322,8 @@ def _said(waiter: Waiter, wait: float) -> Said:
         return Said(200, waiter.whole)
     frame = frames.decode(waiter.said)
     status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
-    if frame.n is not None:
-        status = 200  # a line is where it belongs: nothing more will be said of it
+    if _is_all(frame):
+        status = 200
     return Said(status, waiter.said, frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL))
 
 
@@ -334,7 +334,12 @@ _LATER: Final = _JSON | {"Retry-After": "3"}
 def _taken(said: bytes) -> bool:
     """Whether something was taken that has yet to end."""
     frame = frames.decode(said)
-    return frame.n is None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
+    return frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+
+
+def _is_all(frame: Frame) -> bool:
+    """Whether nothing more will be said: a line has its place, or a question its answer."""
+    return frame.n is not None or bool(frame.data)
 
 
 _STATUS: Final = {
