@@ -249,25 +249,26 @@ class Engine:
         return now
 
     def _handle_events(self, group: _Group, now: int) -> None:
+        """Have the machine handle what has come; what it wants committed joins the group."""
         events, steps, perform = self._events, group.steps, self._perform
-        recall, handle = self._ledger.recall, self._machine.handle
         while events and len(steps) < GROUP:
             taken = events.popleft()
             group.taken.append(taken)
-            event = taken[0]
-            known = recall(event.message, now) if type(event) is Arrived else None
-            if known is None or known.state is None or not known.state.terminal:
-                todo = handle(event, now)
-            else:
-                assert type(event) is Arrived
-                todo = self._machine.repeated(event.message, known, event.origin, now)
+            todo = self._handle(taken[0], now)
             for item in todo:
                 if isinstance(item, Step):
                     steps.append(item)
                 else:
                     perform(item)
-            if not todo and type(event) is Arrived:
-                group.attached.append(event)
+            if not todo and type(taken[0]) is Arrived:
+                group.attached.append(taken[0])
+
+    def _handle(self, event: Event, now: int) -> list[Todo]:
+        if type(event) is Arrived:
+            known = self._ledger.recall(event.message, now)
+            if known is not None and known.state is not None and known.state.terminal:
+                return self._machine.repeated(event.message, known, event.origin, now)
+        return self._machine.handle(event, now)
 
     def _follow_up(self, group: _Group) -> list[Todo]:
         """A group is committed: what its steps say follows."""
