@@ -206,7 +206,14 @@ class Engine:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
                 now = self._look_at_the_clock()
-                self._handle_events(gathering, now)
+                while self._events and len(gathering.steps) < GROUP:
+                    taken = self._events.popleft()
+                    gathering.taken.append(taken)
+                    todo = self._handle(taken[0], now)
+                    if todo:
+                        self._perform_effects(todo, gathering)
+                    elif type(taken[0]) is Arrived:
+                        gathering.attached.append(taken[0])
                 todo = []
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
@@ -247,21 +254,6 @@ class Engine:
             self._machine.shift(ahead - self._ahead)
             self._ahead = ahead
         return now
-
-    def _handle_events(self, group: _Group, now: int) -> None:
-        """Have the machine handle what has come; what it wants committed joins the group."""
-        events, steps, perform = self._events, group.steps, self._perform
-        while events and len(steps) < GROUP:
-            taken = events.popleft()
-            group.taken.append(taken)
-            todo = self._handle(taken[0], now)
-            for item in todo:
-                if isinstance(item, Step):
-                    steps.append(item)
-                else:
-                    perform(item)
-            if not todo and type(taken[0]) is Arrived:
-                group.attached.append(taken[0])
 
     def _handle(self, event: Event, now: int) -> list[Todo]:
         if type(event) is Arrived:
