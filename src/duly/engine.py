@@ -206,7 +206,14 @@ class Engine:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
                 now = self._look_at_the_clock()
-                self._handle_events(gathering, now)
+                while self._events and len(gathering.steps) < GROUP:
+                    taken = self._events.popleft()
+                    gathering.taken.append(taken)
+                    todo = self._handle(taken[0], now)
+                    if todo:
+                        self._perform_effects(todo, gathering)
+                    elif type(taken[0]) is Arrived:
+                        gathering.attached.append(taken[0])
                 todo = []
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
@@ -248,26 +255,12 @@ class Engine:
             self._ahead = ahead
         return now
 
-    def _handle_events(self, group: _Group, now: int) -> None:
-        events, steps, perform = self._events, group.steps, self._perform
-        recall, handle = self._ledger.recall, self._machine.handle
-        while events and len(steps) < GROUP:
-            taken = events.popleft()
-            group.taken.append(taken)
-            event = taken[0]
-            known = recall(event.message, now) if type(event) is Arrived else None
-            if known is None or known.state is None or not known.state.terminal:
-                todo = handle(event, now)
-            else:
-                assert type(event) is Arrived
-                todo = self._machine.repeated(event.message, known, event.origin, now)
-            for item in todo:
-                if isinstance(item, Step):
-                    steps.append(item)
-                else:
-                    perform(item)
-            if not todo and type(event) is Arrived:
-                group.attached.append(event)
+    def _handle(self, event: Event, now: int) -> list[Todo]:
+        if type(event) is Arrived:
+            known = self._ledger.recall(event.message, now)
+            if known is not None and known.state is not None and known.state.terminal:
+                return self._machine.repeated(event.message, known, event.origin, now)
+        return self._machine.handle(event, now)
 
     def _follow_up(self, group: _Group) -> list[Todo]:
         """A group is committed: what its steps say follows."""
