@@ -106,6 +106,7 @@ class Device:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
+        self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
@@ -115,7 +116,6 @@ class Device:
             repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
-        self._link = self._open_link()
         try:
             await self._engine.start()
             await self._link.start()

@@ -6,12 +6,14 @@ outbox or inbox behind it repeats what was lost. `up` is told of every new conne
 which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
 asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 
-Several hubs may be named, with commas between: when one no longer answers, the next is tried.
+Several hubs may be named, with commas between: when one no longer answers, the next is tried. When none of
+them does, whoever reads the log is told, once: a program that waits should not look like one that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
@@ -24,7 +26,9 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, Frame
-from duly.errors import NotAuthenticated, SenderError
+from duly.errors import Malformed, NotAuthenticated, SenderError
+
+LOG: Final = logging.getLogger("duly.link")
 
 RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
 
@@ -44,6 +48,9 @@ class Link:
         denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._urls, self._token = _hubs(url), token
+        for one in self._urls:
+            if not one.startswith(("http://", "https://", "ws://", "wss://")):
+                raise Malformed(f"{one!r} is not a hub's address; write http://127.0.0.1:7800")
         self._where = where
         self._up = up
         self._heard = heard
@@ -82,7 +89,7 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        hub, backoff = 0, Backoff(RECONNECT, self._token)
+        hub, failures, backoff = 0, 0, Backoff(RECONNECT, self._token)
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
@@ -95,6 +102,7 @@ class Link:
                     ) as socket:
                         welcome = await self._introduce(socket)
                         backoff.worked()
+                        failures = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
                     if self._denied is not None:
@@ -102,8 +110,13 @@ class Link:
                     elif not self._first.done():
                         self._first.set_exception(problem)
                         return
-                except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
-                    pass  # a hub that is down, or talks nonsense, is tried again
+                except (aiohttp.ClientError, OSError, SenderError, TimeoutError) as problem:
+                    failures += 1  # a hub that is down, or talks nonsense, is tried again
+                    if failures == len(self._urls):
+                        why = str(problem) or "no answer in time"
+                        LOG.warning(
+                            "%s cannot be reached, and is tried again: %s", ", ".join(self._urls), why
+                        )
                 finally:
                     self._socket = None
                 hub += 1
