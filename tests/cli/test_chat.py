@@ -88,6 +88,7 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     bob.type("/to club")
     bob.type("/history")
     bob.until("ann: in the club")
+    ann.until("bob has 2")
     ann.type("/receipts 2")
     ann.until("1 of 1 have it (bob)")
     ann.type("/edit 2 in our club")

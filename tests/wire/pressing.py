@@ -182,7 +182,7 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[None]:
 
 
 async def judge(
-    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, least: int = 50
+    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, least: int = 20
 ) -> None:
     """`unknown`: of how many commands it may be so that nobody can tell; `least`: how many must be done."""
     did = [key for device in devices for key in device.did]

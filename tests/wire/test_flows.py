@@ -152,9 +152,9 @@ def old(seconds: float) -> str:
         ({"seq_id": ""}, 2, "malformed"),
         ({"seq_id": "0001_1"}, 2, "malformed"),
         ({"seq_id": "x" * 201}, 2, "too_large"),
-        ({"seq_id": old(601)}, 2, "stale"),
-        ({"seq_id": old(-400)}, 2, "future"),
-        ({"exp": ms(-1)}, 2, "expired"),
+        ({"seq_id": lambda: old(601)}, 2, "stale"),
+        ({"seq_id": lambda: old(-400)}, 2, "future"),
+        ({"exp": lambda: ms(-1)}, 2, "expired"),
         ({"exp": 1_700_000_000}, 2, "malformed"),
         ({"to": "nobody"}, 3, "not_allowed"),
         ({"type": "self_destruct"}, 2, "malformed"),
@@ -164,6 +164,7 @@ def old(seconds: float) -> str:
 async def test_what_is_wrong_with_a_command_has_its_code_and_word(
     place: Place, wrong: dict[str, Any], code: int, error: str
 ) -> None:
+    wrong = {name: value() if callable(value) else value for name, value in wrong.items()}
     async with place.join("lock") as lock, place.join("phone") as phone:
         frame: dict[str, Any] = {"type": "lock_control", "seq_id": phone.ids(), "to": "lock"} | wrong
         await phone.say(**{name: value for name, value in frame.items() if value is not None})

@@ -65,7 +65,7 @@ class Scene:
     async def judge(self, *, unknown: int = 0) -> None:
         # While a ring is not heard everything takes a second or two, so there is less of it.
         hubs, doers = Hubs(self.town.hubs), [self.lock, self.lamp]
-        await judge(hubs, [*doers], self.remotes, unknown=unknown, least=30)
+        await judge(hubs, [*doers], self.remotes, unknown=unknown)
 
 
 async def people(ledger_url: str) -> dict[str, str]:

@@ -23,7 +23,6 @@ import msgspec
 
 from duly.clock import Clock
 from duly.core.retry import RetryPolicy
-from duly.core.units import MS, SECOND
 from duly.dialects import fd
 from duly.dialects.fd import Kind, Status
 from duly.dialects.seal import Seal
@@ -48,7 +47,6 @@ ASK_EVERY: Final = 20.0
 SETTLE: Final = 0.25
 """Seconds in which two that found the mailbox free at the same moment find out about each other."""
 KEPT: Final = 10_000
-RECONNECT: Final = RetryPolicy.exponential(100 * MS, 10 * SECOND, jitter=0.5)
 STABLE: Final = 0.5
 """Seconds after which a connection counts as a success: nobody throws us out, only networks break it."""
 READY_WITHIN: Final = 30.0
@@ -109,7 +107,6 @@ class Mailbox:
             on_disconnect=self._disconnected,
             before=self._claim if serve else None,
             clean=clean,
-            retry=RECONNECT,
             stable=STABLE,
         )
 

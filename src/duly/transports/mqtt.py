@@ -37,8 +37,9 @@ from duly.transports.mqtt_session import (
 
 __all__ = ["MqttLink", "Will"]
 
-RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
-"""How soon to try again. Strong jitter: after a broker's restart everybody comes at once."""
+RECONNECT: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND, jitter=0.5)
+"""How soon to try again. Strong jitter: after a broker's restart everybody comes at once. Never long: whoever
+has a command under way waits for us, and a broker that dies a few times in a row must not make us sleep."""
 
 STABLE: Final = 10.0
 """Seconds after which a connection counts as a success. Two programs with one client id throw each other out
