@@ -32,7 +32,7 @@ from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
 from duly.core.steps import Answered, Received
-from duly.core.units import MS
+from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
@@ -167,7 +167,7 @@ class MqttDevices:
 
     def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
         now, before = _now(), self._online.get(name)
-        silence = MISSED * status.heartbeat or inf
+        silence = MISSED * status.every / SECOND or inf
         if not old or self._new:
             until = now + silence
         elif before is None:  # it may have been said before the broker died, and he with it

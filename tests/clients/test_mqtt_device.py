@@ -177,9 +177,7 @@ async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_i
     try:
         await link.connected()
         for _ in range(2):  # who speaks again is there again
-            await link.publish(
-                "nodes/lock/status", b'{"online":true,"session":"1","heartbeat":1}', retain=True
-            )
+            await link.publish("nodes/lock/status", b'{"online":true,"session":"1","every":1}', retain=True)
             await place.online("lock")
             heard = asyncio.get_running_loop().time()
             await place.online("lock", False)
@@ -204,7 +202,7 @@ async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
     try:
         await link.connected()
         async with lock(place, []), asyncio.timeout(20):
-            while sum(b'"heartbeat":1' in status for status in statuses) < 3:
+            while sum(b'"every":1' in status for status in statuses) < 3:
                 await asyncio.sleep(0.05)
     finally:
         await link.stop()

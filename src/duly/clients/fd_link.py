@@ -158,7 +158,11 @@ class FdLink:
     def _status(self, *, online: bool, data: bytes = b"") -> bytes:
         now = round(time.time()) * SECOND
         status = fd.Status(
-            now, online, session=self._session, data=fd.Content(data), heartbeat=HEARTBEAT if online else 0
+            now,
+            online,
+            session=self._session,
+            data=fd.Content(data),
+            every=HEARTBEAT * SECOND if online else 0,
         )
         return fd.encode(status)
 

@@ -157,8 +157,8 @@ class Failed(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """How a node is. `session` tells a late will from the news of a newer connection; `heartbeat` is how many
-    seconds pass between two, 0 if it promises nothing."""
+    """How a node is. `session` tells a late will from the news of a newer connection, `every` when the next
+    word of it is due."""
 
     time: int = 0
     online: bool | None = None
@@ -172,7 +172,8 @@ class Status(Struct, frozen=True):
     sig: str = ""
     kid: str = ""
     old_names: bool = False
-    heartbeat: int = 0
+    every: int = 0
+    """between two reports; 0 if it does not say"""
 
 
 Fd: TypeAlias = Pending | Ack | Complete | Failed | Status
@@ -206,7 +207,7 @@ class _Wire(Struct, omit_defaults=True):
     version: str | None = None
     uptime: int | float | None = None
     session: str | None = None
-    heartbeat: int | float | None = None
+    every: int | float | None = None
     data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
@@ -297,11 +298,11 @@ def decode_status(text: bytes, form: Form | None = None) -> Status | None:
         version=w.version or "",
         uptime=_time(w.uptime),
         session=w.session or "",
-        heartbeat=_time(w.heartbeat) // SECOND,
         data=_content(w, w.data, form),
         sig=w.sig or "",
         kid=w.kid or "",
         old_names=w.time is None and w.timestamp is not None,
+        every=_time(w.every),
     )
 
 
@@ -382,7 +383,7 @@ def _status(m: Status, form: Form) -> _Wire:
         version=m.version or None,
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
-        heartbeat=m.heartbeat or None,
+        every=_seconds(m.every) or None,
         data=_written(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
@@ -532,6 +533,10 @@ def _time(seconds: float | None) -> int:
     if seconds is None or not 0 <= seconds < TIME_LIMIT // SECOND:
         return 0
     return int(seconds * SECOND)
+
+
+def _seconds(length: int) -> int | float:
+    return length // SECOND if length % SECOND == 0 else length / SECOND
 
 
 def _expiry(seconds: float | None) -> int:
