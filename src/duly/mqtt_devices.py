@@ -238,7 +238,8 @@ class MqttDevices:
         """Give up those who are silent for too long."""
         now = _now()
         for name in [name for name, presence in self._online.items() if presence.until <= now]:
-            await self._gone(name)
+            with suppress(LedgerError, Stopped):
+                await self._gone(name)
 
     def lost(self) -> None:
         """The link has broken."""

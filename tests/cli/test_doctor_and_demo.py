@@ -41,7 +41,10 @@ def test_the_broker_inside_is_said_to_keep_what_it_acknowledges(place: Place) ->
 
 
 def test_a_broker_elsewhere_that_does_not_answer_is_an_illness(place: Place) -> None:
-    place.start("up", "--port", "0", "--mqtt", "mqtt://hub:secret@127.0.0.1:1").line("ready")
+    hub = place.start("up", "--port", "0", "--mqtt", "mqtt://hub:secret@127.0.0.1:1")
+    hub.line("ready")
+    assert hub.process.stderr is not None
+    assert "cannot reach mqtt://hub@127.0.0.1:1" in hub.process.stderr.readline()
     done = place.duly("doctor")
     assert done.returncode == 1
     assert "✗ broker" in done.stdout

@@ -47,6 +47,41 @@ async def test_a_devices_failure_has_its_code_and_reason(place: Place) -> None:
         assert (ack.state, ack.code) == ("failed", 7)
 
 
+async def test_a_handlers_bug_is_told_to_the_app_and_is_in_the_devices_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(place.url, place.tokens["lock"])
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> None:
+        raise ZeroDivisionError("no motor")
+
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        ack = await app.send("lock", "lock_control", {"open": True})
+    assert (ack.state, ack.code, ack.detail) == ("failed", 3, "ZeroDivisionError('no motor')")
+    assert "the handler of lock_control has failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [({1, object()}, "object"), ("x" * 262_100, "the limit is"), ("\ud800", "utf-8")],
+    ids=["no JSON", "too large", "no text"],
+)
+async def test_what_is_done_is_done_also_if_its_answer_cannot_be_told(
+    place: Place, returned: object, why: str
+) -> None:
+    device = Device(place.url, place.tokens["lock"])
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> object:
+        return returned
+
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        ack = await app.send("lock", "lock_control", {"open": True})
+    assert (ack.state, ack.code, ack.data) == ("done", 0, None)
+    assert why in ack.detail
+
+
 async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(place: Place) -> None:
     effects: list[str] = []
     async with App(place.url, place.tokens["phone"]) as app:

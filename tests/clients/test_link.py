@@ -15,6 +15,7 @@ from duly.clients.device import Command, Device
 from duly.clients.link import Link
 from duly.dialects import frames
 from duly.dialects.frames import Frame
+from duly.errors import Malformed
 from tests.places import Place
 from tests.servers import Postgres, quiet_port
 from tests.wire.many import Town
@@ -55,6 +56,30 @@ async def a_hub(*turns: str) -> AsyncIterator[str]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7800", "mqtt://127.0.0.1", ""])
+async def test_what_is_no_address_is_not_tried_for_ever(url: str, tmp_path: Path) -> None:
+    for _ in range(2):  # and its memory is free for the next try
+        with pytest.raises(Malformed, match="write http://"):
+            async with App(url, "token", data=str(tmp_path / "app.db")):
+                pass
+
+
+async def test_whoever_waits_for_a_hub_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    tries = asyncio.Queue[None]()
+
+    async def where() -> tuple[str, str]:
+        tries.put_nowait(None)
+        return "http://127.0.0.1:1", "token"
+
+    link = Link("http://127.0.0.1:1", "", up=lambda _: None, heard=lambda _: None, where=where)
+    await link.start()
+    for _ in range(4):
+        await tries.get()
+    await link.stop()
+    assert [record.levelname for record in caplog.records if record.name == "duly.link"] == ["WARNING"]
+    assert "http://127.0.0.1:1 cannot be reached" in caplog.text
 
 
 @pytest.mark.parametrize("turn", ["close", "abort", "nonsense", "binary"])

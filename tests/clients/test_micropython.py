@@ -50,7 +50,7 @@ def dev_control(command):
     if (command.data or {}).get("stuck"):
         import time
         time.sleep(60)
-    return (command.data or {}).get("echo")
+    return object() if (command.data or {}).get("odd") else (command.data or {}).get("echo")
 
 @device.on("query")
 def query(command):
@@ -181,6 +181,13 @@ async def test_large_and_empty_answers_pass(app: App, board: Board) -> None:
     for echo in ("x" * 40_000, "y" * 200, "", 0, None, [{"ü": 1.5}]):
         ack = await app.send("lock", "dev_control", {"echo": echo})
         assert (ack.state, ack.data) == ("done", echo)
+
+
+async def test_what_is_done_is_done_also_if_its_answer_cannot_be_told(app: App, board: Board) -> None:
+    ack = await app.send("lock", "dev_control", {"odd": True})
+    assert (ack.state, ack.code, ack.data) == ("done", 0, None)
+    assert "cannot be told" in ack.detail
+    assert len(board.effects) == 1
 
 
 async def test_a_push_reaches_the_apps(place: Place, board: Board) -> None:

@@ -8,6 +8,7 @@ A hub's own word that it runs may be stale (kill -9); the ledger's lock never is
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
@@ -75,6 +76,7 @@ def code_of(problem: DulyError) -> Exit:
 def guarded(verbs: Callable[..., object]) -> NoReturn:
     """Run the command line; whatever goes wrong is one sentence and a code."""
     json = "--json" in sys.argv
+    logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs tell it in their own words
     try:
         # Where JSON is wanted, what is wrong with the words themselves is ours to tell, too.
         raise SystemExit(verbs(standalone_mode=not json))

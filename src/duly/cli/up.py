@@ -12,16 +12,19 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, print_json
+from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, note, print_json
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
     from duly.hub import Hub
     from duly.settings import Settings
+
+BROKER_SECONDS: Final = 2.0
+"""How long a broker may take before a person is told."""
 
 
 def up(
@@ -135,6 +138,7 @@ async def _serve(settings: Settings, json: bool) -> None:
         raise Trouble(Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}") from None
     with contextlib.suppress(BrokenPipeError):  # nobody listens; apps and devices do
         _announce(hub, settings, json)
+    loop.call_later(BROKER_SECONDS, _warn, hub)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
     try:
@@ -150,6 +154,13 @@ async def _serve(settings: Settings, json: bool) -> None:
         await asyncio.gather(life, telling, return_exceptions=True)
         with contextlib.suppress(*[Exception] if died else []):  # what it died of is being told already
             await hub.stop()
+
+
+def _warn(hub: Hub) -> None:
+    """A mistyped broker would look like devices that never come."""
+    mqtt = hub.state()["mqtt"]
+    if mqtt is not None and mqtt["problem"] is not None:
+        note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
 
 
 def _announce(hub: Hub, settings: Settings, json: bool) -> None:

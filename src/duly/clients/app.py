@@ -138,12 +138,12 @@ class App:
         self.name = ""
 
     async def __aenter__(self) -> Self:
+        self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._ids = await minted_ids(self._ledger)
         self._cursors = {device: int(n) for device, n in (await self._ledger.shelf(CURSORS)).items()}
         policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
         self._engine = Engine(Outbox(policy, self._ledger.worker, minted=MINTED), self._ledger, self._perform)
-        self._link = self._open_link()
         try:
             await self._link.start()
             welcome = await self._link.ready()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,8 @@ from duly.ledger import Ledger
 
 if TYPE_CHECKING:
     from duly.clients.fd_link import FdLink
+
+LOG: Final = logging.getLogger("duly.device")
 
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
 CHUNK: Final = "media_download_chunk"
@@ -106,6 +109,7 @@ class Device:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
+        self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
@@ -115,7 +119,6 @@ class Device:
             repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
-        self._link = self._open_link()
         try:
             await self._engine.start()
             await self._link.start()
@@ -211,11 +214,7 @@ class Device:
         self._say(scope, id_, answer, state)
 
     def _say(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
-        ack = Frame(
-            "ack", seq_id, app, code=answer.code, data=frames.raw(answer.data), state=state.word,
-            detail=answer.reason or None,
-        )  # fmt: skip
-        self._link.send(frames.encode(ack))
+        self._link.send(_ack(app, seq_id, answer, state))
 
     async def _run(self, message: Message, attempt: int) -> None:
         handler, _ = self._handlers.get(message.kind, (None, False))
@@ -223,11 +222,30 @@ class Device:
             if handler is None:
                 raise DeviceError(DeviceCode.NOT_SUPPORTED, f"{self.name} does not know {message.kind}")
             command = Command(message.kind, frames.load(message.body), message.scope, message.id, attempt)
-            data = frames.dump(await handler(command))
-            state, answer = State.DONE, Answer(DeviceCode.DONE, bytes(data))
+            state, answer = State.DONE, _done(message, await handler(command))
         except DeviceError as problem:
             state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
         except Exception as problem:
+            LOG.exception("the handler of %s has failed", message.kind)
             state, answer = State.FAILED, Answer(DeviceCode.HARDWARE_FAULT, b"", repr(problem)[:500])
         keep = message.kind != CHUNK
         await self._engine.put(Answered(message.key, state, answer, attempt, keep=keep))
+
+
+def _done(message: Message, returned: object) -> Answer:
+    """What is done is done, also if the wire cannot carry what came of it."""
+    try:
+        answer = Answer(DeviceCode.DONE, bytes(frames.dump(returned)))
+        frames.check(_ack(message.scope, message.id, answer, State.DONE))
+    except (TypeError, ValueError, SenderError) as problem:
+        LOG.error("what the handler of %s returned cannot be told: %s", message.kind, problem)
+        return Answer(DeviceCode.DONE, b"", f"done, but what came of it cannot be told: {problem}")
+    return answer
+
+
+def _ack(app: str, seq_id: str, answer: Answer, state: State) -> bytes:
+    ack = Frame(
+        "ack", seq_id, app, code=answer.code, data=frames.raw(answer.data), state=state.word,
+        detail=answer.reason or None,
+    )  # fmt: skip
+    return frames.encode(ack)

@@ -7,12 +7,14 @@ which token it wants, for those who cannot know that beforehand. A hub that does
 asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
 
 Several hubs may be named, with commas between: when one no longer answers, the next is tried. Which is the
-first is told by the token, so that they share their clients.
+first is told by the token, so that they share their clients. When none of them answers, whoever reads the log
+is told, once: a program that waits should not look like one that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
@@ -26,7 +28,9 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, Frame
-from duly.errors import NotAuthenticated, SenderError
+from duly.errors import Malformed, NotAuthenticated, SenderError
+
+LOG: Final = logging.getLogger("duly.link")
 
 RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
 
@@ -86,7 +90,7 @@ class Link:
             self._queue.put_nowait(frame)
 
     async def _run(self) -> None:
-        hub, backoff = crc32(self._token.encode()), Backoff(RECONNECT, self._token)
+        hub, failures, backoff = crc32(self._token.encode()), 0, Backoff(RECONNECT, self._token)
         async with aiohttp.ClientSession() as http:
             while not self._stopping.is_set():
                 try:
@@ -99,6 +103,7 @@ class Link:
                     ) as socket:
                         welcome = await self._introduce(socket)
                         backoff.worked()
+                        failures = 0
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
                     self.denial = problem
@@ -107,8 +112,13 @@ class Link:
                     elif not self._first.done():
                         self._first.set_exception(problem)
                         return
-                except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
-                    pass  # a hub that is down, or talks nonsense, is tried again
+                except (aiohttp.ClientError, OSError, SenderError, TimeoutError) as problem:
+                    failures += 1  # a hub that is down, or talks nonsense, is tried again
+                    if failures == len(self._urls):
+                        why = str(problem) or "no answer in time"
+                        LOG.warning(
+                            "%s cannot be reached, and is tried again: %s", ", ".join(self._urls), why
+                        )
                 finally:
                     self._socket = None
                 hub += 1
@@ -159,4 +169,7 @@ def hubs(urls: str) -> list[str]:
     ['http://a:7800', 'https://b']
     """
     named = [url.strip().rstrip("/") for url in urls.split(",")]
+    for url in named:
+        if not url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise Malformed(f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
     return [url.replace("ws://", "http://", 1).replace("wss://", "https://", 1) for url in named]

@@ -2,7 +2,7 @@
 
 The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
 Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
-neither), the id, and per kind action, times in whole seconds, content, and `order` or `every` if there is
+neither), the id, and per kind action, times in whole seconds, content, and `order` or `heartbeat` if there is
 one. So an `ack` is no `complete`, B's task is not C's, and nobody but the receiver of a task can answer it. A
 repeat of the same message passes: the inbox knows its id, and what is older than it remembers has expired,
 which is covered too.

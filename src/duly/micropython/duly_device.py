@@ -541,11 +541,15 @@ class Device:
             data = handler(command)
             if hasattr(data, "send"):
                 data = await data
-            json.dumps(data)
         except DeviceError as problem:
             return [problem.code, None, problem.detail]
         except Exception as problem:
             return [HARDWARE_FAULT, None, repr(problem)[:200]]
+        try:
+            if command.type != CHUNK:  # its text is large, and memory small
+                json.loads(json.dumps(data))  # MicroPython writes what is not JSON without a word
+        except (ValueError, TypeError) as problem:
+            return [DONE, None, f"done, but what came of it cannot be told: {problem!r}"]
         return [DONE, data, ""]
 
     def _memory_of(self, command: Command) -> Memory:
