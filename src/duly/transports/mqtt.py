@@ -33,7 +33,8 @@ RECONNECT: Final = RetryPolicy.exponential(100 * MS, 30 * SECOND, jitter=0.5)
 
 STABLE: Final = 10.0
 """Seconds after which a connection counts as a success. Two programs with one client id throw each other out
-at once; counting those as failures slows the fight down."""
+at once; counting those as failures slows the fight down. But the first one to a broker that was away always
+counts: it is not to blame if that dies again."""
 
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
@@ -206,6 +207,7 @@ class MqttLink:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         attempt = 0
+        unreachable = True  # the last attempt led to no connection
         while not self._stopping.is_set():
             session: Session | None = None
             began = loop.time()
@@ -237,7 +239,9 @@ class MqttLink:
                     await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
-            attempt = 1 if was_up and loop.time() - began > self._stable else attempt + 1
+            success = was_up and (unreachable or loop.time() - began > self._stable)
+            attempt = 1 if success else attempt + 1
+            unreachable = not was_up
             delay = self._retry.delay(attempt, self.address.client_id.encode())
             if delay is None:
                 self._settled.set()
