@@ -471,22 +471,6 @@ async def test_says_why_it_is_refused() -> None:
         await link.stop()
 
 
-async def test_a_broker_that_is_unavailable_is_no_refusal() -> None:
-    async def starting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(b"\x20\x02\x00\x03")
-        await reader.read(100)
-
-    async with fake_broker(starting) as (url, visits):
-        link = MqttLink(url, Ear(), retry=QUICK)
-        await link.start()
-        await until(lambda: len(visits) > 2)
-        with pytest.raises(ConnectionLost, match="unavailable"):
-            await link.connected(0.05)
-        assert not link.refused
-        await link.stop()
-
-
 async def test_says_in_plain_words_why_a_broker_cannot_be_reached() -> None:
     for host in ("127.0.0.1", "localhost"):
         link = MqttLink(f"mqtt://bob@{host}:{servers.free_port()}", Ear(), retry=RetryPolicy.never())

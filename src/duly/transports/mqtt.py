@@ -35,7 +35,8 @@ has a command under way waits for us, and a broker that dies a few times in a ro
 
 STABLE: Final = 10.0
 """Seconds after which a connection counts as a success. Two programs with one client id throw each other out
-at once; counting those as failures slows the fight down."""
+at once; counting those as failures slows the fight down. But the first one to a broker that was away always
+counts: it is not to blame if that dies again."""
 
 IN_FLIGHT: Final = 1024
 """Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
@@ -208,6 +209,8 @@ class MqttLink:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         backoff = Backoff(self._retry, self.address.client_id)
+        unreachable = True
+        """the last attempt led to no connection"""
         while not self._stopping.is_set():
             session: Session | None = None
             began = loop.time()
@@ -239,8 +242,9 @@ class MqttLink:
                     await session.close(self.problem)
             if was_up and self._on_disconnect is not None:
                 self._call(self._on_disconnect, self.problem)
-            if was_up and loop.time() - began > self._stable:
+            if was_up and (unreachable or loop.time() - began > self._stable):
                 backoff.worked()
+            unreachable = not was_up
             if not await backoff.wait(self._stopping):
                 self._settled.set()
                 return

@@ -36,11 +36,10 @@ TEXT_LIMIT: Final = 0xFFFF
 REFUSALS: Final = {
     1: "it speaks another MQTT than 3.1.1",
     2: "it does not accept the client id",
-    3: "it is unavailable now",
+    3: "it is unavailable, or (RabbitMQ) the client id is not for us",
     4: "wrong username or password",
     5: "not authorised",
 }
-UNAVAILABLE: Final = 3
 
 _SUBSCRIBE: Final = 0x82
 _UNSUBSCRIBE: Final = 0xA2

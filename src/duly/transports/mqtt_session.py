@@ -112,7 +112,9 @@ class Session(asyncio.Protocol):
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
                 present, code = (await self._ask(_CONNECT, self._hello()))[:2]
-                self._welcomed(code)
+                if code:
+                    why = packets.REFUSALS.get(code, f"code {code}")
+                    raise ConnectionRefused(f"{a!r} refuses us: {why}")
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
                     await self.subscribe(filters)
@@ -135,13 +137,6 @@ class Session(asyncio.Protocol):
             password=a.password,
             will=None if will is None else (will.topic, will.payload, will.retain),
         )
-
-    def _welcomed(self, code: int) -> None:
-        if code == packets.UNAVAILABLE:
-            raise ConnectionLost(f"{self._address!r} refuses us: {packets.REFUSALS[code]}")
-        if code:
-            why = packets.REFUSALS.get(code, f"code {code}")
-            raise ConnectionRefused(f"{self._address!r} refuses us: {why}")
 
     def end(self, reason: str) -> None:
         """This connection is no longer of use."""
