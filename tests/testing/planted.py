@@ -198,11 +198,7 @@ def no_timer(patch: Patch) -> None:
 
 def memory_is_the_truth(patch: Patch) -> None:
     """The memory of hot ids is filled once and never corrected."""
-    patch.setattr(Ledger, "_moved", lambda self, key, state, answer: None)
-    patch.setattr(
-        Inbox, "handle",
-        lambda self, event, now, handle=Inbox.handle: handle(self, event, now),
-    )  # fmt: skip
+    patch.setattr(Ledger, "_moved", lambda self, write: None)
     from duly.engine import Engine
 
     def trusting(self: Engine, event: Any, now: int) -> list[Todo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def test_the_same_seed_gives_the_same_run_in_another_process(seed: int, world: s
     for hash_seed in ("1", "2"):
         program = f"from duly.testing.sim import run_seed; print(run_seed({seed}, {world!r}).digest)"
         done = subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": hash_seed},
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         digests.add(done.stdout.strip())

@@ -64,7 +64,7 @@ async def test_rings_make_it_as_fast_as_one_hub(rung: Town) -> None:
             await ends(phone, await phone.command("lock"))
             took.append(time.perf_counter() - began)
         obeying.cancel()
-        assert sorted(took)[10] < 0.2, took
+        assert sorted(took)[10] < 0.5, took  # a second and more where the ledger has to be asked
 
 
 async def test_the_same_command_from_everywhere_at_once_runs_once_and_all_hear_the_end(town: Town) -> None:

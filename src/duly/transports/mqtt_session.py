@@ -3,7 +3,7 @@
 The laws are those of `duly.transports.mqtt`. What is written in one turn of the loop goes out together, and
 what arrives together is taken apart in one pass.
 
-No client library is under it (docs/adr/0012): they acknowledge before a handler has committed, or carry a
+No client library is under it (docs/adr/0014): they acknowledge before a handler has committed, or carry a
 late PUBACK over to the next connection, where it acknowledges another message.
 """
 
