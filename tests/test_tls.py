@@ -112,7 +112,7 @@ async def test_a_certificate_that_cannot_be_used_is_said_so_before_anything_star
 ) -> None:
     cert, _ = authority.issue("hub.example")
     hub = Hub(settings(tmp_path, cert, authority.ca))
-    with pytest.raises(Malformed, match="TLS certificate .* cannot be used"):
+    with pytest.raises(Malformed, match=r"TLS certificate .* cannot be used"):
         await hub.start()
     assert not (tmp_path / "hub").exists()
 
