@@ -99,3 +99,16 @@ async def test_in_a_lively_talk_nothing_is_told_again(room: Room) -> None:
     assert room.bob.told == [(n, 1) for n in range(1, 301)]
     await room.wait(7)
     assert room.bob.told[300:] == [(300, 2)]
+
+
+async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None:
+    """Who comes is known to others, and told by them, before their own places are read."""
+    phone = Socket()
+    seat = room.audience.enter(phone, Principal("bob", Role.USER))
+    assert room.audience.seats("bob") == [room.seat, seat]
+    seat.pass_on(b'{"type":"receipt","n":7}')
+    assert phone.told == []
+    await room.audience.find_places(seat, None)
+    room.audience.begin(seat)
+    seat.pass_on(b'{"type":"receipt","n":8}')
+    assert phone.told == [(7, 1), (8, 1)]

@@ -34,7 +34,7 @@ PAGE: Final = 500
 class Seat:
     """One connection of somebody."""
 
-    __slots__ = ("loading", "missed", "places", "session", "who")
+    __slots__ = ("_early", "loading", "missed", "places", "session", "who")
 
     def __init__(self, session: Session, who: Principal) -> None:
         self.session = session
@@ -43,6 +43,20 @@ class Seat:
         self.loading = True
         self.missed: set[str] = set()
         """where something was said while their places were being read"""
+        self._early: list[bytes] = []
+
+    def pass_on(self, frame: bytes) -> None:
+        """Tell what is told in passing: nothing comes before the welcome."""
+        if self.loading:
+            self._early.append(frame)
+        else:
+            self.session.push(frame)
+
+    def greeted(self) -> None:
+        self.loading = False
+        for frame in self._early:
+            self.session.push(frame)
+        self._early.clear()
 
 
 class Place:
@@ -126,7 +140,7 @@ class Audience:
 
     def begin(self, seat: Seat) -> None:
         """They have been greeted: tell them what they missed."""
-        seat.loading = False
+        seat.greeted()
         if seat.missed:
             self.do(self.look_up(seat.who.name))
         for place in list(seat.places.values()):

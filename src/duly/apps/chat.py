@@ -168,7 +168,7 @@ class Chat:
     def _push_to(self, names: list[str], frame: bytes) -> None:
         for name in names:
             for seat in self.audience.seats(name):
-                seat.session.push(frame)
+                seat.pass_on(frame)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
@@ -329,7 +329,7 @@ class Chat:
         by = by or frames.decode(frame).from_ or ""
         for seat in self.audience.here(conv):
             if seat.who.name != by:
-                seat.session.push(frame)
+                seat.pass_on(frame)
 
     async def _reached(self, session: Session, who: Principal, frame: Frame, *, read: bool) -> None:
         conv, n = frame.conv, frame.n
@@ -360,7 +360,7 @@ class Chat:
         receipt = frames.encode(Frame("receipt", from_=name, conv=conv, n=n, data=state))
         for seat in seats:
             if seat.who.name != name or reader != name:  # one's own other devices know what was read
-                seat.session.push(receipt)
+                seat.pass_on(receipt)
 
     # ── what is asked ────────────────────────────────────────────────────────────────────────────
 
