@@ -344,7 +344,8 @@ async def crowd(work: Work) -> Found:
     begin = time.perf_counter() + WARM_SECONDS
     end = begin + work.seconds
     missing: dict[str, int] = {}
-    delivered = sent = 0
+    first = sent = time.time_ns()  # no round's lines are taken for another's
+    delivered = 0
     over = asyncio.get_running_loop().create_future()
 
     def go() -> None:
@@ -354,12 +355,12 @@ async def crowd(work: Work) -> Found:
         missing[mark] = len(listeners)
         speaker.send(work.group, mark)
 
-    reached = [-1] * len(listeners)
+    reached = [first - 1] * len(listeners)
 
     def arrived(who: int, mark: str) -> None:
         nonlocal delivered
         if int(mark) <= reached[who]:
-            return  # told again, since its acknowledgement was slow; it does not count
+            return  # told again, or of the round before: its acknowledgement was slow; it does not count
         reached[who] = int(mark)
         now = time.perf_counter()
         if begin <= now < end:
