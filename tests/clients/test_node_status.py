@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from duly.clients.node import Node
@@ -45,13 +45,15 @@ async def test_a_node_that_goes_without_a_goodbye_is_offline_by_its_will(at: Bro
     async with at.node(at.a) as a:
         b = serving(at, at.b)
         await b.start()
-        await seen(a, at.b, online=True)
-        session = b._mailbox.link._session
-        assert session is not None
-        b._mailbox.link._stopping.set()
-        assert session._transport is not None
-        session._transport.abort()  # as a crash would
-        await seen(a, at.b, online=False)
+        # One watch throughout: who asks anew in the moment of the will may be shown what was retained before.
+        async with asyncio.timeout(20), aclosing(a.watch_status(at.b)) as news:
+            await told(news, online=True)
+            session = b._mailbox.link._session
+            assert session is not None
+            b._mailbox.link._stopping.set()
+            assert session._transport is not None
+            session._transport.abort()  # as a crash would
+            await told(news, online=False)
         await b.stop()
 
 
@@ -186,6 +188,12 @@ async def until_told(a: Node, name: str, true: Callable[[NodeStatus], bool]) -> 
             if true(status):
                 return status
     raise AssertionError
+
+
+async def told(news: AsyncIterator[NodeStatus], *, online: bool) -> None:
+    """Until they are told that."""
+    while (await anext(news)).online is not online:
+        pass
 
 
 async def seen(a: Node, name: str, online: bool) -> NodeStatus:
