@@ -340,16 +340,20 @@ async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
 
 
 class Wire:
-    """Between the page and the hub: loses what the page says, or repeats what the hub says."""
+    """Between the page and the hub: loses what the page says, or repeats what the hub says, or is cut."""
 
     def __init__(self) -> None:
         self.deaf = False
+        self.cut = False
         self.stutters = False
         self.sent: list[str] = []
         self.connections = 0
 
-    def connect(self, route: Any) -> None:
+    async def connect(self, route: Any) -> None:
         self.connections += 1
+        if self.cut:
+            await route.close()
+            return
         server = route.connect_to_server()
 
         def up(text: str) -> None:
@@ -416,6 +420,7 @@ async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_exp
     await tab.do("void (globalThis.second = app.send('lock', 'lock_control', {open: false}))")
     await tab.page.clock.run_for(70_000)
     assert (await tab.do("first"))["state"] == "unknown"
+    await tab.page.clock.run_for(70_000)  # it may have begun only when the clock had been turned
     assert (await tab.do("second"))["state"] == "expired"
     await place.start()
     await tab.page.clock.run_for(11_000)
@@ -439,10 +444,12 @@ async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
     await tab.until("!app.connected")
     await tab.page.clock.run_for(70_000)
     assert (await tab.do("ended"))["state"] == "unknown"
+    wire.cut = True
     await place.start()
     lock.free.set()
     await _has_ended(place, lock.effects[0])  # and the page has not heard of it
     assert len(await tab.told("end")) == 1
+    wire.cut = False
     await tab.page.clock.run_for(11_000)
     await tab.until("told.filter(([event]) => event === 'end').length === 2")
     *_, settled = await tab.told("end")
