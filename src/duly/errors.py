@@ -38,6 +38,7 @@ is stored or half done. Catch the branch you can act on.
     │   ├── Declined          the other side does not want it: look at the address and the content
     │   └── InDoubt           it may have arrived
     ├── Overloaded            queues are full: try again later
+    │   └── RateLimited       this account or address asks too much: wait as long as it says
     ├── Stopped               we are shutting down: try again elsewhere or later
     └── ProgramError          a bug in the code that called us
         └── IllegalTransition a state change the lifecycle does not allow
@@ -65,6 +66,8 @@ class DulyError(Exception):
     retry: ClassVar[bool] = False
     word: ClassVar[str] = "error"
     """The one word that goes over the wire and into counters."""
+    wait: int = 0
+    """How long to wait before the next try, in microseconds; 0: not said."""
 
 
 class SenderError(DulyError):
@@ -121,6 +124,10 @@ class TooManyLogins(NotAuthenticated):
 
     retry = True
     word = "too_many_logins"
+
+    def __init__(self, detail: str, wait: int = 0) -> None:
+        super().__init__(detail)
+        self.wait = wait
 
 
 class Unsigned(NotAuthenticated):
@@ -312,6 +319,17 @@ class Overloaded(DulyError):
     fault = Fault.OPERATOR
     retry = True
     word = "overloaded"
+
+
+class RateLimited(Overloaded):
+    """This account or address asks for more than its share; nothing was done. Try again after `wait` (µs)."""
+
+    fault = Fault.SENDER
+    word = "rate_limited"
+
+    def __init__(self, detail: str, wait: int) -> None:
+        super().__init__(detail)
+        self.wait = wait
 
 
 class Stopped(DulyError):

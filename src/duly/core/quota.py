@@ -1,0 +1,96 @@
+"""Rates: how much of something each account or address may do in a time.
+
+The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the count
+of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A clock
+that is set back makes no one wait longer than a full burst takes to refill.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.units import SECOND
+from duly.errors import Malformed
+
+REMEMBERED: Final = 10_000
+"""Names that are counted each for itself."""
+_TRIED: Final = 4
+"""Names looked at for one that can be forgotten, for each new one."""
+_REST: Final = ""
+"""The name that all share who are not counted each for itself."""
+
+
+class Rate(Struct, frozen=True):
+    """So many in so long, of which `burst` may come at once.
+
+    >>> Rate(100, SECOND).interval
+    10000
+    """
+
+    amount: int
+    per: int = SECOND
+    burst: int = 0
+    """0: as many as `amount`"""
+
+    def __post_init__(self) -> None:
+        if self.amount < 1 or self.per < 1 or self.burst < 0:
+            raise Malformed("a rate needs amount >= 1, per >= 1 µs and burst >= 0")
+
+    @property
+    def interval(self) -> int:
+        """How long one of them takes to refill, in microseconds."""
+        return max(self.per // self.amount, 1)
+
+    @property
+    def span(self) -> int:
+        """How long a whole burst takes to refill, in microseconds."""
+        return self.interval * (self.burst or self.amount)
+
+
+class Quota:
+    """Counts by name against one rate.
+
+    >>> quota = Quota(Rate(2, SECOND))
+    >>> [quota.take("ann", now) for now in (0, 0, 0, 500_000)]
+    [0, 0, 500000, 0]
+    """
+
+    def __init__(self, rate: Rate, remembered: int = REMEMBERED) -> None:
+        self.rate = rate
+        self._interval = rate.interval
+        self._span = rate.span
+        self._remembered = remembered
+        self._full_at: OrderedDict[str, int] = OrderedDict()
+        """when each name's allowance is whole again; a name that is not here has all of it"""
+
+    def take(self, name: str, now: int, amount: int = 1) -> int:
+        """Count `amount` for this name. Returns 0 if that is within its rate; otherwise counts nothing and
+        returns how long to wait, in microseconds. An amount beyond the burst counts as a whole burst: it would
+        never fit."""
+        full_at = self._full_at.get(name)
+        if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
+            name = _REST
+            full_at = self._full_at.get(name)
+        begin = now if full_at is None or full_at < now else min(full_at, now + self._span)
+        cost = min(self._interval * amount, self._span)
+        over = begin + cost - now - self._span
+        if over > 0:
+            return over
+        self._full_at[name] = begin + cost
+        self._full_at.move_to_end(name)
+        return 0
+
+    def _forget(self, now: int) -> bool:
+        """Make room by dropping names whose allowance is whole; whether there is room."""
+        for name in [name for name, _ in zip(self._full_at, range(_TRIED), strict=False)]:
+            if self._full_at[name] <= now:
+                del self._full_at[name]
+            else:
+                self._full_at.move_to_end(name)
+        return len(self._full_at) < self._remembered
+
+    def __len__(self) -> int:
+        return len(self._full_at)

@@ -1,0 +1,74 @@
+"""Rates by name: bounded, fair, and not to be flushed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.core.quota import Quota, Rate
+from duly.core.units import SECOND
+from duly.errors import Malformed
+
+
+@pytest.mark.parametrize("wrong", [{"amount": 0}, {"amount": 1, "per": 0}, {"amount": 1, "burst": -1}])
+def test_a_rate_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(Malformed):
+        Rate(**wrong)
+
+
+def test_a_refusal_says_how_long_to_wait_and_counts_nothing() -> None:
+    quota = Quota(Rate(1, SECOND, burst=3))
+    assert [quota.take("ann", 0) for _ in range(5)] == [0, 0, 0, SECOND, SECOND]
+    assert quota.take("ann", SECOND - 1) == 1
+    assert quota.take("ann", SECOND) == 0
+
+
+def test_names_are_counted_each_for_itself() -> None:
+    quota = Quota(Rate(1))
+    assert quota.take("ann", 0) == 0
+    assert quota.take("bob", 0) == 0
+    assert quota.take("ann", 0) > 0
+
+
+def test_a_flood_of_new_names_does_not_reset_a_limited_one() -> None:
+    quota = Quota(Rate(1, 3600 * SECOND), remembered=100)
+    assert quota.take("mallory", 0) == 0
+    refused = sum(quota.take(f"name {n}", 1) > 0 for n in range(10_000))
+    assert quota.take("mallory", 2) > 0
+    assert refused == 10_000 - 100  # 99 of their own and one that the rest share
+    assert len(quota) <= 101
+
+
+def test_names_at_rest_make_room_for_others() -> None:
+    quota = Quota(Rate(1), remembered=10)
+    for second in range(1_000):
+        assert all(quota.take(f"{second} {n}", second * 2 * SECOND) == 0 for n in range(10))
+    assert len(quota) <= 11
+
+
+def test_more_than_a_burst_counts_as_one_burst() -> None:
+    quota = Quota(Rate(10))
+    assert quota.take("ann", 0, 100) == 0
+    assert quota.take("ann", 0) == SECOND // 10
+    assert quota.take("bob", 0, 5) == 0
+    assert quota.take("bob", 0, 100) == SECOND // 2
+
+
+def test_a_clock_set_back_costs_no_more_than_a_burst() -> None:
+    quota = Quota(Rate(10))
+    for _ in range(10):
+        quota.take("ann", 10**15)
+    assert quota.take("ann", 0) <= SECOND
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.lists(st.integers(0, SECOND), max_size=300))
+def test_never_more_than_burst_and_rate(amount: int, burst: int, pauses: list[int]) -> None:
+    rate = Rate(amount, SECOND, burst)
+    quota, now, taken = Quota(rate), 0, 0
+    for pause in pauses:
+        now += pause
+        wait = quota.take("ann", now)
+        taken += wait == 0
+        assert taken <= burst + now // rate.interval
+        assert wait <= rate.span
