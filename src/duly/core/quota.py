@@ -1,8 +1,8 @@
 """Rates: how much of something each account or address may do in a time.
 
-The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the count
-of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A clock
-that is set back makes no one wait longer than a full burst takes to refill.
+The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
+count of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A
+clock that is set back makes no one wait longer than a full burst takes to refill.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Quota:
 
     def take(self, name: str, now: int, amount: int = 1) -> int:
         """Count `amount` for this name. Returns 0 if that is within its rate; otherwise counts nothing and
-        returns how long to wait, in microseconds. An amount beyond the burst counts as a whole burst: it would
-        never fit."""
+        returns how long to wait, in microseconds. An amount beyond the burst counts as a whole burst: it
+        would never fit."""
         full_at = self._full_at.get(name)
         if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
             name = _REST
