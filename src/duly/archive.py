@@ -25,7 +25,7 @@ import msgspec
 
 from duly.core.units import DAY, SECOND
 from duly.errors import LedgerUnavailable
-from duly.files import write_private
+from duly.files import private_folder, write_private
 
 ALERTS: Final = "alerts"
 DELIVERIES: Final = "deliveries"
@@ -58,7 +58,7 @@ class Archive:
                 ) from problem
 
     def _append(self, path: Path, lines: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         with _alone_with(path) as fd:
             note = _note_of(path)
             write_private(note, b"%d" % os.fstat(fd).st_size)

@@ -32,6 +32,7 @@ from duly.core.units import MINUTE, SECOND
 from duly.core.writes import Drop, Given, Put, PutNew, Write
 from duly.errors import Conflict, Malformed
 from duly.ledger import Ledger
+from duly.secret_box import SecretBox, is_sealed
 
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners know one when they see it."""
@@ -119,8 +120,9 @@ class Accounts:
     """The principals and grants of one ledger; one of these per process. `refresh` it once before use: until
     then it knows nobody."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, box: SecretBox | None = None) -> None:
         self._ledger = ledger
+        self._box = box
         self._book = _Book()
         self._loaded = False
         self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
@@ -158,9 +160,8 @@ class Accounts:
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
-            new = _Stored(
-                role, digest(token).hex(), self._ledger.clock.now(), broker=_for_the_broker(role, token)
-            )
+            broker = self._seal(name, "broker", _for_the_broker(role, token))
+            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), broker=broker)
             if old is not None:
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
@@ -180,7 +181,8 @@ class Accounts:
         check_name(name)
         async with self._changing:
             book = await self._current()
-            new = _Stored(Role.USER, "", self._ledger.clock.now(), password=password)
+            sealed = self._seal(name, "password", password)
+            new = _Stored(Role.USER, "", self._ledger.clock.now(), password=sealed)
             with suppress(Conflict):  # strangers are not told by whom
                 if name not in book.stored:
                     await self._put_new(name, new)
@@ -208,14 +210,14 @@ class Accounts:
             old = (await self._current()).stored.get(name)
             if old is None or old.role is not Role.USER:
                 raise Malformed(f"there is no user named {name!r}; check the name")
-            new = changed(old, password=password)
+            new = changed(old, password=self._seal(name, "password", password))
             await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
             self._book.seat(name, new)
 
     def password_of(self, name: str) -> str:
         """The hash of a user's password; empty if they have none, or may not log in."""
         one = self._book.stored.get(name)
-        return "" if one is None or one.disabled else one.password
+        return "" if one is None or one.disabled else self._unseal(name, "password", one.password)
 
     async def look(self, name: str) -> Role | None:
         """What kind of principal this is; also of one that another process has made just now."""
@@ -321,7 +323,39 @@ class Accounts:
     def broker_logins(self) -> dict[str, str]:
         """Who may log in at the broker, with the bcrypt of their tokens."""
         stored = sorted(self._book.stored.items())
-        return {name: one.broker for name, one in stored if one.broker and not one.disabled}
+        return {
+            name: self._unseal(name, "broker", one.broker)
+            for name, one in stored
+            if one.broker and not one.disabled
+        }
+
+    # ── hashes are sealed: a copy of the ledger gives nothing to try passwords on ────────────────
+
+    def _seal(self, name: str, field: str, value: str) -> str:
+        if self._box is None or not value or is_sealed(value):
+            return value
+        return self._box.seal(value, f"{_PRINCIPALS}/{name}/{field}")
+
+    def _unseal(self, name: str, field: str, value: str) -> str:
+        return value if self._box is None else self._box.open(value, f"{_PRINCIPALS}/{name}/{field}")
+
+    async def seal(self) -> int:
+        """Seal what an older version has stored in plain; of how many accounts."""
+        async with self._changing:
+            await self._load()
+            plain: list[Write] = []
+            for name, old in self._book.stored.items():
+                new = changed(
+                    old,
+                    broker=self._seal(name, "broker", old.broker),
+                    password=self._seal(name, "password", old.password),
+                )
+                if new != old:
+                    plain.append(Put(_PRINCIPALS, name, _encode(new)))
+            if plain:
+                await self._ledger.write(*plain)
+                await self._load()
+        return len(plain)
 
     def list(self) -> tuple[Account, ...]:
         """All accounts, by name."""

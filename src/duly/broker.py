@@ -32,9 +32,10 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -43,7 +44,7 @@ from duly.broker_rules import BrokerUser, nats_users
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import BrokerError
-from duly.files import write_private
+from duly.files import PRIVATE_FILE, private_folder, write_private
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -92,14 +93,20 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("our parent is gone")
+os.umask(0o077)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Asks the kernel to end the broker with us, then becomes it. Done in the child's own program, since code
-between fork and exec may deadlock in a process that has threads."""
+"""Asks the kernel to end the broker with us, keeps its files private, then becomes it. Done in the child's
+own program, since code between fork and exec may deadlock in a process that has threads."""
 
 
 class _LogFile(RotatingFileHandler):
-    """A disk that is full has no room for the log either: that line is lost, and nothing else."""
+    """A disk that is full has no room for the log either: that line is lost, and nothing else. Only its owner
+    may read it."""
+
+    def _open(self) -> TextIOWrapper:
+        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
+        return cast("TextIOWrapper", os.fdopen(fd, "a", encoding=self.encoding, errors=self.errors))
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -165,7 +172,7 @@ class Broker:
         """Start it and come back when it takes connections; raises `BrokerError` when it cannot."""
         if self._task is not None:
             raise BrokerError("this broker has been started already")
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._folder)
         self._claim_folder()
         try:
             await self._end_leftover()
@@ -222,7 +229,7 @@ class Broker:
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
             stdin=nowhere, stdout=nowhere, stderr=pipe,
         )  # fmt: skip
-        (self._folder / "nats.pid").write_text(f"{self._process.pid}\n")
+        write_private(self._folder / "nats.pid", b"%d\n" % self._process.pid)
         self._reader = asyncio.get_running_loop().create_task(self._read_log(self._process))
         try:
             async with asyncio.timeout(READY_WITHIN):

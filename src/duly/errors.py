@@ -29,6 +29,7 @@ is stored or half done. Catch the branch you can act on.
     │   ├── LedgerInUse       another process writes this file
     │   ├── LedgerDamaged     the file is not sound; nothing was touched
     │   ├── LedgerTooNew      written by a newer duly
+    │   ├── SecretKeyMissing  its secrets are sealed with a key that is not here
     │   └── LedgerUnavailable full disk, lost connection: nothing was stored, try again
     ├── ConnectionLost        there is no connection, or it went too early: send again
     ├── ConnectionRefused     the other side does not let us in: the operator's to settle
@@ -251,6 +252,12 @@ class LedgerTooNew(LedgerError):
     """It was written by a newer duly."""
 
     word = "ledger_too_new"
+
+
+class SecretKeyMissing(LedgerError):
+    """Its secrets are sealed with a key that is not here."""
+
+    word = "secret_key_missing"
 
 
 class LedgerUnavailable(LedgerError):

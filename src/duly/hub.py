@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from duly import notice
+from duly import data_folder, notice
 from duly.apps import desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
@@ -46,6 +46,7 @@ from duly.errors import (
     ProgramError,
     TooManyLogins,
 )
+from duly.files import write_private
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
@@ -84,6 +85,7 @@ Python's own 700 a hub spends a twentieth of its time looking."""
 
 def tune() -> None:
     """Set this process up for being a hub, and nothing else."""
+    os.umask(0o077)
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what is loaded by now stays
     gc.set_threshold(*COLLECT_AFTER)
@@ -124,11 +126,12 @@ class Hub:
     async def _start(self) -> None:
         settings, closing = self.settings, self._closing
         tls = _server_tls(settings)
-        self._data.mkdir(parents=True, exist_ok=True)
+        data_folder.prepare(self._data)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
         self._try_port()  # before anything is started that takes time, or a port of its own
-        self.accounts = Accounts(self.ledger)
+        box = await data_folder.unlock(self.ledger, settings)
+        self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
         policy = GatewayPolicy(control=control_policy(settings))
@@ -138,7 +141,7 @@ class Hub:
         self.people = People(self.ledger, self.accounts, self._guard, open_=settings.open_registration)
         closing.callback(self.people.close)
         self.alerts = Alerts(
-            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box
         )
         self.archive = archive_of(settings)
         self._applications = (self.gateway, self.chat, self.alerts)
@@ -325,7 +328,7 @@ class Hub:
         has for a session that comes back, and would keep it for ever for one that does not."""
         place = self._data / "client_id"
         if not place.exists():
-            place.write_text(f"hub-{secrets.token_hex(4)}", encoding="utf-8")
+            write_private(place, f"hub-{secrets.token_hex(4)}".encode())
         return place.read_text(encoding="utf-8")
 
     async def renew_broker_users(self) -> None:
@@ -449,6 +452,10 @@ class Hub:
 
     @property
     def down(self) -> str | None:
+        try:
+            self.ledger.check()
+        except LedgerError as unfit:
+            return str(unfit)
         neighbours = self.gateway.neighbours
         problem = self.gateway.engine.down or self.alerts.engine.down or (neighbours and neighbours.trouble)
         return str(problem) if problem else None

@@ -32,7 +32,7 @@ def load(path: str | Path) -> Keyring:
 def edit(path: str | Path, change: Callable[[Keyring | None], Keyring]) -> Keyring:
     """Put the changed keyring in place of the old one (None: there was none yet)."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

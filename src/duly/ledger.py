@@ -393,6 +393,14 @@ class Ledger(ABC):
     async def trim(self, stream: str, through: int) -> None:
         """Drop a stream's entries up to `through`. Its numbers go on; readers behind it see the gap."""
 
+    async def scrub(self) -> None:
+        """Make what was overwritten or deleted unreadable in the ledger's own files."""
+        return
+
+    def check(self) -> None:
+        """Raise a `LedgerError` if this ledger has become unfit for use, without asking it anything."""
+        return
+
     @abstractmethod
     async def close(self) -> None:
         """Finish what was handed over, then let go of everything."""

@@ -41,6 +41,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """sqlite:///… in the data folder by default"""
     doorbell: str = ""
     """how hubs on one ledger wake each other: redis://…, or postgres, the default where the ledger is that"""
+    secret_key: str = ""
+    """the file with the key that seals the ledger's secrets; secret.key in the data folder by default"""
     tls_cert: str = ""
     tls_key: str = ""
     insecure: bool = False

@@ -68,6 +68,7 @@ from duly.engine import Engine
 from duly.errors import Declined, DulyError, InDoubt, LedgerUnavailable, Malformed, NotAllowed, NotSent
 from duly.journal import Journal
 from duly.ledger import Ledger
+from duly.secret_box import SecretBox
 from duly.transport import Session
 
 CARRY_SECONDS: Final = 50.0
@@ -91,12 +92,18 @@ class Alerts:
     prompt = frozenset({EVENT})
 
     def __init__(
-        self, ledger: Ledger, journal: Journal, policy: CourierPolicy | None = None, *, private: bool = False
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        policy: CourierPolicy | None = None,
+        *,
+        private: bool = False,
+        box: SecretBox | None = None,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
         self._private = private
-        self.profiles = Profiles(ledger, private=private)
+        self.profiles = Profiles(ledger, private=private, box=box)
         self.desk = Desk(ledger, self.profiles, self._changed)
         self._courier = Courier(
             policy or CourierPolicy(CHANNEL),

@@ -28,6 +28,7 @@ from duly.core.units import DAY, MINUTE, SECOND
 from duly.core.writes import Drop, Put, Write
 from duly.errors import Malformed
 from duly.ledger import Ledger
+from duly.secret_box import SecretBox, is_sealed
 
 PROFILES: Final = "profiles"
 ADDRESSES: Final = "addresses"
@@ -143,8 +144,9 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Profiles:
     """The profiles and addresses of one ledger, in memory. `refresh` before use."""
 
-    def __init__(self, ledger: Ledger, *, private: bool = True) -> None:
+    def __init__(self, ledger: Ledger, *, private: bool = True, box: SecretBox | None = None) -> None:
         self._ledger = ledger
+        self._box = box
         self._private = private
         self._profiles: dict[str, Profile] = {}
         self._addresses: dict[str, Address] = {}
@@ -154,8 +156,36 @@ class Profiles:
         """Read everything again."""
         profiles, addresses = await self._ledger.shelf(PROFILES), await self._ledger.shelf(ADDRESSES)
         self._profiles = {name: msgspec.json.decode(body, type=Profile) for name, body in profiles.items()}
-        self._addresses = {name: msgspec.json.decode(body, type=Address) for name, body in addresses.items()}
+        self._addresses = {
+            label: address
+            for label, body in addresses.items()
+            if (address := self._unseal(label, body)) is not None
+        }
         self._note_routes()
+
+    async def seal(self) -> int:
+        """Seal the addresses that an older version has stored in plain; how many there were."""
+        plain = [
+            Put(ADDRESSES, label, self._seal(label, msgspec.json.decode(body, type=Address)))
+            for label, body in (await self._ledger.shelf(ADDRESSES)).items()
+            if self._box is not None and not is_sealed(body.decode())
+        ]
+        if plain:
+            await self._ledger.write(*plain)
+        return len(plain)
+
+    def _seal(self, label: str, address: Address) -> bytes:
+        body = msgspec.json.encode(address)
+        return body if self._box is None else self._box.seal(body.decode(), _place(label)).encode()
+
+    def _unseal(self, label: str, body: bytes) -> Address | None:
+        """None if it is sealed and there is no key here: its label can be shown all the same."""
+        text = body.decode()
+        if self._box is not None:
+            text = self._box.open(text, _place(label))
+        elif is_sealed(text):
+            return None
+        return msgspec.json.decode(text, type=Address)
 
     def _note_routes(self) -> None:
         """A recipient that several profiles name can take what the most generous one says."""
@@ -241,7 +271,7 @@ class Profiles:
     async def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
         """The label of an address, what to write down of it, and its secret if that is new."""
         await asyncio.to_thread(check_url, url, private=self._private)  # some services are slow to load
-        label = label_of(url)
+        label = self._label(url)
         known = self._addresses.get(label)
         if known is not None and known.url != url:
             raise Malformed("two addresses have the same label by chance; change one of them a little")
@@ -252,7 +282,16 @@ class Profiles:
             return label, [], ""
         made = "" if secret or not webhook else new_secret()
         address = Address(url, (secret or made) if webhook else "")
-        return label, [Put(ADDRESSES, label, msgspec.json.encode(address))], made
+        return label, [Put(ADDRESSES, label, self._seal(label, address))], made
+
+    def _label(self, url: str) -> str:
+        """An address keeps the label it has."""
+        known = (label for label, address in self._addresses.items() if address.url == url)
+        return next(known, None) or label_of(url, b"" if self._box is None else self._box.tag_key)
+
+
+def _place(label: str) -> str:
+    return f"{ADDRESSES}/{label}"
 
 
 _ORDINARY: Final = RoutePolicy()

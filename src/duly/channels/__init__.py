@@ -22,8 +22,9 @@ MAIL: Final = frozenset({"mailto", "mailtos"})
 LOCAL: Final = frozenset({"file", "console"})
 
 
-def label_of(url: str) -> str:
-    """What people see of an address. Passwords and tokens live in the parts that it leaves out.
+def label_of(url: str, key: bytes = b"") -> str:
+    """What people see of an address. Passwords and tokens live in the parts that it leaves out; with a key,
+    not even a guess at them can be checked.
 
     >>> label_of("https://token@hooks.example.com/secret/path")
     'https:hooks.example.com#fa956f'
@@ -31,7 +32,7 @@ def label_of(url: str) -> str:
     'mailto:mail.example.com#9be329'
     """
     parts = _split(url)
-    digest = blake2b(url.encode(), digest_size=3).hexdigest()
+    digest = blake2b(url.encode(), digest_size=3, key=key).hexdigest()
     if parts.scheme in LOCAL:
         where = Path(parts.path).name or "-"
     elif parts.scheme in WEBHOOK | MAIL:

@@ -22,6 +22,7 @@ from duly.cli.common import (
     Trouble,
     Unreachable,
     Url,
+    box_of,
     clock,
     find_hub,
     note,
@@ -30,6 +31,7 @@ from duly.cli.common import (
     settings_of,
     table,
 )
+from duly.files import private_folder
 
 App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
@@ -169,7 +171,7 @@ def _do(
                 raise  # its note may be of one that was killed: the ledger knows
     settings = settings_of(data, ledger)
     if verb != "list" and not settings.ledger:
-        Path(settings.data).mkdir(parents=True, exist_ok=True)
+        private_folder(Path(settings.data))
     return asyncio.run(_do_in_ledger(verb, wanted, data, ledger))
 
 
@@ -187,7 +189,8 @@ async def _do_in_ledger(
     else:
         opening = open_ledger(settings_of(data, ledger).ledger_url)
     async with await opening as book:
-        accounts = Accounts(book)
+        settings = settings_of(data, ledger)
+        accounts = Accounts(book, None if verb != "add" else await box_of(book, settings, reading=False))
         await accounts.refresh()
         if verb == "add":
             await see_off(book, wanted["name"])

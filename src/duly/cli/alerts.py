@@ -23,6 +23,7 @@ from duly.cli.common import (
     Trouble,
     Unreachable,
     Url,
+    box_of,
     clock,
     duration,
     find_hub,
@@ -34,6 +35,7 @@ from duly.cli.common import (
     table,
     tint,
 )
+from duly.files import private_folder
 
 alert = typer.Typer(help="Report alerts, see them, take care of them.", no_args_is_help=True)
 deliveries = typer.Typer(
@@ -67,7 +69,7 @@ def do(
                 raise  # its note may be of one that was killed: the ledger knows
     settings = settings_of(data, ledger)
     if verb not in _READING and not settings.ledger:
-        Path(settings.data).mkdir(parents=True, exist_ok=True)
+        private_folder(Path(settings.data))
     return asyncio.run(_do_in_ledger(verb, said, data, ledger))
 
 
@@ -93,7 +95,8 @@ async def _do_in_ledger(
     else:
         opening = open_ledger(settings_of(data, ledger).ledger_url)
     async with await opening as book:
-        profiles = Profiles(book)
+        box = await box_of(book, settings_of(data, ledger), reading=verb in _READING)
+        profiles = Profiles(book, box=box)
         await profiles.refresh()
         result = await administer(Desk(book, profiles), profiles, verb, wanted)
         return msgspec.json.decode(msgspec.json.encode(result), type=dict[str, Any])

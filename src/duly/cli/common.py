@@ -26,6 +26,7 @@ from duly.errors import (
     Malformed,
     NotAllowed,
     NotAuthenticated,
+    SecretKeyMissing,
     SenderError,
     Unknown,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from duly.ledger import Ledger
+    from duly.secret_box import SecretBox
     from duly.settings import Settings
 
 ASK_SECONDS: Final = 30.0
@@ -302,6 +304,23 @@ async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
     if url.startswith("sqlite:") and "mode=" not in url:
         url += "&mode=ro" if "?" in url else "?mode=ro"
     return await open_ledger(url)
+
+
+async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBox | None:
+    """The box of this ledger's secrets. Who only reads can do without, and is told that the key is missing.
+    A key is made only for the ledger in the data folder: that of several hubs gets the first hub's."""
+    from pathlib import Path
+
+    from duly.secret_box import open_box
+
+    try:
+        own = not settings.ledger
+        return await open_box(book, Path(settings.data), settings.secret_key, make=own, reading=reading)
+    except SecretKeyMissing as problem:
+        if not reading:
+            raise
+        note(f"duly: {problem}")
+        return None
 
 
 # ── printing ─────────────────────────────────────────────────────────────────────────────────────

@@ -32,9 +32,10 @@ from duly.cli.common import (
     settings_of,
     took,
 )
-from duly.errors import DulyError, LedgerUnavailable, Malformed
+from duly.errors import DulyError, LedgerUnavailable, Malformed, SecretKeyMissing
 
 if TYPE_CHECKING:
+    from duly.ledger import Ledger
     from duly.settings import Settings
 
 GB: Final = 1 << 30
@@ -183,6 +184,7 @@ async def _ledger(found: _Findings, data: str | None, ledger: str | None, settin
     try:
         async with await open_to_read(data, ledger) as book:
             size = await book.size()
+            await _secrets(found, book, settings)
     except DulyError as problem:
         found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerUnavailable) else "bad")
         return
@@ -199,15 +201,27 @@ async def _ledger(found: _Findings, data: str | None, ledger: str | None, settin
         )
 
 
+async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
+    from duly.secret_box import open_box
+
+    try:
+        box = await open_box(book, Path(settings.data), settings.secret_key, reading=True)
+    except (SecretKeyMissing, Malformed) as problem:
+        found.add("sealing", str(problem), "bad")
+    else:
+        fact = "there is no key yet" if box is None else f"by key {box.id}, which is here"
+        found.add("sealing", fact)
+
+
 def _check(url: str) -> str | None:
     """What SQLite finds wrong with the file; None if nothing."""
     import apsw
 
-    path = unquote(urlsplit(url).path[1:])
+    from duly.ledgers.sqlite_file import connect
+
     try:
-        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        db = connect(Path(unquote(urlsplit(url).path[1:])), readonly=True)
         try:
-            db.set_busy_timeout(5_000)
             (word,) = db.execute("PRAGMA quick_check(1)").fetchone() or ("no answer",)
         finally:
             db.close()

@@ -50,6 +50,14 @@ def up(
         typer.Option("--mqtt", metavar="URL", help="Another MQTT broker instead of the embedded one."),
     ] = None,
     no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None,
+    secret_key: Annotated[
+        str | None,
+        typer.Option(
+            "--secret-key",
+            metavar="FILE",
+            help="Seals the ledger's secrets; hubs on one ledger need the same. [DIR/secret.key]",
+        ),
+    ] = None,
     tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Its key.")] = None,
     insecure: Annotated[
@@ -85,6 +93,7 @@ def up(
             "mqtt_port": mqtt_port,
             "mqtt": mqtt,
             "no_mqtt": no_mqtt,
+            "secret_key": secret_key,
             "tls_cert": tls_cert,
             "tls_key": tls_key,
             "insecure": insecure,

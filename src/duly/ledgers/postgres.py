@@ -376,6 +376,10 @@ class PostgresLedger(Ledger):
         async with self.transaction() as tx:
             return len(await tx.fetch(sql.queries("postgres")["forget_ended_deliveries"], *these))
 
+    async def scrub(self) -> None:
+        with self._asking_the_pool():
+            await self._pool.execute(sql.queries("postgres")["scrub"])
+
     async def trim(self, stream: str, through: int) -> None:
         async with self.transaction() as tx:
             await tx.execute(sql.queries("postgres")["trim"], stream, through)

@@ -10,9 +10,8 @@ not a sound ledger of ours is not touched.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
+import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,6 @@ from duly.errors import (
     DulyError,
     LedgerDamaged,
     LedgerError,
-    LedgerInUse,
     LedgerUnavailable,
     ProgramError,
     Stopped,
@@ -50,14 +48,20 @@ from duly.ledger import (
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.sqlite_bulk import Bulk
+from duly.ledgers.sqlite_file import (
+    APPLICATION_ID,
+    CHECKED_SIZE,
+    LedgerFile,
+    add_checksums,
+    checksum_vfs,
+    connect,
+    has_checksums,
+    reserve_checksums,
+)
 from duly.ledgers.sqlite_verbs import Verbs
 
-APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
-CHECKED_SIZE: Final = 64 * 1024 * 1024
-"""Files up to this size are read through when they are opened; larger ones are checked as they are used."""
+LOG: Final = logging.getLogger("duly.ledger")
 CHECKPOINT_PAGES: Final = 2_000
-BUSY_MS: Final = 10_000
-"""How long to wait for another program that looks into the file and locks it for a moment."""
 
 
 class SqliteLedger(Ledger):
@@ -65,9 +69,11 @@ class SqliteLedger(Ledger):
 
     def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
         super().__init__(clock, hot=hot)
-        self.path = path
+        self._file = LedgerFile(path)
+        self.path = self._file.path
         self._readonly = readonly
-        self._lock: int | None = None
+        self._reading_through: threading.Thread | None = None
+        self._closing = threading.Event()
         self._writer: _Writer | None = None
         self._gather = Gather(self._start, self._learn)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="duly-read")
@@ -92,25 +98,41 @@ class SqliteLedger(Ledger):
             raise LedgerUnavailable(f"there is no folder {self.path.parent}; create it first")
         if self._readonly and not self.path.exists():
             raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
+        file = self._file
         with _translated(self.path):
             if not self._readonly:
-                self._lock = _lock(self.path)
-            if self.path.exists() and self.path.stat().st_size:
-                _inspect(self.path)
+                file.hold()
+            if self.path.stat().st_size:
+                file.inspect()
             if not self._readonly:
-                self._writer = _Writer(self.path)
-            self._db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-            self._db.set_busy_timeout(BUSY_MS)
+                self._writer = _Writer(file)
+            self._db = connect(self.path, readonly=True)
             version = int(self._db.pragma("user_version"))
             if sql.pending("sqlite", version):  # a reader cannot upgrade it
                 raise LedgerUnavailable(
                     f"{self.path} was written by an older duly (schema {version}); "
                     "open it once without mode=ro to upgrade it"
                 )
+        if not self._readonly and self.path.stat().st_size > CHECKED_SIZE:
+            self._reading_through = threading.Thread(
+                target=file.read_through, args=(self._closing,), name="duly-check", daemon=True
+            )
+            self._reading_through.start()
+
+    async def scrub(self) -> None:
+        self._check_writable()
+        await self._gather.add(_Scrub())
+
+    def check(self) -> None:
+        if not self._readonly:
+            self._file.check_in_place()
 
     async def close(self) -> None:
         await self._gather.close()
         loop = asyncio.get_running_loop()
+        self._closing.set()
+        if self._reading_through is not None:
+            await loop.run_in_executor(self._reader, self._reading_through.join)
         if self._writer is not None:
             writer, self._writer = self._writer, None
             await loop.run_in_executor(self._reader, writer.close)
@@ -118,9 +140,7 @@ class SqliteLedger(Ledger):
             db, self._db = self._db, None
             await loop.run_in_executor(self._reader, db.close)
         self._reader.shutdown(wait=False)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._file.release()
         self._wake_all()
 
     # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
@@ -157,10 +177,15 @@ class SqliteLedger(Ledger):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        statement, db = sql.queries("sqlite")[name], self._db
-        if db is None:
+    def _open_db(self) -> apsw.Connection:
+        if self._db is None:
             raise Stopped("this ledger is closed")
+        if self._file.problem is not None:
+            raise self._file.problem
+        return self._db
+
+    async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
+        statement, db = sql.queries("sqlite")[name], self._open_db()
 
         def run() -> list[tuple[Any, ...]]:
             with _translated(self.path):
@@ -206,9 +231,7 @@ class SqliteLedger(Ledger):
         return dict(await self._read("cursors", stream))
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[Standing]:
-        statement, db = sql.queries("sqlite")["standing"], self._db
-        if db is None:
-            raise Stopped("this ledger is closed")
+        statement, db = sql.queries("sqlite")["standing"], self._open_db()
 
         def run() -> list[Standing]:
             with _translated(self.path):
@@ -311,16 +334,25 @@ class _Session(Batch):
             self._loop.call_soon_threadsafe(give)
 
 
+class _Scrub(Batch):
+    """The file written anew: what was deleted or overwritten is nowhere in it, nor in its log."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+
 class _Writer:
     """The writer thread and its connection."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+        self._path = file.path
         self._queue: SimpleQueue[tuple[list[Batch], Gather] | None] = SimpleQueue()
         self._wal_pages = 0
-        self._db = db = apsw.Connection(str(path))
+        self._db = db = self._connect()
         try:
-            db.set_busy_timeout(BUSY_MS)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -65536")
@@ -329,12 +361,25 @@ class _Writer:
             self._cursor = db.cursor()
             self._verbs = Verbs(db)
             self._bulk = Bulk(db)
+            file.made()
         except BaseException:
             db.close()
             raise
         db.set_wal_hook(self._note_wal)
         self._thread = threading.Thread(target=self._run, name="duly-write", daemon=True)
         self._thread.start()
+
+    def _connect(self) -> apsw.Connection:
+        """To a database whose pages have checksums, as far as that is possible here."""
+        db = connect(self._path)
+        if not int(db.pragma("page_count")):
+            reserve_checksums(db)
+        elif not has_checksums(db) and checksum_vfs() is not None:
+            LOG.warning("writing %s anew, with checksums; this is done once", self._path)
+            db.close()
+            add_checksums(self._path)
+            db = connect(self._path)
+        return db
 
     def _migrate(self) -> None:
         db = self._db
@@ -343,6 +388,8 @@ class _Writer:
                 db.execute(migration.sql)
                 db.pragma("user_version", migration.number)
                 db.pragma("application_id", APPLICATION_ID)
+        if has_checksums(db) and db.table_exists("main", "file"):
+            db.execute("UPDATE file SET checksums = 1 WHERE checksums = 0")
 
     def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
@@ -355,7 +402,11 @@ class _Writer:
         self._queue.put(None)
         self._thread.join()
         with suppress(apsw.Error):
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if self._file.problem is None:
+                logged, moved = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+                if logged == moved:  # said before the log is cut off: a crash in between loses nothing
+                    self._file.settled()
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._db.close()
 
     def _run(self) -> None:
@@ -364,6 +415,8 @@ class _Writer:
             if isinstance(batches[0], _Session):
                 self._bulk.forget()
                 self._converse(batches[0])
+            elif isinstance(batches[0], _Scrub):
+                self._scrub(batches[0])
             else:
                 self._commit(batches)
             # The loop may be gone at interpreter exit; what was committed stays committed.
@@ -378,6 +431,7 @@ class _Writer:
         run, apply = self._cursor.execute, self._verbs.apply
         try:
             with _translated(self._path):
+                self._refuse_if_unfit()
                 run("BEGIN IMMEDIATE")
                 if not self._bet(batches):
                     self._bulk.forget()
@@ -385,6 +439,7 @@ class _Writer:
                         batch.applied = []
                         batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
                 run("COMMIT")
+                self._file.committed(self._wal_pages)
         except Exception as problem:
             self._roll_back()
             if len(batches) == 1 or isinstance(problem, LedgerError):
@@ -394,6 +449,21 @@ class _Writer:
             # One caller's trouble must not be everyone's: each gets a transaction of its own.
             for batch in batches:
                 self._commit([batch])
+
+    def _scrub(self, batch: _Scrub) -> None:
+        try:
+            with _translated(self._path):
+                self._refuse_if_unfit()
+                self._db.execute("VACUUM")
+                self._file.settled()
+                with suppress(apsw.BusyError):  # somebody reads: the log is cut off when we close
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except Exception as problem:
+            batch.error = _as_duly(problem)
+
+    def _refuse_if_unfit(self) -> None:
+        if self._file.problem is not None:
+            raise self._file.problem
 
     def _bet(self, batches: list[Batch]) -> bool:
         """Carry all of it out at once, if it is all of the usual kind and goes the usual way."""
@@ -418,6 +488,7 @@ class _Writer:
         applied: list[tuple[w.Write, w.Result]] = []
         try:
             with _translated(self._path):
+                self._refuse_if_unfit()
                 self._db.execute("BEGIN IMMEDIATE")
         except Exception as problem:
             session.error = problem
@@ -441,6 +512,7 @@ class _Writer:
                         case "commit":
                             floor = self._verbs.read_floor()
                             self._db.execute("COMMIT")
+                            self._file.committed(self._wal_pages)
                             self._verbs.floor = floor
                             session.applied = applied
                             return
@@ -468,48 +540,6 @@ def _noticed(future: asyncio.Future[Any]) -> None:
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lock(path: Path) -> int:
-    """Hold the file for this process; the operating system lets go when we die, however we die."""
-    place = path.with_name(path.name + ".lock")
-    fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise LedgerInUse(
-            f"{path} is being written by another process (pid {owner}); stop that one, send through it, "
-            "open the ledger with ?mode=ro to read, or use postgresql:// to share a ledger"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.write(fd, str(os.getpid()).encode())
-    return fd
-
-
-def _inspect(path: Path) -> None:
-    """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
-    with path.open("rb") as file:
-        if file.read(16) != b"SQLite format 3\0":
-            raise LedgerDamaged(
-                f"{path} is not a ledger: it does not start like a SQLite file. It was not touched"
-            )
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        db.set_busy_timeout(BUSY_MS)
-        if path.stat().st_size <= CHECKED_SIZE:
-            found = db.execute("PRAGMA quick_check(1)").fetchall()
-            if found != [("ok",)]:
-                raise LedgerDamaged(
-                    f"{path} is damaged ({found[0][0]}). It was not touched; restore a backup"
-                )
-        empty = not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-        if not empty and db.pragma("application_id") != APPLICATION_ID:
-            raise LedgerError(f"{path} is somebody else's database, not a duly ledger; choose another file")
-        sql.pending("sqlite", int(db.pragma("user_version")))
-    finally:
-        db.close()
-
-
 class _translated:  # noqa: N801 - reads as a word
     """Turn what SQLite says into our errors: who can mend it, and what to do."""
 
@@ -524,6 +554,8 @@ class _translated:  # noqa: N801 - reads as a word
             case None:
                 pass
             case apsw.CorruptError() | apsw.NotADBError():
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.IOError() if _is_checksum(error):
                 raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
             case apsw.FullError():
                 raise LedgerUnavailable(
@@ -540,6 +572,11 @@ class _translated:  # noqa: N801 - reads as a word
                 raise LedgerUnavailable(
                     f"{self._path} cannot be used now ({error}); nothing was stored"
                 ) from error
+
+
+def _is_checksum(error: BaseException) -> bool:
+    """Whether a page is not what was written: its checksum is wrong."""
+    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
 
 
 def _as_duly(problem: Exception) -> DulyError:

@@ -317,3 +317,7 @@ SELECT (SELECT count(*) FROM duly_messages), (SELECT count(*) FROM duly_deliveri
            'duly_messages', 'duly_deliveries', 'duly_streams', 'duly_entries', 'duly_cursors', 'duly_marks',
            'duly_items', 'duly_refusals'
        ]) AS name);
+
+-- name: scrub
+-- Write the table anew: old versions of its rows are then nowhere in it.
+VACUUM FULL duly_items;
