@@ -68,6 +68,7 @@ from duly.engine import Engine
 from duly.errors import Declined, DulyError, InDoubt, LedgerUnavailable, Malformed, NotAllowed, NotSent
 from duly.journal import Journal
 from duly.ledger import Ledger
+from duly.tasks import report
 from duly.transport import Session
 
 CARRY_SECONDS: Final = 50.0
@@ -298,6 +299,7 @@ class Alerts:
         task = asyncio.get_running_loop().create_task(work)
         self._on_the_way.add(task)
         task.add_done_callback(self._on_the_way.discard)
+        task.add_done_callback(report("a job of alerts"))
 
     async def refresh(self) -> None:
         """Read again who is told, and what is silenced."""
