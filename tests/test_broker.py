@@ -391,8 +391,7 @@ async def test_ends_a_leftover_but_no_stranger(tmp_path: Path, monkeypatch: pyte
     leftover = first.pid
     assert leftover is not None
     # As after a kill of us that the kernel did not pass on: nobody watches it, nobody holds the folder.
-    assert first._task is not None
-    first._task.cancel()
+    await first._tasks.stop()
     first._release()
     second = Broker(tmp_path)
     await second.start()

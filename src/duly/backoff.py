@@ -37,14 +37,20 @@ class Backoff:
     async def wait(self, stopping: asyncio.Event | None = None, *, among: int = 1) -> bool:
         """After a try that failed: until the next is due, or we are told to stop. Where there are several to
         be tried, all of them are before the wait grows. False if there is no next try."""
-        self._tries += 1
-        delay = self._policy.delay(1 + (self._tries - 1) // among, self._salt)
-        if delay is None:
+        pause = self.pause(among=among)
+        if pause is None:
             return False
         if stopping is None:
-            await asyncio.sleep(delay / SECOND)
+            await asyncio.sleep(pause)
             return True
         with suppress(TimeoutError):
-            async with asyncio.timeout(delay / SECOND):
+            async with asyncio.timeout(pause):
                 await stopping.wait()
         return True
+
+    def pause(self, *, among: int = 1) -> float | None:
+        """After a try that failed: the seconds until the next is due, for callers that set a timer; None if
+        there is no next try."""
+        self._tries += 1
+        delay = self._policy.delay(1 + (self._tries - 1) // among, self._salt)
+        return None if delay is None else delay / SECOND

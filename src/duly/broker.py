@@ -45,6 +45,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import BrokerError
 from duly.files import PRIVATE_FILE, private_folder, write_private
+from duly.tasks import Life, Supervisor
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """How soon a broker that died is started again."""
@@ -132,6 +133,7 @@ class Broker:
         ack_wait: float = ACK_WAIT,
         on_restart: Callable[[int], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
+        tasks: Supervisor | None = None,
     ) -> None:
         self.port = port
         self.listen = listen
@@ -154,7 +156,9 @@ class Broker:
         self._reloaded: asyncio.Future[None] | None = None
         self._reloading = asyncio.Lock()
         self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = tasks or Supervisor()
+        self._watching: Life | None = None
+        self._reading: Life | None = None
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
 
@@ -170,7 +174,7 @@ class Broker:
 
     async def start(self) -> None:
         """Start it and come back when it takes connections; raises `BrokerError` when it cannot."""
-        if self._task is not None:
+        if self._watching is not None:
             raise BrokerError("this broker has been started already")
         private_folder(self._folder)
         self._claim_folder()
@@ -186,14 +190,14 @@ class Broker:
             self._release()
             raise
         self._stopping.clear()
-        self._task = asyncio.get_running_loop().create_task(self._supervise(), name="duly-broker")
+        self._watching = self._tasks.spawn("broker", self._supervise)
 
     async def stop(self) -> None:
         """End it, letting it close its files."""
         self._stopping.set()
-        if self._task is not None:
-            await self._task
-            self._task = None
+        if self._watching is not None:
+            await self._watching.finish()
+            self._watching = None
         await self._end_child()
         self._release()
 
@@ -230,7 +234,8 @@ class Broker:
             stdin=nowhere, stdout=nowhere, stderr=pipe,
         )  # fmt: skip
         write_private(self._folder / "nats.pid", b"%d\n" % self._process.pid)
-        self._reader = asyncio.get_running_loop().create_task(self._read_log(self._process))
+        process = self._process
+        self._reading = self._tasks.spawn("broker log", lambda: self._read_log(process))
         try:
             async with asyncio.timeout(READY_WITHIN):
                 await self._ready
@@ -242,15 +247,10 @@ class Broker:
         loop = asyncio.get_running_loop()
         backoff, started = Backoff(RESTART), loop.time()
         while True:
-            assert self._process is not None
-            died = loop.create_task(self._process.wait())
-            stop = loop.create_task(self._stopping.wait())
-            await asyncio.wait({died, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            if self._stopping.is_set():
-                died.cancel()
+            code = await self._died()
+            if code is None:
                 return
-            self.problem = BrokerError(f"the broker died ({_how(died.result())}); it is being started again")
+            self.problem = BrokerError(f"the broker died ({code}); it is being started again")
             self._fail_reload()
             if loop.time() - started > STABLE:
                 backoff.worked()
@@ -268,6 +268,20 @@ class Broker:
             self.restarts += 1
             if self._on_restart is not None:
                 self._on_restart(self.restarts)
+
+    async def _died(self) -> str | None:
+        """How the child ended, when it has; None if we are told to stop first."""
+        if self._process is None:  # a start of it was cut short
+            return "it was not started"
+        loop = asyncio.get_running_loop()
+        died = loop.create_task(self._process.wait())
+        stop = loop.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({died, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stopping.is_set() else _how(died.result())
+        finally:
+            stop.cancel()
+            died.cancel()
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -331,7 +345,8 @@ class Broker:
                 except TimeoutError:
                     process.kill()
                     await process.wait()
-            await self._reader
+            if self._reading is not None:
+                await self._reading.finish()
         (self._folder / "nats.pid").unlink(missing_ok=True)
 
     # ── the folder ───────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from duly.tasks import Supervisor
+
 NOTE_BYTES: Final = 7_000
 """What fits into one note: PostgreSQL carries less than 8,000 bytes."""
 UNSENT: Final = 10_000
@@ -46,6 +48,8 @@ class Doorbell(ABC):
         self._ears: dict[str, list[Callable[[str], None]]] = {}
         self._unsent: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
+        self.tasks = Supervisor()
+        """what runs here in the background; a hub puts its own in before the start"""
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
         self._ears.setdefault(about, []).append(heard)
@@ -54,7 +58,7 @@ class Doorbell(ABC):
         if len(self._unsent) < UNSENT:
             self._unsent[f"{about}/{name}"] = None
         if self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send_all())
+            self._sending = self.tasks.do("notifier sending", self._send_all())
 
     async def _send_all(self) -> None:
         # A task starts at the end of this turn of the loop, so everything rung in it is in the note.
@@ -75,7 +79,10 @@ class Doorbell(ABC):
             for topic in topics:
                 about, _, name = topic.partition("/")
                 for heard in self._ears.get(about, ()):
-                    heard(name)
+                    try:
+                        heard(name)
+                    except Exception as bug:  # what one listener fails of must not keep it from the others
+                        self.tasks.failed("notifier", bug)
 
     @abstractmethod
     async def start(self) -> None:

@@ -102,6 +102,13 @@ class _Group:
         assert self._commit is not None
         return self._commit.result()
 
+    async def settled(self) -> bool:
+        """Whether the ledger has it, once that is decided."""
+        if self._commit is None:
+            return False
+        await asyncio.wait({self._commit})
+        return not self._commit.cancelled() and self._commit.exception() is None
+
     def abandon(self) -> None:
         """Nobody wants to know any more."""
         if self._commit is not None and not self._commit.cancel() and not self._commit.cancelled():
@@ -135,6 +142,9 @@ class Engine:
         self._events: deque[_Taken] = deque()
         self._gathering = _Group()
         """what has been handled while another group is being flushed"""
+        self._flushing: _Group | None = None
+        self._bugs = 0
+        """how often it has died since it last committed something"""
         self._room = asyncio.Event()
         self._room.set()
         self._news = asyncio.Event()
@@ -146,7 +156,7 @@ class Engine:
         self._ahead: int | None = None
         """wall clock minus monotonic clock"""
         self._failures = 0
-        self.down: LedgerError | None = None
+        self.down: Exception | None = None
         """why nothing can be committed now; None when all is well"""
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
@@ -180,13 +190,19 @@ class Engine:
         self._room.set()
         self._news.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task})
         self._cancel_timer()
 
     async def wait(self) -> None:
         """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
         if self._task is not None:
             await asyncio.shield(self._task)
+
+    async def live(self) -> None:
+        """Wait like `wait`, and first start the engine again if a bug has ended it: for a supervisor."""
+        if self._task is not None and self._task.done() and not self._stopping:
+            await self._revive()
+        await self.wait()
 
     def kill(self) -> None:
         """End without finishing anything, as a crash would."""
@@ -220,13 +236,14 @@ class Engine:
                     self._perform_effects(machine.wake(now), gathering)
                 if flushing is None or flushing.through:
                     flushed, flushing = flushing, None
+                    self._flushing = None
                     if flushed is not None and flushed.problem is not None:
                         todo = await self._recover(flushed, flushed.problem)
                         continue
                     self._gathering = _Group()
                     self._room.set()
                     if gathering.steps:
-                        flushing = gathering
+                        flushing = self._flushing = gathering
                         flushing.commit(self._ledger, self._news.set)
                     else:
                         _tell(gathering)
@@ -241,7 +258,7 @@ class Engine:
                 await self._news.wait()
                 self._news.clear()
         finally:
-            if flushing is not None:
+            if flushing is not None and self._stopping:
                 flushing.abandon()
 
     def _look_at_the_clock(self) -> int:
@@ -264,7 +281,7 @@ class Engine:
 
     def _follow_up(self, group: _Group) -> list[Todo]:
         """A group is committed: what its steps say follows."""
-        self._failures = 0
+        self._failures = self._bugs = 0
         _tell(group)
         now = self._ledger.clock.now()
         todo: list[Todo] = []
@@ -286,15 +303,9 @@ class Engine:
     async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
         self.down = problem
         gathered, self._gathering = self._gathering, _Group()
-        taken = failed.taken + gathered.taken
-        for group in (failed, gathered):
-            for step in group.steps:
-                for effect in step.failed:
-                    self._perform(effect)
-            for event in group.attached:
-                for effect in self._machine.unable(event):
-                    self._perform(effect)
+        self._withdraw(failed, gathered)
         # What a recipient or a handler said is not said again: it waits for the ledger.
+        taken = failed.taken + gathered.taken
         self._events.extendleft(each for each in reversed(taken) if not isinstance(each[0], Arrived))
         while not self._stopping:
             self._failures += 1
@@ -309,6 +320,34 @@ class Engine:
         self._refuse_arrivals()
         self._events.clear()
         return []
+
+    def _withdraw(self, *groups: _Group) -> None:
+        """Nothing came of these: tell those who wait to try again."""
+        for group in groups:
+            for step in group.steps:
+                for effect in step.failed:
+                    self._perform(effect)
+            for event in group.attached:
+                for effect in self._machine.unable(event):
+                    self._perform(effect)
+
+    async def _revive(self) -> None:
+        """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
+        more, unless the engine died of that already: then it is left out, so that one event cannot end it
+        for ever."""
+        groups = [group for group in (self._flushing, self._gathering) if group is not None]
+        self._flushing, self._gathering = None, _Group()
+        self._bugs += 1
+        again: list[_Taken] = []
+        for group in groups:
+            if await group.settled() or self._bugs > 1:
+                _tell(group)  # if only so that a broker does not send it again, for ever
+            else:
+                again += [each for each in group.taken if not isinstance(each[0], Arrived)]
+        self._events.extendleft(reversed(again))
+        self._withdraw(*groups)
+        todo = await self._restore()
+        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
 
     async def _rest(self, lasts: int) -> None:
         """Leave the ledger alone for a while; who comes meanwhile is told at once."""

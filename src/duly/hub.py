@@ -15,7 +15,7 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +43,6 @@ from duly.errors import (
     Malformed,
     NotAllowed,
     NotAuthenticated,
-    ProgramError,
     TooManyLogins,
 )
 from duly.files import write_private
@@ -54,6 +53,7 @@ from duly.notice import Notice
 from duly.people import People
 from duly.reception import Reception
 from duly.settings import Settings
+from duly.tasks import Supervisor
 from duly.transport import Session
 from duly.transports import alert_lists, http, logins, static, websocket
 from duly.transports.express import Express
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from duly.doorbell import Doorbell
     from duly.transports.mqtt import MqttLink
 
+ENGINE_TRIES: Final = 5
+"""How often in a row an engine may die of a bug; then the process ends, and is started again from outside."""
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 75.0
@@ -100,8 +102,7 @@ class Hub:
         self._token = f"duly_{secrets.token_urlsafe(32)}"
         self._borrowed: dict[str, Principal] = {}
         self._guard = LoginGuard()
-        self._timers: list[asyncio.TimerHandle] = []
-        self._chores: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._closing = contextlib.AsyncExitStack()
         self.url = ""
         self.mqtt_url = ""
@@ -130,6 +131,7 @@ class Hub:
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         closing.push_async_callback(self.ledger.close)
         self._try_port()  # before anything is started that takes time, or a port of its own
+        closing.push_async_callback(self.tasks.stop)
         box = await data_folder.unlock(self.ledger, settings)
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
@@ -149,17 +151,19 @@ class Hub:
         for application in self._applications:
             await application.start()
             closing.push_async_callback(application.stop)
+            name = f"{type(application).__name__.lower()} engine"
+            self.tasks.spawn(name, application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, desk.draft_of(raw))
         if self.gateway.neighbours is not None:
-            self._every(LOOK_SECONDS, self.gateway.neighbours.look)
+            self.tasks.every("gateway's look at other hubs", LOOK_SECONDS, self.gateway.neighbours.look)
         if self.chat.elsewhere is not None:
-            self._every(LOOK_SECONDS, self.chat.elsewhere.look)
+            self.tasks.every("chat's look at other hubs", LOOK_SECONDS, self.chat.elsewhere.look)
         await self._start_mqtt()
         await self._listen(tls)
-        self._every(PRUNE_SECONDS, self._prune)
-        self._every(REFRESH_SECONDS, self._refresh)
-        closing.callback(self._stop_timers)
+        self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
+        self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
+        closing.push_async_callback(self.tasks.stop_periodic)
         notice.post(self._data, Notice(self.url, self._token, os.getpid()))
         closing.callback(notice.remove, self._data)
 
@@ -171,7 +175,12 @@ class Hub:
         from duly.doorbells import open_doorbell
 
         bell = open_doorbell(settings.doorbell or "postgres", self.ledger.worker, settings.ledger_url)
-        bell.listen(ACCOUNTS, lambda _: self._do(self._refresh()))
+        bell.tasks = self.tasks
+
+        def changed(_: str) -> None:
+            self.tasks.do("refreshing accounts", self._refresh())
+
+        bell.listen(ACCOUNTS, changed)
         await bell.start()
         self._closing.push_async_callback(bell.stop)
         return bell
@@ -180,17 +189,8 @@ class Hub:
         await self._closing.aclose()
 
     async def run(self) -> None:
-        """Until an engine ends, which it does by itself only through a bug."""
-        lives = [asyncio.ensure_future(application.engine.wait()) for application in self._applications]
-        try:
-            await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for life in lives:
-                life.cancel()
-        for life in lives:
-            if life.done() and not life.cancelled():
-                life.result()
-        raise ProgramError("the engine has ended by itself")
+        """Until a part that is needed is given up: an engine that died of a bug again and again."""
+        await self.tasks.ended()
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
         settings = self.settings
@@ -258,7 +258,7 @@ class Hub:
 
         devices = MqttDevices(self.gateway, self.accounts, self.journal)
         if self.gateway.neighbours is not None:
-            self._every(LOOK_SECONDS, devices.look)
+            self.tasks.every("look at MQTT devices of other hubs", LOOK_SECONDS, devices.look)
         if not settings.mqtt:
             self._broker = Broker(
                 self._data,
@@ -267,6 +267,7 @@ class Hub:
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
                 on_restart=lambda _: devices.broker_restarted(),
+                tasks=self.tasks,
             )
             self._broker_password = secrets.token_urlsafe(32)
             await self.renew_broker_users()
@@ -286,14 +287,17 @@ class Hub:
             address = Address.parse(settings.mqtt)
             self.mqtt_url = repr(replace(address, username=""))
         arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
+        current: tuple[str, bytes, bool, Callable[[], None]] | None = None
 
         def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
             # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
             arrivals.put_nowait((topic, payload, old and self._broker is not None, ack))
 
         async def read() -> None:
+            nonlocal current
             while True:
-                topic, payload, old, ack = await arrivals.get()
+                current = current or await arrivals.get()
+                topic, payload, old, ack = current
                 backoff = Backoff(RECOVERY)
                 while True:
                     # Acknowledgements go out in order: one that never came would stop the broker in the end.
@@ -302,9 +306,15 @@ class Hub:
                         break
                     except LedgerError:
                         await backoff.wait()
+                    except Exception as bug:  # no message ends the reader
+                        self.tasks.failed("mqtt reader", bug)
+                        self.tasks.do("mqtt refusal", self._refused_mqtt(topic, bug))
+                        ack()
+                        break
+                current = None  # not before: a reader that is started again goes on with it
 
         def back(session_present: bool) -> None:
-            self._do(devices.reconnected(session_present))
+            self.tasks.do("mqtt reconnection", devices.reconnected(session_present))
 
         if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
             address = replace(address, client_id=self._own_client_id())
@@ -314,14 +324,15 @@ class Hub:
             subscriptions=devices.subscriptions,
             on_connect=back,
             on_disconnect=lambda _: devices.lost(),
+            tasks=self.tasks,
         )
         await link.start()
         closing.push_async_callback(link.stop)
-        reader = asyncio.get_running_loop().create_task(read())
-        closing.callback(reader.cancel)
+        reader = self.tasks.spawn("mqtt reader", read)
+        closing.push_async_callback(reader.stop)
         if self._broker is not None:
             await link.connected()
-        self._every(REFRESH_SECONDS, devices.sweep)
+        self.tasks.every("sweep of silent MQTT devices", REFRESH_SECONDS, devices.sweep)
 
     def _own_client_id(self) -> str:
         """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
@@ -342,28 +353,11 @@ class Hub:
         users += [node(name, password) for name, password in self.accounts.broker_logins().items()]
         await self._broker.set_users(users)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+    async def _refused_mqtt(self, topic: str, bug: Exception) -> None:
+        with contextlib.suppress(DulyError):
+            await self.journal.refuse("mqtt", topic, "internal", f"a bug in handling it: {bug!r}")
 
     # ── chores ───────────────────────────────────────────────────────────────────────────────────
-
-    def _every(self, period: float, chore: Any) -> None:
-        loop = asyncio.get_running_loop()
-
-        def again() -> None:
-            task = loop.create_task(chore())
-            self._chores.add(task)
-            task.add_done_callback(self._chores.discard)
-            self._timers.append(loop.call_later(period, again))
-            del self._timers[:-8]
-
-        self._timers.append(loop.call_later(period, again))
-
-    def _stop_timers(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
 
     async def _prune(self) -> None:
         try:
@@ -457,8 +451,13 @@ class Hub:
         except LedgerError as unfit:
             return str(unfit)
         neighbours = self.gateway.neighbours
-        problem = self.gateway.engine.down or self.alerts.engine.down or (neighbours and neighbours.trouble)
+        engines = (application.engine.down for application in self._applications)
+        problem = next(filter(None, engines), None) or (neighbours and neighbours.trouble)
         return str(problem) if problem else None
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return self.tasks.problems
 
     def state(self) -> dict[str, Any]:
         neighbours = self.gateway.neighbours
@@ -470,6 +469,8 @@ class Hub:
             "mqtt": self._mqtt_state(),
             "alerts": self.alerts.state(),
             "unforgotten": self._unforgotten,
+            "problems": self.problems,
+            "failures": dict(self.tasks.failures),
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 

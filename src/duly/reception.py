@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from duly.auth import Principal, Role
 from duly.core.messages import Verdict, Word
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
-from duly.errors import LedgerError, Malformed, SenderError
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded, SenderError, Stopped
 from duly.journal import Journal
 from duly.transport import Session
 
+UNABLE: Final = (LedgerError, Overloaded, Stopped)
+"""What is nobody's mistake: the frame may be sent again, as it is."""
 WATCH = "watch"
 """An admin's wish to see everything as it happens."""
 
@@ -98,6 +100,8 @@ class Reception:
                     commits.append(self._answered(session, who, frame))
             except SenderError as problem:
                 commits.append(self._refuse(session, who, seq_id, problem))
+            except UNABLE as problem:
+                _unable(session, seq_id, problem)
         # What may take a commit of its own shares one.
         if len(commits) == 1:
             await commits[0]
@@ -132,7 +136,7 @@ class Reception:
             return False
         except SenderError as problem:
             return self._refuse(session, who, seq_id, problem)
-        except LedgerError as problem:
+        except UNABLE as problem:
             return _unable(session, seq_id, problem)
 
     async def _wait(
@@ -142,7 +146,7 @@ class Reception:
             return await said
         except SenderError as problem:
             return await self._refuse(session, who, seq_id, problem)
-        except LedgerError as problem:
+        except UNABLE as problem:
             return _unable(session, seq_id, problem)
 
     async def _refuse(
@@ -154,7 +158,7 @@ class Reception:
         return True
 
 
-def _unable(session: Session, seq_id: str | None, problem: LedgerError) -> bool:
+def _unable(session: Session, seq_id: str | None, problem: DulyError) -> bool:
     session.push(frames.encode(frames.trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem))))
     return True
 

@@ -69,6 +69,7 @@ from duly.errors import Declined, DulyError, InDoubt, LedgerUnavailable, Malform
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.secret_box import SecretBox
+from duly.tasks import report
 from duly.transport import Session
 
 CARRY_SECONDS: Final = 50.0
@@ -305,6 +306,7 @@ class Alerts:
         task = asyncio.get_running_loop().create_task(work)
         self._on_the_way.add(task)
         task.add_done_callback(self._on_the_way.discard)
+        task.add_done_callback(report("a job of alerts"))
 
     async def refresh(self) -> None:
         """Read again who is told, and what is silenced."""

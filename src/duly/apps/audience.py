@@ -22,6 +22,7 @@ from duly.core.units import MINUTE, SECOND
 from duly.core.writes import MoveCursor
 from duly.errors import DulyError, LedgerError
 from duly.ledger import Entry, Ledger
+from duly.tasks import report
 from duly.transport import Session
 
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
@@ -434,6 +435,7 @@ class Audience:
         task = asyncio.get_running_loop().create_task(_quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(report("a job of chat"))
 
     async def close(self) -> None:
         """Note what was acknowledged; the rest is in the ledger."""

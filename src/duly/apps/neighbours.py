@@ -30,6 +30,7 @@ from duly.doorbell import Doorbell
 from duly.engine import Engine
 from duly.errors import LedgerError, Malformed, Stopped
 from duly.ledger import Ledger, Record
+from duly.tasks import report
 
 TO: Final = "to"
 """Something was booked for this device."""
@@ -132,6 +133,7 @@ class Errand(Generic[T]):
         self._wanted[thing] = None
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(report("a look at other hubs"))
 
     async def _run(self) -> None:
         try:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from duly.clients.mailbox import Mailbox
 from duly.clients.peers import Peers, Refusals
-from duly.clients.tasks import Task, as_kept, asked_as, pack, unpack
+from duly.clients.tasks import Task, as_kept, asked_as, pack, pack_task, unpack
 from duly.core.budget import Budget
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -122,14 +122,13 @@ class Incoming:
             self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
             ack()
             return
-        content = self._peers.read(task.sender, task.payload)
-        form = content.form or self._peers.form(task.sender)
+        self._peers.read(task.sender, task.payload)
         message = Message(
             task.sender + _ITSELF if task.sender == self._name else task.sender,
             task.msg_id,
             task.action,
             self._name,
-            pack(content, form, old_names=task.old_names),
+            pack_task(task),
             task.time,
             task.exp,
             Order(task.sender) if self._ordered else None,
@@ -222,8 +221,8 @@ class Incoming:
                 self._tell(record.message, state, answer)
 
     def _tell(self, task: Message, state: State, answer: Answer) -> None:
-        form, old = asked_as(task.body)
-        form = form or self._form
+        _, old = asked_as(task.body)
+        _, form = self._asked_with(task)
         if state in (State.DONE, State.FAILED) and answer.data:
             content = as_kept(answer.data)
         else:
@@ -242,8 +241,8 @@ class Incoming:
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, message: Message, attempt: int) -> None:
-        form, old = asked_as(message.body)
-        form = form or self._form
+        _, old = asked_as(message.body)
+        payload, form = self._asked_with(message)
         sender = _sender(message.scope)
 
         def progress(value: Any) -> None:
@@ -253,7 +252,7 @@ class Incoming:
         state, error = State.FAILED, ""
         try:
             try:
-                task = Task(message, unpack(message.body), sender, attempt, progress)
+                task = Task(message, payload, sender, attempt, progress)
                 said = _within(fd.content_of(await self._act(message, task), form))
                 state = State.DONE
             except TaskFailed as problem:
@@ -273,6 +272,12 @@ class Incoming:
             self.engine.offer(ended)
         except (Overloaded, Stopped):
             await self._put(ended)
+
+    def _asked_with(self, message: Message) -> tuple[fd.Content, Form]:
+        """What a task brings, and the form it is answered in, by what is known of its sender by now."""
+        sender = _sender(message.scope)
+        content = self._peers.meant(sender, unpack(message.body))
+        return content, content.form or self._peers.form(sender) or self._form
 
     async def _act(self, message: Message, task: Task) -> Any:
         action = self._actions.get(message.kind)

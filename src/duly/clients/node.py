@@ -208,7 +208,8 @@ class Node:
         ledger = await self._open_ledger(serve)
         self._budget = Budget(await ledger.shelf(_BUDGET))
         self._mailbox = mailbox = await self._open_mailbox(ledger, serve)
-        peers, self._refusals = Peers(), Refusals(self.refused, ledger, self._do)
+        peers, self._refusals = Peers(ledger, self._do), Refusals(self.refused, ledger, self._do)
+        await peers.load()
         self._incoming = Incoming(
             self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
             ledger, mailbox, self._seal, peers, self._refusals, self._do, ordered=self._ordered,

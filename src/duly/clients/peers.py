@@ -12,38 +12,67 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from duly.core.writes import Refuse
+from duly.core.writes import Drop, Put, Refuse, Write
 from duly.dialects import fd
 from duly.dialects.fd import Content, Form
 from duly.errors import LedgerError, Stopped
 from duly.ledger import Ledger
 
 KNOWN: Final = 10_000
+SHELF: Final = "forms"
+"""Where the ledger keeps how each peer writes."""
 NOTES: Final = 1_000
 """Refusals that are recorded with one commit; of a flood the rest is only counted."""
 
 
 class Peers:
-    """How each peer writes bytes, by what it wrote before. Who once wrote JSON writes JSON."""
+    """How each peer writes bytes, by what it wrote before. Who once wrote JSON writes JSON.
 
-    def __init__(self) -> None:
+    What is learned is kept in the ledger: what is stored is read after a restart as it was before. It decides
+    how a string is read and in which form a peer is answered, and nothing else: whether a task is a repeat is
+    decided by its bytes alone. `do` runs a chore in the background."""
+
+    def __init__(self, ledger: Ledger, do: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._ledger, self._do = ledger, do
         self._forms: OrderedDict[str, Form] = OrderedDict()
+
+    async def load(self) -> None:
+        """Read what was learned before a restart."""
+        for peer, form in (await self._ledger.shelf(SHELF)).items():
+            with suppress(ValueError):
+                self._forms[peer] = Form(form.decode())
 
     def form(self, peer: str) -> Form | None:
         return self._forms.get(peer)
 
     def read(self, peer: str, content: Content) -> Content:
-        """What a peer means by this, as far as that depends on the peer."""
+        """What a peer means by this, as far as that depends on the peer; and learn from it."""
+        content = self.meant(peer, content)
+        known = self._forms.get(peer)
         if content.form is None or content.sure:
             return content
-        known = self._forms.get(peer)
-        if known is not None and content.form is not known:
-            content = fd.read_content(content.raw, known)
         if known is None or (content.form is Form.JSON and known is not Form.JSON):
-            self._forms[peer] = content.form or Form.BASE64
-            if len(self._forms) > KNOWN:
-                self._forms.popitem(last=False)
+            self._learn(peer, content.form)
         return content
+
+    def meant(self, peer: str, content: Content) -> Content:
+        """What a peer means by this, by what is known of it by now."""
+        known = self._forms.get(peer)
+        if content.form is None or content.sure or known is None or content.form is known:
+            return content
+        return fd.read_content(content.raw, known)
+
+    def _learn(self, peer: str, form: Form) -> None:
+        self._forms[peer] = form
+        forgotten = self._forms.popitem(last=False)[0] if len(self._forms) > KNOWN else None
+        self._do(self._keep(peer, form, forgotten))
+
+    async def _keep(self, peer: str, form: Form, forgotten: str | None) -> None:
+        writes: list[Write] = [Put(SHELF, peer, form.value.encode())]
+        if forgotten is not None:
+            writes.append(Drop(SHELF, forgotten))
+        with suppress(LedgerError, Stopped):  # it is learned again
+            await self._ledger.write(*writes)
 
 
 class Refusals:

@@ -197,11 +197,21 @@ def outcome(state: State, answer: Answer) -> Any:
 
 _FORMS: Final = (None, Form.BASE64, Form.JSON)
 _OLD: Final = 4
+_GUESSED: Final = 8
 
 
-def pack(content: Content, form: Form | None, *, old_names: bool = False) -> bytes:
-    """As the ledger keeps it: how the peer writes, in one byte, and what stood on the wire."""
-    return bytes((_FORMS.index(form) | _OLD * old_names,)) + content.raw
+def pack(content: Content, form: Form | None, *, old_names: bool = False, guessed: bool = False) -> bytes:
+    """As the ledger keeps it: how the peer writes, in one byte, and what stood on the wire. `guessed`: only
+    the bytes themselves say in which form they are, and what is known of the peer says more."""
+    return bytes((_FORMS.index(form) | _OLD * old_names | _GUESSED * guessed,)) + content.raw
+
+
+def pack_task(task: fd.Pending) -> bytes:
+    """A task as the ledger keeps it. It follows from the task's own bytes: the same bytes are the same task,
+    whatever was learned about its sender in between."""
+    content = task.payload
+    guessed = content.raw[:1] == b'"' and content.form is not None and not content.sure
+    return pack(content, content.form, old_names=task.old_names, guessed=guessed)
 
 
 def unpack(kept: bytes) -> Content:
@@ -209,7 +219,8 @@ def unpack(kept: bytes) -> Content:
     >>> unpack(pack(fd.content_of("test", Form.JSON), Form.JSON)).value
     'test'
     """
-    return fd.read_content(kept[1:], asked_as(kept)[0])
+    guessed = bool(kept and kept[0] & _GUESSED)
+    return fd.read_content(kept[1:], asked_as(kept)[0], sure=not guessed)
 
 
 def as_kept(kept: bytes) -> Content:

@@ -15,6 +15,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.doorbell import Doorbell
 from duly.errors import Malformed
+from duly.tasks import Life
 
 try:
     from redis.asyncio import Redis
@@ -39,7 +40,7 @@ class RedisDoorbell(Doorbell):
             self._out = self._connection()
         except ValueError as problem:
             raise Malformed(f"this is not the address of a Redis: {problem}") from None
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: Life | None = None
 
     def _connection(self) -> Any:
         from redis.asyncio.retry import Retry
@@ -55,12 +56,11 @@ class RedisDoorbell(Doorbell):
         )
 
     async def start(self) -> None:
-        self._listening = asyncio.get_running_loop().create_task(self._listen())
+        self._listening = self.tasks.spawn("notifier", self._listen)
 
     async def stop(self) -> None:
         if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+            await self._listening.stop()
         await super().stop()
         with suppress(*TROUBLE):
             await self._out.aclose()

@@ -34,6 +34,7 @@ from duly.ledger import (
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.postgres_flush import Again, Flushed, flush
+from duly.tasks import report
 
 try:
     import asyncpg
@@ -132,6 +133,7 @@ class PostgresLedger(Ledger):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(report("a job of the ledger"))
 
     async def _flush(self, batches: list[Batch]) -> None:
         try:

@@ -72,6 +72,11 @@ class Server(Protocol):
         """Why nothing can be accepted now."""
         ...
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """The parts of the hub that do not run, and why."""
+        ...
+
     def trail(self, key: bytes) -> list[Any]:
         """When what happened to a message here, if it is still remembered."""
         ...
@@ -265,6 +270,10 @@ class Http:
         """For balancers: whether to send anybody here. Anyone may ask."""
         if self._server.down:
             return error(503, "internal", "nothing can be stored just now")
+        parts = sorted(self._server.problems)
+        if parts:
+            detail = f"not running: {', '.join(parts)}; the hub's log says why"
+            return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
         return as_json({"ok": True})
 
     async def openapi(self, request: web.Request) -> web.Response:

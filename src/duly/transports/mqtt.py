@@ -21,7 +21,8 @@ from typing import Any, Final
 from duly.backoff import Backoff
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded, ProgramError
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, Overloaded, ProgramError
+from duly.tasks import Life, Supervisor
 from duly.transport import OnMessage
 from duly.transports.address import Address
 from duly.transports.mqtt_packets import TEXT_LIMIT, text
@@ -68,6 +69,7 @@ class MqttLink:
         retry: RetryPolicy = RECONNECT,
         stable: float = STABLE,
         in_flight: int = IN_FLIGHT,
+        tasks: Supervisor | None = None,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         if not self.address.client_id:
@@ -97,7 +99,11 @@ class MqttLink:
         self._settled = asyncio.Event()
         """up, refused, or given up"""
         self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = tasks or Supervisor()
+        self._life: Life | None = None
+        self._backoff = Backoff(self._retry, self.address.client_id)
+        self._unreachable = True
+        """the last attempt led to no connection"""
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
 
@@ -107,10 +113,10 @@ class MqttLink:
 
     async def start(self) -> None:
         """Begin connecting; does not wait for it."""
-        if self._task is not None:
+        if self._life is not None:
             raise ProgramError("this link has been started already")
         self._stopping.clear()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="duly-mqtt")
+        self._life = self._tasks.spawn("mqtt link", self._run)
 
     async def connected(self, within: float = CONNECT_WITHIN) -> None:
         """Wait until the link is up; `ConnectionRefused` or `ConnectionLost` says why it is not."""
@@ -130,9 +136,9 @@ class MqttLink:
                 async with asyncio.timeout(CLOSE_WITHIN):
                     await session.drained()
         self._stopping.set()
-        if self._task is not None:
-            await self._task
-            self._task = None
+        if self._life is not None:
+            await self._life.finish()
+            self._life = None
 
     def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
         """Send at QoS 1; the future ends with the broker's PUBACK, or with `ConnectionLost`."""
@@ -207,47 +213,59 @@ class MqttLink:
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        backoff = Backoff(self._retry, self.address.client_id)
-        unreachable = True
-        """the last attempt led to no connection"""
         while not self._stopping.is_set():
-            session: Session | None = None
-            began = loop.time()
-            try:
-                if self._before is not None and not await self._allowed(self._before()):
-                    break
-                began = loop.time()
-                session = Session(
-                    self.address, self._will() if self._will else None, self._arrived, clean=self._clean
-                )
-                self._session = session  # usable from CONNACK on: a kept session's messages want answers
-                present = await session.open(self._filters)
-                self._is_up(present)
-                await _first(session.closed.wait(), self._stopping.wait())
-                self.problem = session.reason or "stopped"
-            except ConnectionLost as problem:
-                self.problem = str(problem)
-            except ConnectionRefused as problem:
-                self.problem = str(problem)
-                self.refused = True
-                self._settled.set()
-            finally:
-                was_up, self._session = self._ready.is_set(), None
-                self.tried = True
-                self._ready.clear()
-                if was_up:
-                    self._settled.clear()
-                if session is not None:
-                    await session.close(self.problem)
-            if was_up and self._on_disconnect is not None:
-                self._call(self._on_disconnect, self.problem)
-            if was_up and (unreachable or loop.time() - began > self._stable):
-                backoff.worked()
-            unreachable = not was_up
-            if not await backoff.wait(self._stopping):
+            if not await self._connect_once():
+                return
+            if not await self._backoff.wait(self._stopping):
                 self._settled.set()
                 return
+
+    async def _connect_once(self) -> bool:
+        """Make one connection, and stay on it for as long as it lasts; False if we must not connect.
+
+        Whatever ends it, the next one is made: nothing that a broker says is worth the link."""
+        session: Session | None = None
+        began = asyncio.get_running_loop().time()
+        try:
+            if self._before is not None and not await self._allowed(self._before()):
+                return False
+            began = asyncio.get_running_loop().time()
+            session = Session(
+                self.address, self._will() if self._will else None, self._arrived, clean=self._clean
+            )
+            self._session = session  # usable from CONNACK on: a kept session's messages want answers
+            present = await session.open(self._filters)
+            self._is_up(present)
+            await _first(session.closed.wait(), self._stopping.wait())
+            self.problem = session.reason or "stopped"
+        except ConnectionRefused as problem:
+            self.problem = str(problem)
+            self.refused = True
+            self._settled.set()
+        except DulyError as problem:
+            self.problem = str(problem)
+        except Exception as bug:
+            self.problem = f"the connection to {self.address!r} failed: {bug!r}"
+            self._tasks.failed("mqtt link", bug)
+        finally:
+            was_up, self._session = self._ready.is_set(), None
+            self.tried = True
+            self._ready.clear()
+            if was_up:
+                self._settled.clear()
+            try:
+                if session is not None:
+                    await session.close(self.problem)
+            finally:
+                self._is_down(was_up, began)
+        return True
+
+    def _is_down(self, was_up: bool, began: float) -> None:
+        if was_up and self._on_disconnect is not None:
+            self._call(self._on_disconnect, self.problem)
+        if was_up and (self._unreachable or asyncio.get_running_loop().time() - began > self._stable):
+            self._backoff.worked()
+        self._unreachable = not was_up
 
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""

@@ -135,6 +135,18 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
     return found, at, 2
 
 
+def number(data: bytes, start: int, end: int) -> int:
+    """A packet's number, in these two bytes. Raises `Malformed` for any other size, and for 0.
+
+    >>> number(ACKNOWLEDGED + b"\\x00\\x07", 2, 4)
+    7
+    """
+    found = int.from_bytes(data[start:end], "big")
+    if end - start != 2 or not found:
+        raise Malformed("a packet without its number")
+    return found
+
+
 def _packet(first: int, body: bytes) -> bytes:
     return _head(first, len(body)) + body
 

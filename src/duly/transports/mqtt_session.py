@@ -33,9 +33,6 @@ CLOSE_WITHIN: Final = 2.0
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
-_CONNECT: Final = 0
-"""Under which number the answer to a CONNECT is waited for: no packet has it."""
-
 _OLD: Final = packets.RETAIN | packets.DUP
 """Kept by the broker, or sent before; either may have been said long ago."""
 
@@ -91,7 +88,10 @@ class Session(asyncio.Protocol):
         self._arrivals: deque[Arrival] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
         self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._welcome: asyncio.Future[bytes] = self._loop.create_future()
+        """the broker's CONNACK"""
+        self._answers: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
+        """which kind of packet is waited for under which number"""
         self._number = 0
         self._heard_at = self._spoke_at = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
@@ -111,7 +111,8 @@ class Session(asyncio.Protocol):
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
-                present, code = (await self._ask(_CONNECT, self._hello()))[:2]
+                self._write(self._hello())
+                present, code = await asyncio.shield(self._welcome)
                 if code:
                     why = packets.REFUSALS.get(code, f"code {code}")
                     raise ConnectionRefused(f"{a!r} refuses us: {why}")
@@ -144,9 +145,10 @@ class Session(asyncio.Protocol):
         self._over = True
         self.closed.set()
         self._confirmed_all.set()
-        for answered in self._answers.values():
+        for answered in (self._welcome, *(each for _, each in self._answers.values())):
             if not answered.done():
                 answered.set_exception(ConnectionLost(self.reason))
+                answered.exception()  # seen: nobody may be waiting for it
 
     async def close(self, reason: str) -> None:
         self.end(reason)
@@ -212,10 +214,12 @@ class Session(asyncio.Protocol):
                 kind = first & packets.KIND
                 if self._over:
                     return
-                if kind == packets.PUBLISH:
+                if not self.connected:
+                    self._greeted(kind, data[start:end])
+                elif kind == packets.PUBLISH:
                     self._published(first, data, start, end)
                 elif kind == packets.PUBACK:
-                    self._confirmed(int.from_bytes(data[start:end], "big"))
+                    self._confirmed(packets.number(data, start, end))
                 else:
                     self._answered(kind, data[start:end])
         except Malformed as problem:
@@ -265,21 +269,25 @@ class Session(asyncio.Protocol):
 
     async def subscribe(self, filters: Mapping[str, int]) -> None:
         number = self._next_number()
-        granted = (await self._ask(number, packets.subscribe(number, filters)))[2:]
-        refused = [f for f, qos in zip(filters, granted, strict=False) if qos >= packets.SUBSCRIPTION_REFUSED]
+        granted = (await self._ask(packets.SUBACK, number, packets.subscribe(number, filters)))[2:]
+        if len(granted) != len(filters):
+            raise ConnectionLost(
+                f"{self._address!r} answers {len(filters)} subscriptions with {len(granted)} codes"
+            )
+        refused = [f for f, qos in zip(filters, granted, strict=True) if qos >= packets.SUBSCRIPTION_REFUSED]
         if refused:
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
 
     async def unsubscribe(self, filters: Sequence[str]) -> None:
         number = self._next_number()
-        await self._ask(number, packets.unsubscribe(number, filters))
+        await self._ask(packets.UNSUBACK, number, packets.unsubscribe(number, filters))
 
-    async def _ask(self, number: int, packet: bytes) -> bytes:
-        """Send a packet, and return the body of the one that answers it."""
+    async def _ask(self, kind: int, number: int, packet: bytes) -> bytes:
+        """Send a packet, and return the body of the one of this kind that answers it."""
         if self._over:
             raise ConnectionLost(self.reason)
         answered: asyncio.Future[bytes] = self._loop.create_future()
-        self._answers[number] = answered
+        self._answers[number] = (kind, answered)
         try:
             self._write(packet)
             return await answered
@@ -288,29 +296,39 @@ class Session(asyncio.Protocol):
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
+    def _greeted(self, kind: int, body: bytes) -> None:
+        """The first word of a broker is its CONNACK, and nothing else is."""
+        if kind != packets.CONNACK:
+            raise Malformed(f"a packet of kind {kind >> 4} before the CONNACK")
+        if len(body) != 2:
+            raise Malformed(f"a CONNACK of {len(body)} bytes")
+        if self._welcome.done():
+            raise Malformed("a second CONNACK")
+        self.connected = body[1] == 0
+        self._welcome.set_result(body)
+
     def _answered(self, kind: int, body: bytes) -> None:
         """Something we wait for, or of no interest: an answer to a PINGREQ."""
-        number = int.from_bytes(body[:2], "big")
         if kind == packets.CONNACK:
-            if len(body) != 2:
-                raise Malformed(f"a CONNACK of {len(body)} bytes")
-            self.connected = body[1] == 0
-            number = _CONNECT
-        elif kind not in (packets.SUBACK, packets.UNSUBACK):
+            raise Malformed("a second CONNACK")
+        if kind not in (packets.SUBACK, packets.UNSUBACK):
             return
-        answered = self._answers.get(number)
-        if answered is not None and not answered.done():
+        number = packets.number(body, 0, min(2, len(body)))
+        expected, answered = self._answers.get(number, (0, None))
+        if answered is not None and expected == kind and not answered.done():
             answered.set_result(body)
 
     def _published(self, first: int, data: bytes, start: int, end: int) -> None:
         """Length and text of the topic, at QoS 1 a number, the payload."""
         body = start + 2 + int.from_bytes(data[start : start + 2], "big")
-        raw, number = data[start + 2 : body], 0
-        if first & packets.QOS:
-            number = int.from_bytes(data[body : body + 2], "big")
-            body += 2
-        if body > end:
+        raw, number, qos = data[start + 2 : body], 0, first & packets.QOS
+        if body + qos > end:  # at QoS 1, which is 2 here, as many bytes are its number
             raise Malformed("a PUBLISH that is cut short")
+        if qos:
+            if qos != packets.QOS_1:
+                raise Malformed("a PUBLISH at a QoS that was not asked for")
+            number = packets.number(data, body, body + 2)
+            body += 2
         arrival = Arrival(self, number)
         if number:
             self._arrivals.append(arrival)
@@ -321,7 +339,9 @@ class Session(asyncio.Protocol):
         self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
 
     def _confirmed(self, number: int) -> None:
-        done, _ = self.waiting.pop(number, (None, 0.0))
+        if number not in self.waiting:
+            return
+        done, _ = self.waiting.pop(number)
         if done is not None:
             done(True)
         if self._queued:

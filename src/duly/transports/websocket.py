@@ -8,6 +8,7 @@ it comes back. Frames go out in the order they were pushed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable
 from functools import lru_cache
@@ -19,6 +20,10 @@ from duly.auth import Principal
 from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, ServerCode
 from duly.errors import NotAuthenticated, SenderError
+from duly.logs import Seldom
+
+LOG: Final = logging.getLogger("duly.websocket")
+LOG.addFilter(Seldom())
 
 AUTH_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 20.0
@@ -117,6 +122,10 @@ class WebSocketSession:
                 await self._news.wait()
         except (ConnectionError, RuntimeError):
             return  # the reader notices, too
+        except Exception:
+            LOG.exception("a bug in writing to a WebSocket")
+            if self._transport is not None:
+                self._transport.abort()  # the other side comes back, and finds everything again
 
     def _flush(self) -> None:
         self._due = False
