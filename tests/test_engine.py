@@ -16,7 +16,7 @@ from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
 from duly.core.units import FOREVER, SECOND
-from duly.engine import Engine
+from duly.engine import GROUP, GROUP_BYTES, SHARE, Engine
 from duly.errors import LedgerUnavailable, Overloaded, Stopped
 from duly.ledgers import open_ledger
 from duly.ledgers.memory import Disk, MemoryLedger
@@ -60,12 +60,19 @@ class Moody(MemoryLedger):
 class Rig:
     """An inbox on an engine, with its effects in a list."""
 
-    def __init__(self, policy: OutboxPolicy = RUN, *, disk: Disk | None = None, capacity: int = 100) -> None:
+    def __init__(
+        self,
+        policy: OutboxPolicy = RUN,
+        *,
+        disk: Disk | None = None,
+        capacity: int = 10_000,
+        fair: bool = False,
+    ) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.ledger = Moody(self.clock, disk)
         self.effects: list[Effect] = []
         self.inbox = Inbox(policy, self.ledger.worker)
-        self.engine = Engine(self.inbox, self.ledger, self.effects.append, capacity=capacity)
+        self.engine = Engine(self.inbox, self.ledger, self.effects.append, capacity=capacity, fair=fair)
 
     async def __aenter__(self) -> Rig:
         await self.engine.start()
@@ -132,6 +139,72 @@ def test_a_full_queue_refuses_or_makes_wait() -> None:
             assert not waiting.done()
             rig.ledger.gate.set()
             await waiting
+
+    virtual(program())
+
+
+def sent_by(sender: str, n: int, body: bytes = b"") -> Arrived:
+    return Arrived(Message(sender, f"1700000000000_{n}", "lock_control", "lock", body))
+
+
+def test_where_senders_take_turns_one_who_floods_delays_nobody() -> None:
+    async def program() -> None:
+        async with Rig(fair=True) as rig:
+            rig.ledger.gate.clear()
+            rig.engine.offer(sent_by("first", 0))
+            await asyncio.sleep(1)  # its commit is under way; the next group is full when this is through
+            flood = [asyncio.ensure_future(rig.engine.put(sent_by("flood", n))) for n in range(3_000)]
+            await asyncio.sleep(1)
+            assert sum(one.done() for one in flood) == GROUP + SHARE, "beyond its share it waits"
+            with pytest.raises(Overloaded, match="of flood"):
+                rig.engine.offer(sent_by("flood", 9_999))
+            rig.engine.offer(sent_by("polite", 0))
+            rig.ledger.gate.set()
+            await asyncio.gather(*flood)
+            await asyncio.sleep(1)
+            senders = [e.message.scope for e in rig.effects if isinstance(e, Reply)]
+            assert len(senders) == 3_002
+            assert senders.index("polite") <= 1 + GROUP + 1
+            numbers = [
+                e.message.id for e in rig.effects if isinstance(e, Reply) and e.message.scope == "flood"
+            ]
+            assert numbers == [f"1700000000000_{n}" for n in range(3_000)]
+
+    virtual(program())
+
+
+def test_large_messages_use_up_a_share_and_a_group_sooner() -> None:
+    async def program() -> None:
+        async with Rig(fair=True) as rig:
+            rig.ledger.gate.clear()
+            rig.engine.offer(sent_by("first", 0))
+            await asyncio.sleep(1)
+            body = b"x" * 250_000
+            big = [asyncio.ensure_future(rig.engine.put(sent_by("flood", n, body))) for n in range(200)]
+            await asyncio.sleep(1)
+            assert sum(one.done() for one in big) * len(body) < GROUP_BYTES + 5_000_000
+            rig.ledger.gate.set()
+            await asyncio.gather(*big)
+            assert max(rig.ledger.sizes) * len(body) < GROUP_BYTES + 1_000_000
+
+    virtual(program())
+
+
+def test_whoever_no_longer_waits_for_room_makes_nobody_else_wait() -> None:
+    async def program() -> None:
+        async with Rig(capacity=1, fair=True) as rig:
+            rig.ledger.gate.clear()
+            rig.engine.offer(sent_by("ann", 0))
+            await asyncio.sleep(1)
+            for n in range(1, GROUP + 2):
+                await rig.engine.put(sent_by(f"a{n}", n))
+            await rig.engine.put(sent_by("ann", GROUP + 2))
+            gone = asyncio.ensure_future(rig.engine.put(sent_by("ann", GROUP + 3)))
+            stays = asyncio.ensure_future(rig.engine.put(sent_by("ann", GROUP + 4)))
+            await asyncio.sleep(1)
+            gone.cancel()
+            rig.ledger.gate.set()
+            await asyncio.wait_for(stays, 5)
 
     virtual(program())
 

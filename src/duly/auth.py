@@ -142,6 +142,14 @@ class Accounts:
             return False
         return principal.role is Role.ADMIN or device in book.granted.get(principal.name, _NOBODY)
 
+    def allows(self, sender: str, device: str) -> bool:
+        """Whether the sender of a command may still command the device, and that is still there."""
+        book = self._book
+        standing = book.standing.get(sender)
+        if standing is None or device not in book.stored:
+            return False
+        return standing.role is Role.ADMIN or device in book.granted.get(sender, _NOBODY)
+
     def granted(self, app: str) -> frozenset[str]:
         """The devices this app may command."""
         return self._book.granted.get(app, _NOBODY)

@@ -3,7 +3,8 @@
 The laws. Nothing is performed before what it rests on is committed, and effects are performed in the
 order of their events. While a group is being flushed the next events are handled and gather, and they are
 flushed while the first are being answered: load makes the groups larger, not the wait longer. At most one
-commit is under way. What waits is bounded: who feeds it waits, or is told that it is full.
+commit is under way. What waits is bounded, and senders take turns: who floods waits, or is told that it is
+full, and delays nobody else.
 
 If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
 away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
+from duly.core.fair import NO_SENDER, FairQueue
 from duly.core.messages import Answer, Message, Verdict
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
@@ -28,8 +30,17 @@ from duly.ledger import Ledger
 CAPACITY: Final = 10_000
 """Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
 
-GROUP: Final = 1_000
-"""Most events in one commit."""
+SHARE: Final = 1_000
+"""Of one sender. What others send is taken in turns with it."""
+
+LET_IN: Final = 16
+"""Of one sender at once, when there is room again."""
+
+GROUP: Final = 500
+"""Most steps in one commit: more would hardly be cheaper, and everybody waits for it."""
+
+GROUP_BYTES: Final = 8 * 1024 * 1024
+"""About the most that messages in one commit hold together."""
 
 CLOCK_STEP: Final = SECOND
 """The wall clock was set, if it has moved this much against the monotonic one; less is its ordinary drift."""
@@ -66,14 +77,20 @@ _Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
 class _Group:
     """Steps that are committed together, and the events they came from."""
 
-    __slots__ = ("_commit", "attached", "steps", "taken")
+    __slots__ = ("_commit", "attached", "size", "steps", "taken")
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.taken: list[_Taken] = []
+        self.size = 0
+        """bytes of the messages in it"""
         self.attached: list[Event] = []
         """messages that need no step of their own: they share what becomes of another"""
         self._commit: asyncio.Future[list[Results]] | None = None
+
+    @property
+    def full(self) -> bool:
+        return len(self.steps) >= GROUP or self.size >= GROUP_BYTES or len(self.taken) >= CAPACITY
 
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
         """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
@@ -120,7 +137,8 @@ class Engine:
 
     `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
     before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
-    restart goes on with: all of the machine's channel, unless other engines work on it too.
+    restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
+    take turns; otherwise everything is handled in the order it came, whoever it is from.
     """
 
     def __init__(
@@ -130,23 +148,24 @@ class Engine:
         perform: Callable[[Effect], None],
         *,
         capacity: int = CAPACITY,
+        fair: bool = False,
         recall: Callable[[], Awaitable[None]] | None = None,
         ours: Callable[[], Awaitable[list[Open]]] | None = None,
     ) -> None:
         self._machine = machine
         self._ledger = ledger
         self._perform = perform
-        self._capacity = capacity
         self._recall = recall
         self._ours = ours
-        self._events: deque[_Taken] = deque()
+        self._events: FairQueue[_Taken] = FairQueue(capacity=capacity, share=SHARE)
+        self._fair = fair
         self._gathering = _Group()
         """what has been handled while another group is being flushed"""
         self._flushing: _Group | None = None
         self._bugs = 0
         """how often it has died since it last committed something"""
-        self._room = asyncio.Event()
-        self._room.set()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """senders whose share is full, each in the order they came"""
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -172,22 +191,34 @@ class Engine:
         `committed` is called when what the event brought about is stored: the moment for a PUBACK.
         """
         self._check_running()
-        if self._full:
-            raise Overloaded(f"{self._capacity} events are waiting; try again later")
-        self._push(event, committed)
+        sender = self._sender(event)
+        if sender in self._waiting or self._room(sender) <= 0:
+            whose = f" of {sender}" if sender else ""
+            raise Overloaded(f"{len(self._events)} events{whose} are waiting; try again later")
+        self._push(sender, event, committed)
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
-        while self._full and not self._stopping:
-            self._room.clear()
-            await self._room.wait()
+        sender = self._sender(event)
+        if sender in self._waiting or self._room(sender) <= 0:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting = self._waiting.setdefault(sender, deque())
+            waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in waiting:
+                    waiting.remove(turn)
+                else:
+                    self._make_room()  # it was our turn: the next one's now
+                raise
         self._check_running()
-        self._push(event, committed)
+        self._push(sender, event, committed)
 
     async def stop(self) -> None:
         """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
         self._stopping = True
-        self._room.set()
+        self._make_room()
         self._news.set()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -222,15 +253,19 @@ class Engine:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
                 now = self._look_at_the_clock()
-                while self._events and len(gathering.steps) < GROUP:
+                while self._events and not gathering.full:
                     taken = self._events.popleft()
                     gathering.taken.append(taken)
+                    if type(taken[0]) is Arrived:
+                        gathering.size += len(taken[0].message.body)
                     todo = self._handle(taken[0], now)
                     if todo:
                         self._perform_effects(todo, gathering)
                     elif type(taken[0]) is Arrived:
                         gathering.attached.append(taken[0])
                 todo = []
+                if self._waiting:
+                    self._make_room()
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
                     self._perform_effects(machine.wake(now), gathering)
@@ -241,7 +276,8 @@ class Engine:
                         todo = await self._recover(flushed, flushed.problem)
                         continue
                     self._gathering = _Group()
-                    self._room.set()
+                    if self._waiting:
+                        self._make_room()
                     if gathering.steps:
                         flushing = self._flushing = gathering
                         flushing.commit(self._ledger, self._news.set)
@@ -306,7 +342,7 @@ class Engine:
         self._withdraw(failed, gathered)
         # What a recipient or a handler said is not said again: it waits for the ledger.
         taken = failed.taken + gathered.taken
-        self._events.extendleft(each for each in reversed(taken) if not isinstance(each[0], Arrived))
+        self._events.put_back(each for each in taken if not isinstance(each[0], Arrived))
         while not self._stopping:
             self._failures += 1
             await self._rest(RECOVERY.delay(self._failures, b"") or 0)
@@ -344,7 +380,7 @@ class Engine:
                 _tell(group)  # if only so that a broker does not send it again, for ever
             else:
                 again += [each for each in group.taken if not isinstance(each[0], Arrived)]
-        self._events.extendleft(reversed(again))
+        self._events.put_back(again)
         self._withdraw(*groups)
         todo = await self._restore()
         self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
@@ -362,14 +398,15 @@ class Engine:
 
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
-        waiting, self._events = self._events, deque()
+        waiting = list(self._events)
+        self._events.clear()
         for event, committed in waiting:
             if isinstance(event, Arrived):
                 for effect in self._machine.unable(event):
                     self._perform(effect)
             else:
-                self._events.append((event, committed))
-        self._room.set()
+                self._events.append(NO_SENDER, (event, committed))
+        self._make_room()
 
     async def _restore(self) -> list[Todo]:
         ledger, machine = self._ledger, self._machine
@@ -388,13 +425,31 @@ class Engine:
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _push(self, event: Event, committed: Callable[[], None] | None) -> None:
-        self._events.append((event, committed))
+    def _push(self, sender: str, event: Event, committed: Callable[[], None] | None) -> None:
+        size = len(event.message.body) if type(event) is Arrived else 0
+        self._events.append(sender, (event, committed), size)
         self._news.set()
 
-    @property
-    def _full(self) -> bool:
-        return len(self._events) + len(self._gathering.taken) >= self._capacity
+    def _sender(self, event: Event) -> str:
+        """Whose share of the queue an event takes."""
+        return event.message.scope if self._fair and type(event) is Arrived else NO_SENDER
+
+    def _room(self, sender: str) -> int:
+        room = self._events.room(sender)
+        return room - len(self._gathering.taken) if sender == NO_SENDER else room
+
+    def _make_room(self) -> None:
+        """Let in those who wait, as far as there is room for them now; a few at a time, since nobody knows how
+        large their messages are. When we stop, all of them: they are told."""
+        for sender, waiting in list(self._waiting.items()):
+            room = len(waiting) if self._stopping else min(self._room(sender), LET_IN)
+            while waiting and room > 0:
+                turn = waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    room -= 1
+            if not waiting:
+                del self._waiting[sender]
 
     def _check_running(self) -> None:
         if self._stopping or self._task is None or self._task.done():

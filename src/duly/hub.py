@@ -28,11 +28,13 @@ from duly.apps import desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.apps.neighbours import LOOK_SECONDS
+from duly.apps.pushes import last_heard
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
 from duly.backoff import Backoff
+from duly.core.backlog import BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
@@ -136,7 +138,7 @@ class Hub:
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
-        policy = GatewayPolicy(control=control_policy(settings))
+        policy = gateway_policy(settings)
         self._bell = await self._hang_bell()
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
         self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only), self._bell)
@@ -529,6 +531,7 @@ class Hub:
                 return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
             case _:
                 result = await administer(self.accounts, verb, wanted)
+                await self.gateway.review()
                 if self._bell is not None:
                     self._bell.ring(ACCOUNTS)
                 if verb == "remove":
@@ -566,6 +569,14 @@ def control_policy(settings: Settings) -> ControlPolicy:
         max_age=seconds(settings.max_age),
         remember=seconds(settings.remember),
         patience=seconds(settings.patience),
+    )
+
+
+def gateway_policy(settings: Settings) -> GatewayPolicy:
+    return GatewayPolicy(
+        control=control_policy(settings),
+        backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
+        max_exp=seconds(settings.max_exp),
     )
 
 

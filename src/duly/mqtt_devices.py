@@ -39,6 +39,7 @@ from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
+from duly.transport import Unhurried
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -67,7 +68,7 @@ class _Presence(Struct):
     until: float
 
 
-class MqttDevice:
+class MqttDevice(Unhurried):
     """A device behind the broker."""
 
     def __init__(self, name: str, link: Link, prefix: str, session: str) -> None:

@@ -55,6 +55,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """seconds: how long a device may take to answer"""
     window: float = 0.3
     """seconds: how long a gap in a sender's numbers is waited for"""
+    max_exp: float = 7 * 86_400.0
+    """seconds: how far away the `exp` of a command may be"""
+    max_queued: int = 10_000
+    """commands of one app, or for one device, that may wait"""
+    max_queued_bytes: int = 64 * 1024 * 1024
+    """bytes of data in them"""
 
     registration: Literal["auto", "open", "closed"] = "auto"
     """whether strangers may register as people; auto: where only this machine can reach us"""
@@ -84,6 +90,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 "alerts_kept, deliveries_kept and alerts_remembered are days, more than 0; "
                 "archives_kept may be 0"
             )
+        if self.max_exp <= 0 or self.max_queued < 1 or self.max_queued_bytes < 1:
+            raise Malformed("max_exp is seconds, more than 0; max_queued and max_queued_bytes are at least 1")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:

@@ -21,13 +21,36 @@ it was kept by the broker, or is sent again, so it may have been said long ago."
 
 
 class Session(Hashable, Protocol):
-    """Somebody connected: anything that frames can be pushed to."""
+    """Somebody connected: anything that frames can be pushed to.
+
+    Who has much to say asks first: while a session is `congested`, what can wait is left where it is, and
+    goes on when it has `drained`.
+    """
+
+    @property
+    def congested(self) -> bool:
+        """Whether more is queued for it than goes out soon."""
+        ...
+
+    async def drained(self, seconds: float | None = None) -> None:
+        """Waits until it is no longer congested, or over; or until this time has passed."""
+        ...
 
     def push(self, frame: bytes) -> None:
-        """Send a frame; never blocks, never fails: a session that cannot keep up closes itself."""
+        """Send a frame; never blocks, never fails: a session that stands still closes itself."""
         ...
 
     def close(self, reason: str) -> None: ...
+
+
+class Unhurried:
+    """A session that is never congested: it takes little, or passes everything on at once."""
+
+    __slots__ = ()
+    congested = False
+
+    async def drained(self, seconds: float | None = None) -> None:
+        return
 
 
 class Link(Protocol):

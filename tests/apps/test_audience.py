@@ -14,11 +14,12 @@ from duly.core.units import SECOND
 from duly.core.writes import Append, Put
 from duly.ledgers.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
+from duly.transport import Unhurried
 
 CONV = "ann+bob"
 
 
-class Socket:
+class Socket(Unhurried):
     """A connection that remembers what was pushed to it."""
 
     def __init__(self) -> None:

@@ -27,6 +27,7 @@ from duly.ledger import Ledger
 from duly.ledgers import open_ledger
 from duly.ledgers.memory import MemoryLedger
 from duly.testing import ManualClock
+from duly.transport import Unhurried
 from tests.places import Place
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ async def listed(tower: Place) -> list[dict[str, Any]]:
     return [json.loads(one.body) | {"id": one.id, "scope": one.scope} for one in messages]
 
 
-class Observer:
+class Observer(Unhurried):
     """Watches the tower, as an admin may: what it has taken, in the order it took it."""
 
     def __init__(self, tower: Place) -> None:

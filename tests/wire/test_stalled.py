@@ -48,7 +48,8 @@ async def served(phone: Peer, lock: Peer) -> None:
     assert time.monotonic() - began < 3
 
 
-async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place) -> None:
+async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "STILL_SECONDS", 1.0)
     gateway = place.hub.gateway
     async with AsyncExitStack() as stack:
         names = ("lamp", "lock", "phone")
@@ -60,16 +61,19 @@ async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place) -> None:
             for n in range(1_500):
                 await lamp.say("event_report", data=[n, data])
                 assert (await phone.first(lambda f: f["type"] == "event_report"))["data"][0] == n
-                assert session._size <= websocket.QUEUE_BYTES  # type: ignore[attr-defined]
+                assert session._size <= 2 * websocket.ROOM_BYTES  # type: ignore[attr-defined]
             await served(phone, lock)
             await place.until(lambda: "tablet" not in gateway._apps)
             await served(phone, lock)
 
 
-async def test_a_device_that_reads_nothing_goes_offline(place: Place) -> None:
+async def test_a_device_that_reads_nothing_goes_offline(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with AsyncExitStack() as stack:
         names = ("lock", "phone", "tablet")
         lock, phone, tablet = [await stack.enter_async_context(place.join(name)) for name in names]
+        monkeypatch.setattr(websocket, "HEARTBEAT_SECONDS", 1.0)
         async with deaf(place.url, place.tokens["lamp"]):
             await place.until(lambda: place.hub.gateway.online("lamp"))
             data = "x" * 200_000

@@ -19,6 +19,7 @@ from duly.apps import conversations as c
 from duly.auth import Principal
 from duly.core.retry import RetryPolicy
 from duly.core.units import MINUTE, SECOND
+from duly.core.window import next_page
 from duly.core.writes import MoveCursor
 from duly.errors import DulyError, LedgerError
 from duly.ledger import Entry, Ledger
@@ -86,6 +87,12 @@ class Place:
         self.busy = False
         """it is just being told what it missed"""
         self.over = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be told the next line at once."""
+        seat = self.seat
+        return not self.busy and not seat.loading and self.room > 0 and not seat.session.congested
 
     @property
     def room(self) -> int:
@@ -225,7 +232,7 @@ class Audience:
             self.join(name, conv)
         for place in self._present.get(conv, {}).values():
             place.head = max(place.head, n)
-            if n == place.told + 1 and not place.busy and not place.seat.loading and place.room > 0:
+            if n == place.told + 1 and place.ready:
                 place.told = n
                 if place.seat.session is by:
                     place.acked += place.acked == n - 1
@@ -272,10 +279,13 @@ class Audience:
         """Read on to what is new. A ledger that fails is asked again when it is looked whether they have
         acknowledged."""
         try:
+            count = size = 0
             while place.told < place.head and place.room > 0 and not place.over:
-                page = await self._ledger.entries(c.stream(place.conv), place.told, min(PAGE, place.room))
+                limit = next_page(count, size, min(PAGE, place.room))
+                page = await self._ledger.entries(c.stream(place.conv), place.told, limit)
                 if not page:
                     break
+                count, size = len(page), sum(len(entry.body) for entry in page)
                 await self._hand(place, page, 1)
         except LedgerError:
             pass
@@ -289,6 +299,8 @@ class Audience:
         now = self._ledger.clock.now()
         for shown in await self.show(place.conv, page, now, attempt):
             entry, frame = shown
+            if place.seat.session.congested:
+                await place.seat.session.drained()
             if place.over:
                 return
             if attempt == 1:
@@ -398,10 +410,17 @@ class Audience:
             self._watch(place, since)
 
     async def _tell_again(self, place: Place) -> None:
-        page = await self._ledger.entries(
-            c.stream(place.conv), place.acked, min(PAGE, place.told - place.acked)
-        )
-        await self._hand(place, [entry for entry in page if entry.n > place.acked], place.attempt)
+        if place.seat.session.congested:
+            return  # what it was told is still on its way
+        after, last = place.acked, min(place.told, place.acked + PAGE)
+        count = size = 0
+        while after < last and not place.over:
+            limit = next_page(count, size, last - after)
+            page = await self._ledger.entries(c.stream(place.conv), after, limit)
+            if not page:
+                return
+            count, size, after = len(page), sum(len(entry.body) for entry in page), page[-1].n
+            await self._hand(place, [entry for entry in page if entry.n > place.acked], place.attempt)
 
     def next_wake(self) -> int | None:
         return self._timers[0][0] if self._timers else None

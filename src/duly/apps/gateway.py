@@ -13,8 +13,10 @@ HTTP request that waits, an MQTT node. Where this is not the only hub, `neighbou
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -22,15 +24,19 @@ from msgspec import Struct
 
 from duly.apps.control import ControlPolicy
 from duly.apps.neighbours import Neighbours
+from duly.apps.presence import OFFLINE, ONLINE, Presence
+from duly.apps.pushes import Pushes, stream_of
 from duly.auth import Accounts, Principal, Role
+from duly.core.backlog import Backlog, BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Mode, Order, Verdict, Word, key_of, names_in, parts_of
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
     Arrived,
+    Cancelled,
     Effect,
     Event,
     Origin,
@@ -40,13 +46,13 @@ from duly.core.steps import (
     Transmit,
     Unreachable,
 )
-from duly.core.units import DAY, MINUTE, MS
-from duly.core.writes import Append
+from duly.core.units import DAY, MINUTE, MS, SECOND, show
+from duly.core.window import Window
 from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded
+from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded, RateLimited
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -56,13 +62,12 @@ CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
 """Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
 download of ten thousand pushes nothing else out of anything."""
 
-PUSHES_KEPT: Final = 10_000
-"""Per device: what an app that was away can catch up on."""
-TRIM_EVERY: Final = 1_000
 TRAILS_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
-SHOWN_BYTES: Final = 500
-"""What a push says is shown to those who watch, unless it is long."""
+SLOW_SECONDS: Final = 1.0
+"""How long a sender that is over its quota is kept waiting for an answer at most."""
+TRY_AGAIN: Final = 5 * SECOND
+"""When a sender of whom too much waits may try again."""
 
 
 class Hop(Struct, frozen=True, gc=False):
@@ -77,11 +82,15 @@ class GatewayPolicy(Struct, frozen=True):
     control: ControlPolicy = ControlPolicy()
     commands: frozenset[str] = frames.COMMANDS
     pushes: frozenset[str] = frames.PUSHES
+    ahead: Window = Window(frames=256, bytes=512 * 1024)
+    """what may be on its way to a device before it acknowledges"""
+    backlog: BacklogPolicy = BacklogPolicy()
+    """what may wait of one app, or for one device"""
+    max_exp: int = 7 * DAY
+    """how far away the `exp` of a command may be"""
 
 
 REPLACED: Final = "replaced by a newer connection of the same device"
-ONLINE: Final = msgspec.Raw(b'{"online":true}')
-OFFLINE: Final = msgspec.Raw(b'{"online":false}')
 
 
 class Gateway:
@@ -108,20 +117,20 @@ class Gateway:
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience),
             ledger.worker,
-            lanes=control.lanes(),
+            lanes=msgspec.structs.replace(control.lanes(), ahead=self.policy.ahead),
             horizon=self._horizon,
-            refuse=self._refuse_offline,
+            refuse=self._refuse_now,
+            permit=self._forbidden,
+            backlog=Backlog(self.policy.backlog),
             shared=bell is not None,
         )
         self.neighbours = None if bell is None else Neighbours(ledger, bell, self._inbox.channel, self)
         ours = None if self.neighbours is None else self.neighbours.ours
-        self.engine = Engine(self._inbox, ledger, self._perform, ours=ours)
+        self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=ours)
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
-        self._told: dict[Session, dict[str, int]] = {}
-        """how far each app's session has been told what each device pushed"""
-        self._behind: dict[tuple[Session, str], bool] = {}
-        """who is just being told what they missed, and whether there is more since"""
+        self.pushes = Pushes(ledger, journal, self._listeners, self._stored)
+        self._presence = None if bell is not None else Presence(ledger, self.pushes)
         self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
         """hops as they are noted: there are three to a command, and hardly anybody asks"""
 
@@ -137,8 +146,14 @@ class Gateway:
         if self.neighbours is not None:
             await self.neighbours.start()
         await self.engine.start()
+        if self._presence is not None:
+            await self._presence.start()
+        await self.review()
 
     async def stop(self) -> None:
+        await self.pushes.stop()
+        if self._presence is not None:
+            await self._presence.stop()
         await self.engine.stop()
         if self.neighbours is not None:
             await self.neighbours.stop()
@@ -167,20 +182,22 @@ class Gateway:
                 if self._devices.get(who.name) is not session:
                     return  # it has left meanwhile, or come again
             await self.engine.put(Reachable(who.name))
-            if new:
-                await self._push(who.name, DEVICE_STATUS, ONLINE)
+            if self._devices.get(who.name) is not session:
+                return
+            if self._presence is not None:
+                await self._presence.came(who.name)
+            elif new:
+                await self.pushes.store(who.name, DEVICE_STATUS, ONLINE)
             return
         devices = sorted(self._accounts.granted(who.name))
-        heads = {device: (await self._ledger.extent(_stream(device))).last for device in devices}
+        heads = {device: (await self._ledger.extent(stream_of(device))).last for device in devices}
         session.push(frames.encode(self._welcome(who, heads)))
         seen = cursors or {}
-        self._told[session] = {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()}
         self._apps.setdefault(who.name, []).append(session)
-        for device in devices:
-            await self._catch_up(session, device)
+        self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        self._told.pop(session, None)
+        self.pushes.leave(session)
         sessions = self._apps.get(who.name, [])
         if session in sessions:
             sessions.remove(session)
@@ -189,8 +206,10 @@ class Gateway:
         if self._devices.get(who.name) is session:
             del self._devices[who.name]
             await self.engine.put(Unreachable(who.name))
-            if self.neighbours is None or await self.neighbours.homes.move_out(who.name):
-                await self._push(who.name, DEVICE_STATUS, OFFLINE)
+            if self._presence is not None:
+                await self._presence.went(who.name)
+            elif self.neighbours is not None and await self.neighbours.homes.move_out(who.name):
+                await self.pushes.store(who.name, DEVICE_STATUS, OFFLINE)
 
     def dismiss(self, name: str) -> None:
         """Hang up on everybody of this name: they are no longer who they were let in as."""
@@ -218,18 +237,24 @@ class Gateway:
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """A frame from somebody who has authenticated. What devices tell gets no `server_ack`."""
+        """A frame from somebody who has authenticated. What devices tell gets a `server_ack` only if it is a
+        push with a `seq_id`."""
         if frame.type in self._commands:
             return self._submit(session, who, frame)
         if who.role is not Role.DEVICE:
             raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
-        return self._answered(who, frame) if frame.type == "ack" else self._pushed(who, frame)
+        return self._answered(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._end_of(frame))
         if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
             raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
+        if frame.exp is not None and message.expires > self._ledger.clock.now() + self.policy.max_exp:
+            raise Malformed(
+                f"exp is more than {show(self.policy.max_exp)} away; a command waits at most that long here "
+                "(max_exp)"
+            )
         if frame.queue and not message.expires:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
@@ -237,6 +262,8 @@ class Gateway:
         event = Arrived(message, session, frame.queue)
         if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
             return self._ask_around(event)
+        if self._inbox.backlog and self._excess(event) is not None:
+            return self._take_slowly(event)
         return self._hand_over(event, answered=True)
 
     async def _ask_around(self, event: Arrived) -> bool:
@@ -244,6 +271,15 @@ class Gateway:
         assert self.neighbours is not None
         await self.neighbours.homes.ask(event.message.recipient)
         await self.engine.put(event)
+        return True
+
+    async def _take_slowly(self, event: Arrived) -> bool:
+        """Too much of its sender waits: it is heard no faster than we store that it was refused."""
+        stored = asyncio.Event()
+        await self.engine.put(event, stored.set)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SLOW_SECONDS):
+                await stored.wait()
         return True
 
     def _hand_over(self, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
@@ -294,19 +330,28 @@ class Gateway:
         await self.engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
         return False
 
-    async def _pushed(self, who: Principal, frame: Frame) -> bool:
-        await self._push(who.name, frame.type, frame.data)
-        return False
+    async def _pushed(self, session: Session, who: Principal, frame: Frame) -> bool:
+        if frame.seq_id is None:
+            await self.pushes.store(who.name, frame.type, frame.data)
+            return False
+        verdict = await self.pushes.store_once(who.name, frame.seq_id, frame.type, frame.data)
+        session.push(frames.encode(frames.server_ack(frame.seq_id, verdict)))
+        return True
 
     def _handed_over(self, record: Record) -> bool:
         """Whether its device may have it from another hub."""
         return self.neighbours is not None and record.state is not State.ACCEPTED
 
-    async def push_from(self, device: str, kind: str, data: object) -> None:
-        """A device behind a broker tells something."""
+    async def push_from(
+        self, device: str, kind: str, data: object, seq_id: str | None = None
+    ) -> Verdict | None:
+        """A device behind a broker tells something; with an id, what to answer it."""
         if kind not in self.policy.pushes:
             raise Malformed(f"there is no push type {kind!r}")
-        await self._push(device, kind, frames.dump(data))
+        if seq_id is not None:
+            return await self.pushes.store_once(device, seq_id, kind, frames.dump(data))
+        await self.pushes.store(device, kind, frames.dump(data))
+        return None
 
     def has(self, key: bytes) -> bool:
         """Whether a command is under way here."""
@@ -325,18 +370,47 @@ class Gateway:
     def _horizon(self, kind: str) -> Horizon:
         return CHUNK_HORIZON if kind == CHUNK else self._control_horizon
 
-    def _refuse_offline(self, event: Arrived, now: int) -> Verdict | None:
+    def _refuse_now(self, event: Arrived, now: int) -> Verdict | None:
         control = self.policy.control
-        message = event.message
+        message, recipient = event.message, event.message.recipient
         if message.made and message.made + control.max_age <= now and not event.patient:
             return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
-        if event.patient or message.recipient in self._devices or self.online(message.recipient):
-            return None
+        if event.patient or recipient in self._devices or self.online(recipient):
+            excess = self._excess(event) if self._inbox.backlog else None
+            return None if excess is None else _too_much(excess)
         return Verdict(
             Word.REFUSED,
             reason=f"{message.recipient} is offline; try later, or send it with queue",
             cause="offline",
         )
+
+    def _excess(self, event: Arrived) -> str | None:
+        """Why a command may not wait here, too; None if it may, or need not."""
+        recipient = event.message.recipient
+        here = recipient in self._devices
+        if here and self._inbox.lanes.has_room(recipient):
+            return None
+        # One for a device elsewhere is on its way at once: what else waits of its sender is no reason.
+        elsewhere = not here and self.online(recipient)
+        return self._inbox.backlog.excess("" if elsewhere else event.message.scope, recipient)
+
+    def _forbidden(self, message: Message) -> str | None:
+        """Why a command that was taken may not be handed over any more: permission is judged again then."""
+        if self._accounts.allows(message.scope, message.recipient):
+            return None
+        return f"{message.scope} may no longer command {message.recipient}"
+
+    async def review(self) -> None:
+        """Cancel what waits and is no longer allowed: a grant was revoked, an app or a device removed."""
+        if self.neighbours is None:
+            waiting = self._inbox.waiting()
+        else:
+            open_ = await self._ledger.open_deliveries(self._inbox.channel)
+            waiting = [item.message for item in open_ if not item.delivery.attempt]
+        for message in waiting:
+            reason = self._forbidden(message)
+            if reason is not None:
+                await self.engine.put(Cancelled((message,), reason))
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
@@ -372,6 +446,8 @@ class Gateway:
         device = self._devices.get(message.recipient)
         if device is None:
             return
+        if attempt > 1 and (device.congested or self._forbidden(message) is not None):
+            return  # it still waits in the socket's queue; or it is not sent again
         self._note_hop(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
         if self._journal.watchers:
@@ -381,6 +457,7 @@ class Gateway:
 
     def _report(self, report: Report) -> None:
         origins = report.origins
+        self._inbox.backlog.remove(report.key)
         if self.neighbours is not None:
             also = self.neighbours.ended(report.key, report.state)
             origins = (*origins, *(origin for origin in also if origin not in origins))
@@ -413,59 +490,14 @@ class Gateway:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
         return [Hop(at // MS, what, attempt) for at, what, attempt in self._trails.get(key, ())]
 
-    # ── pushes ───────────────────────────────────────────────────────────────────────────────────
+    def _listeners(self, device: str) -> list[Session]:
+        """The connections of the apps that may hear a device."""
+        apps = self._accounts.apps_of(device)
+        return [session for app in sorted(apps) for session in self._apps.get(app, ())]
 
-    async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
-        """Store, then tell: a push has a number in its device's stream before anybody sees it."""
-        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
-        (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
-        assert isinstance(n, int)
-        frame = _numbered(stored, n)
-        if self._journal.watchers:
-            shown = frames.load(data) if len(bytes(data)) < SHOWN_BYTES else None
-            self._journal.see("pushed", device=device, kind=kind, cursor=n, data=shown)
+    def _stored(self, device: str) -> None:
         if self.neighbours is not None:
             self.neighbours.pushed(device)
-        for app in sorted(self._accounts.apps_of(device)):
-            for session in list(self._apps.get(app, ())):
-                await self._tell(session, device, n, frame)
-        if n % TRIM_EVERY == 0:
-            await self._ledger.trim(_stream(device), n - PUSHES_KEPT)
-
-    async def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
-        """Tell a session the next push, once and in order; if it is behind, it hears it from the ledger."""
-        told = self._told.get(session)
-        if told is None:
-            return
-        if n == told.setdefault(device, n - 1) + 1:
-            told[device] = n
-            session.push(frame)
-        elif n > told[device]:
-            await self._catch_up(session, device)
-
-    async def _catch_up(self, session: Session, device: str) -> None:
-        told = self._told.get(session)
-        if told is None:
-            return  # they have left meanwhile
-        if (session, device) in self._behind:
-            self._behind[session, device] = True
-            return
-        self._behind[session, device] = True
-        try:
-            extent = await self._ledger.extent(_stream(device))
-            if told.setdefault(device, extent.last) + 1 < extent.first:
-                gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
-                session.push(msgspec.json.encode(gap))
-                told[device] = extent.first - 1
-            while self._behind[session, device]:
-                self._behind[session, device] = False
-                while entries := await self._ledger.entries(_stream(device), told[device]):
-                    for entry in entries:
-                        if entry.n > told[device]:  # it may have been told while we read
-                            told[device] = entry.n
-                            session.push(_numbered(entry.body, entry.n))
-        finally:
-            self._behind.pop((session, device), None)
 
     # ── what the neighbours ask for ──────────────────────────────────────────────────────────────
 
@@ -478,6 +510,7 @@ class Gateway:
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         message, answer = record.message, record.answer or Answer()
+        self._inbox.backlog.remove(message.key)
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     async def replaced(self, device: str) -> None:
@@ -488,38 +521,18 @@ class Gateway:
 
     async def vanished(self, device: str) -> None:
         if device not in self._devices:
-            await self._push(device, DEVICE_STATUS, OFFLINE)
+            await self.pushes.store(device, DEVICE_STATUS, OFFLINE)
 
     def heads(self) -> dict[str, int]:
-        heads: dict[str, int] = {}
-        for told in self._told.values():
-            for device, n in told.items():
-                heads[device] = min(n, heads.get(device, n))
-        return heads
+        return self.pushes.heads()
 
     async def catch_up_all(self, device: str) -> None:
-        for app in sorted(self._accounts.apps_of(device)):
-            for session in list(self._apps.get(app, ())):
-                await self._catch_up(session, device)
+        self.pushes.look(device)
 
 
-async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
-    """When each device last told something, or came, or went (ms); without those never heard of."""
-    heard: dict[str, int] = {}
-    for device in devices:
-        extent = await ledger.extent(_stream(device))
-        for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
-            heard[device] = entry.at // MS
-    return heard
-
-
-def _stream(device: str) -> str:
-    return f"push/{device}"
-
-
-def _numbered(stored: bytes, n: int) -> bytes:
-    """A stored push with its cursor, without taking it apart."""
-    return b'%b,"cursor":%d}' % (stored[:-1], n)
+def _too_much(excess: str) -> Verdict:
+    reason = f"{excess}; try again when some of them have ended"
+    return Verdict(Word.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)
 
 
 def _push_to(origins: Iterable[Any], frame: bytes) -> None:

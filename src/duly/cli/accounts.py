@@ -198,7 +198,7 @@ async def _do_in_ledger(
         if verb == "remove":
             await see_off(book, wanted["name"])
         if verb == "list":
-            from duly.apps.gateway import last_heard
+            from duly.apps.pushes import last_heard
 
             devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
             result |= {"online": None, "heard": await last_heard(book, devices)}

@@ -14,6 +14,7 @@ finds it there, orders it and takes it.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -21,14 +22,16 @@ from typing import Final
 from msgspec import Struct
 
 from duly.core import horizon as horizons
+from duly.core.backlog import Backlog
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.order import LATE, LanePolicy, Lanes, Move, Release, Supersede
-from duly.core.outbox import EXPIRED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
+from duly.core.outbox import EXPIRED, NOT_ALLOWED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
 from duly.core.steps import (
     Answered,
     Arrived,
+    Cancelled,
     Effect,
     Ended,
     Event,
@@ -44,6 +47,7 @@ from duly.core.steps import (
     Told,
     Unreachable,
 )
+from duly.core.units import MS
 from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
 
 
@@ -69,12 +73,19 @@ def _welcome(_: Arrived, __: int) -> Verdict | None:
     return None
 
 
+def _allow(_: Message) -> str | None:
+    return None
+
+
 class Inbox:
     """The receiver's machine.
 
     `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` is its
     say over a message that is new: a repeat of what was accepted is answered whatever it says. `shared`:
-    other workers serve the same channel, each the recipients that it can reach.
+    other workers serve the same channel, each the recipients that it can reach. `permit(message)` is asked
+    again when a message that waited gets its turn: why it may not be handed over any more, or None. `minted`
+    names the mark that keeps the last id, for a sender of its own that mints `SeqId`s. What waits is counted
+    in `backlog`.
     """
 
     def __init__(
@@ -86,9 +97,15 @@ class Inbox:
         horizon: Callable[[str], Horizon] = _same_horizon,
         repeatable: Callable[[Message], bool] = _always,
         refuse: Callable[[Arrived, int], Verdict | None] = _welcome,
+        permit: Callable[[Message], str | None] = _allow,
         shared: bool = False,
+        minted: str = "",
+        backlog: Backlog | None = None,
     ) -> None:
         self._refuse = refuse
+        self._permit = permit
+        self._minted = minted
+        self.backlog = Backlog() if backlog is None else backlog
         self._shared = shared
         self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost)
         self._lane_policy = lanes or LanePolicy()
@@ -138,7 +155,15 @@ class Inbox:
             case Found(open_=open_, marks=marks):
                 self.lanes.learn(marks)
                 return [todo for item in open_ for todo in self._find(item, now)]
-            case Received() | Answered() | Failed():
+            case Received(key=key):
+                message = self.outbox.message(key)
+                todo = self.outbox.received(key, now)
+                if message is not None:
+                    todo += self._move_all(self.lanes.acknowledged(message), now)
+                return todo
+            case Cancelled(messages=messages, reason=reason):
+                return self._cancel(messages, reason, now)
+            case Answered() | Failed():
                 return self.outbox.handle(event, now)
             case Told():
                 return []
@@ -166,10 +191,10 @@ class Inbox:
                 # In its place among the others: they are committed and started in this order.
                 todo.append(self._admit(live, move, horizon, now))
             else:
-                todo += self._move(move, now)
+                todo += self._move_all([move], now)
         if own is None:
             todo.append(self._admit(live, None, horizon, now))
-            self._watch_expiry(message)
+            self._wait(message)
         return todo
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
@@ -215,6 +240,7 @@ class Inbox:
         self.lanes = Lanes(self._lane_policy, marks)
         self.lanes.reachable = reachable
         self._expiries.clear()
+        self.backlog.clear()
         todo: list[Todo] = []
         waiting: list[Message] = []
         started: list[Open] = []
@@ -239,12 +265,13 @@ class Inbox:
         """Put a message that was booked into its lane."""
         if message.expires and message.expires <= now:
             return [self._finish(message, State.EXPIRED, EXPIRED, now), *self._count(message, now)]
-        self._watch_expiry(message)
+        self._wait(message)
         todo = self._move_all(self.lanes.offer(message, now), now)
         return todo + self._move_all(self.lanes.catch_up(message), now)
 
-    def _watch_expiry(self, message: Message) -> None:
-        """While it waits for its turn nobody else watches its clock."""
+    def _wait(self, message: Message) -> None:
+        """While it waits for its turn it is counted, and nobody else watches its clock."""
+        self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
         if message.expires:
             heapq.heappush(self._expiries, (message.expires, message.key))
 
@@ -288,6 +315,8 @@ class Inbox:
             then = (_supersede(message, move.reason, now),)
         else:
             then = (self.outbox.book(message),)
+        if self._minted and message.order is not None and message.order.n is not None:
+            then = (*then, Raise(self._minted, message.order.n, message.made // MS))
 
         admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
         return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
@@ -300,7 +329,7 @@ class Inbox:
             return self._not_fresh(live, verdict, now)
         live.committed = True
         if live.away:
-            self._live.pop(message.key, None)
+            self._live.pop(message.key, None)  # it goes on being counted, until its end is known
         todo: list[Todo] = [Reply(origins[0], message, verdict)]
         here = State.ACCEPTED
         follows: list[Todo] = []
@@ -319,6 +348,7 @@ class Inbox:
         message = live.message
         if self._live.get(message.key) is live:
             del self._live[message.key]
+            self.backlog.remove(message.key)
         todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
         return todo + self._next(message, now)
 
@@ -327,6 +357,7 @@ class Inbox:
     def _leave(self, message: Message, origin: Origin, horizon: Horizon, now: int) -> list[Todo]:
         """Book a message for a recipient who is not here."""
         message, moves = self.lanes.leave(message, now)
+        self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
         live = self._live[message.key] = _Live(message, [origin], committed=False, away=True)
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
@@ -337,6 +368,8 @@ class Inbox:
         if item.delivery.attempt:
             if live is None:
                 self._live[message.key] = _Live(message, [], committed=True)
+            self.lanes.occupy(message)
+            self.backlog.remove(message.key)
             return self.outbox.resume(item, now)
         if live is not None:
             return []
@@ -353,20 +386,29 @@ class Inbox:
         ]  # fmt: skip
         for key in waiting:
             del self._live[key]
+            self.backlog.remove(key)
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
     def _move_all(self, moves: list[Move], now: int) -> list[Todo]:
+        """Messages that were booked have got their turn, or lost it."""
         if not moves:
             return []
-        return [todo for move in moves for todo in self._move(move, now)]
+        todo: list[Todo] = []
+        waiting = deque(moves)
+        while waiting:
+            move = waiting.popleft()
+            live = self._live.get(move.message.key)
+            if live is None or live.message is not move.message:
+                waiting.extend(
+                    self.lanes.finished(move.message)
+                )  # it turned out to be a repeat, or has ended
+            else:
+                todo += self._move(move, now)
+        return todo
 
     def _move(self, move: Move, now: int) -> list[Todo]:
-        """A message that was booked has got its turn, or lost it."""
         message = move.message
-        live = self._live.get(message.key)
-        if live is None or live.message is not message:
-            return self._next(message, now)  # it turned out to be a repeat
         ref = self.outbox.ref(message)
         if isinstance(move, Supersede) and move.mark and self._shared:
             # What we remember of the mark may come from a repeat that turned out to be this very message.
@@ -375,6 +417,8 @@ class Inbox:
             return [self._finish(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", move.reason), now)]
         if message.expires and message.expires <= now:
             return [self._finish(message, State.EXPIRED, EXPIRED, now)]
+        if (reason := self._permit(message)) is not None:
+            return [self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)]
         late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
         start: Group = (self.outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now))
 
@@ -383,6 +427,7 @@ class Inbox:
             if not took_hold:
                 return self._lost(message, now)
             if raised:
+                self.backlog.remove(message.key)
                 return [self.outbox.launched(message, 1, move.after, now)]
             return self._superseded(message, LATE, now)
 
@@ -409,13 +454,32 @@ class Inbox:
         if self.outbox.state(message.key) is not None:
             return []
         self._live.pop(message.key, None)
+        self.backlog.remove(message.key)
         return self._next(message, now)
+
+    def _cancel(self, messages: Sequence[Message], reason: str, now: int) -> list[Todo]:
+        """End messages that wait, here or for another hub. One that has just started is not among them."""
+        return [
+            self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)
+            for message in messages
+            if self.outbox.state(message.key) is None
+        ]
+
+    def waiting(self) -> list[Message]:
+        """The messages that are stored and wait for their turn."""
+        return [
+            live.message
+            for key, live in self._live.items()
+            if live.committed and self.outbox.state(key) is None
+        ]
 
     def _next(self, message: Message, now: int) -> list[Todo]:
         return self._move_all(self.lanes.finished(message), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
+        if self.backlog:
+            self.backlog.remove(message.key)
         origins = tuple(live.origins) if live is not None else ()
         todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]
         if moves := self.lanes.finished(message):

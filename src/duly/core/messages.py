@@ -232,7 +232,9 @@ class Verdict(Struct, frozen=True, gc=False):
     retry: bool = False
     """refused for now only: the same message may be accepted later"""
     cause: str = ""
-    """why it was refused, in one word: future, ageless, offline, denied, …"""
+    """why it was refused, in one word: future, ageless, offline, denied, rate_limited, …"""
+    wait: int = 0
+    """how long to wait before the next try (µs); 0: not said"""
 
     def require(self) -> Verdict:
         """This verdict if the message was taken (now or before), else the error that says whose fault

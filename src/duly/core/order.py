@@ -32,6 +32,7 @@ from msgspec import Struct
 
 from duly.core.messages import Message, Mode, Order
 from duly.core.units import MS, SECOND
+from duly.core.window import Outstanding, Window
 from duly.core.writes import is_later
 from duly.errors import Malformed
 
@@ -39,6 +40,9 @@ CHAINS_KEPT: Final = 50_000
 MARKS_KEPT: Final = 100_000
 AHEAD_KEPT: Final = 1_024
 """A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
+
+TIDY_AFTER: Final = 32
+"""Messages that have ended and may lie in a lane's queue, besides half of what is queued."""
 
 LATE: Final = "a later one took effect before it arrived"
 
@@ -57,10 +61,14 @@ class LanePolicy(Struct, frozen=True):
     """recipients come and go: a lane moves only while its recipient is reachable"""
     width: int | None = None
     """how many messages without order a recipient has under way at once; None: as many as come"""
+    ahead: Window | None = None
+    """how much may be on its way to a recipient before it acknowledges; None: as much as comes"""
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
             raise Malformed("a lane is at least one message wide")
+        if self.ahead is not None and (self.serial or self.width is not None):
+            raise Malformed("a lane is bounded by acknowledgements or by what is under way, not by both")
         if self.window < 0 or self.drift < 0:
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
 
@@ -121,13 +129,33 @@ class _Chain:
 class _Lane:
     """A lane that has something under way, or queues."""
 
-    __slots__ = ("holders", "queue", "width")
+    __slots__ = ("_over", "holders", "queue", "width")
 
     def __init__(self, width: int) -> None:
         self.width = width
         """how many may be under way at once; 0: nobody counts"""
         self.holders: set[bytes] = set()
         self.queue: deque[Release] = deque()
+        self._over: set[bytes] = set()
+        """keys of what is still queued and has ended"""
+
+    def drop(self, key: bytes) -> None:
+        """A queued message has ended: it expired, or was cancelled."""
+        if self.queue:
+            self._over.add(key)
+            if len(self._over) > len(self.queue) // 2 + TIDY_AFTER:
+                self.queue = deque(queued for queued in self.queue if queued.message.key not in self._over)
+                self._over.clear()
+
+    def next(self) -> Release | None:
+        """The next that has not ended."""
+        while self.queue:
+            queued = self.queue.popleft()
+            if queued.message.key not in self._over:
+                return queued
+            self._over.discard(queued.message.key)
+        self._over.clear()
+        return None
 
     @property
     def free(self) -> bool:
@@ -143,6 +171,8 @@ class Lanes:
         self._policy = policy or LanePolicy()
         self._counted = self._policy.serial or self._policy.width is not None
         """it matters what is under way"""
+        ahead = self._policy.ahead
+        self._outstanding = None if ahead is None else Outstanding(ahead)
         self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
         self._last: dict[str, int] = {}
@@ -297,13 +327,39 @@ class Lanes:
         """A message that was released before a restart is still under way."""
         if self._width(message):
             self._lane(message).holders.add(message.key)
+        if self._outstanding is not None:
+            self._outstanding.take(message.recipient, message.key, len(message.body))
+
+    def acknowledged(self, message: Message) -> list[Move]:
+        """The recipient has a released message: its window has room for the next."""
+        recipient, outstanding = message.recipient, self._outstanding
+        if outstanding is None or not outstanding.release(recipient, message.key):
+            return []
+        return self._advance(recipient) if recipient in self._lanes else []
+
+    def has_room(self, recipient: str) -> bool:
+        """Whether a message for this recipient would go at once, as far as its window is concerned."""
+        return self._outstanding is None or self._outstanding.has_room(recipient)
+
+    def _drop(self, message: Message) -> None:
+        """A message that is over must not take room in a queue."""
+        lanes = self._lanes.get(message.recipient)
+        lane = None if lanes is None else lanes.get(_lane_key(message))
+        if lane is not None:
+            lane.drop(message.key)
 
     def finished(self, message: Message) -> list[Move]:
-        """A released message is through; in a serial lane the next one starts. Harmless for a message
-        that was never released."""
+        """A message is through: the next one starts, if it waited for that. One that was never released is
+        taken out of its queue."""
+        if self._outstanding is not None:
+            if not self._outstanding.release(message.recipient, message.key):
+                self._drop(message)
+            return self._advance(message.recipient) if message.recipient in self._lanes else []
         lanes = self._lanes.get(message.recipient)
         lane = None if lanes is None else lanes.get(_lane_key(message))
         if lane is None or message.key not in lane.holders:
+            if lane is not None:
+                lane.drop(message.key)
             return []
         lane.holders.remove(message.key)
         return self._advance(message.recipient)
@@ -459,7 +515,9 @@ class Lanes:
         if (lane is None or (lane.free and not lane.queue)) and (
             not self._policy.gated or recipient in self.reachable
         ):
-            return [self._release(message, mark, n, ms)]
+            outstanding = self._outstanding
+            if outstanding is None or outstanding.has_room(recipient):
+                return [self._release(message, mark, n, ms)]
         lane = self._lane(message)
         release = Release(message, mark, n, ms, -1)
         moves: list[Move] = []
@@ -472,21 +530,32 @@ class Lanes:
         return moves
 
     def _advance(self, recipient: str) -> list[Move]:
-        """Start what is queued for a recipient, as far as it may."""
+        """Start what is queued for a recipient, as far as it may; where it has to wait for an
+        acknowledgement, lanes take turns."""
         lanes = self._lanes.get(recipient, {})
         moves: list[Move] = []
         if not self._policy.gated or recipient in self.reachable:
-            for lane in list(lanes.values()):
-                while lane.queue and lane.free:
-                    queued = lane.queue.popleft()
-                    moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
-        for key in [key for key, lane in lanes.items() if not lane.queue and not lane.holders]:
-            del lanes[key]
+            if self._outstanding is None:
+                for lane in list(lanes.values()):
+                    while lane.free and (queued := lane.next()) is not None:
+                        moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
+            else:
+                while lanes and self._outstanding.has_room(recipient):
+                    key = next(iter(lanes))
+                    lane = lanes.pop(key)
+                    if (queued := lane.next()) is not None:
+                        moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
+                        lanes[key] = lane  # behind the others
+        if self._outstanding is None:
+            for key in [key for key, lane in lanes.items() if not lane.queue and not lane.holders]:
+                del lanes[key]
         if not lanes:
             self._lanes.pop(recipient, None)
         return moves
 
     def _release(self, message: Message, mark: str, n: int, ms: int) -> Release:
+        if self._outstanding is not None:
+            self._outstanding.take(message.recipient, message.key, len(message.body))
         if self._counted and self._width(message):
             self._lane(message).holders.add(message.key)
         after = -1

@@ -25,6 +25,7 @@ from duly.core.retry import COMMAND, RetryPolicy
 from duly.core.steps import (
     Answered,
     Arrived,
+    Cancelled,
     Effect,
     Ended,
     Event,
@@ -61,6 +62,7 @@ from duly.errors import Malformed
 
 REFUSED: Final = 2
 TIMED_OUT: Final = 4
+NOT_ALLOWED: Final = 5
 """The codes of answers that the outbox itself gives, as the gateway's devices use them."""
 
 
@@ -163,7 +165,7 @@ class Outbox:
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable() | Told():
+            case Unreachable() | Told() | Cancelled():
                 return []
             case Found(open_=open_):
                 return [todo for item in open_ for todo in self.resume(item, now)]

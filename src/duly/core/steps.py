@@ -87,7 +87,14 @@ class Found(Struct, frozen=True, gc=False):
     marks: Mapping[str, tuple[int, int]] = {}
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Told
+class Cancelled(Struct, frozen=True, gc=False):
+    """These messages must not be handed over any more, as far as they still wait."""
+
+    messages: tuple[Message, ...]
+    reason: str
+
+
+Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Cancelled | Told
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,9 +17,9 @@ from msgspec import Raw, Struct
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
-from duly.core.units import MS
+from duly.core.units import MS, SECOND
 from duly.dialects import limits
-from duly.errors import Malformed
+from duly.errors import Malformed, RateLimited
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
 
@@ -83,6 +83,7 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     state: str | None = None
     error: str | None = None
     detail: str | None = None
+    retry_after: int | None = None
     cursor: int | None = None
     after: int | None = None
     first: int | None = None
@@ -119,6 +120,8 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     state: str | None = None
     error: str | None = None
     detail: str | None = None
+    retry_after: int | None = None
+    """seconds"""
 
 
 class Ack(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
@@ -253,6 +256,7 @@ _CAUSES: Final = {
     "not_allowed": ServerCode.NOT_ALLOWED,
     "not_authenticated": ServerCode.NOT_ALLOWED,
     "internal": ServerCode.INTERNAL,
+    RateLimited.word: ServerCode.INTERNAL,
 }
 
 
@@ -269,11 +273,12 @@ def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
         case _:
             code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
             error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
-            return trouble(seq_id, code, error, verdict.reason)
+            return trouble(seq_id, code, error, verdict.reason, verdict.wait)
 
 
-def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> ServerAck:
-    return ServerAck(seq_id, code, None, error, detail)
+def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
+    """Why the hub did not take a frame; `wait` (µs) is when it may be sent again."""
+    return ServerAck(seq_id, code, None, error, detail, -(-wait // SECOND) or None)
 
 
 def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack:

@@ -33,6 +33,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.ledger import Ledger, Record
+from duly.transport import Unhurried
 from duly.transports.express import Said
 
 BATCH_LIMIT: Final = 1_000
@@ -122,7 +123,7 @@ class Batch:
             timer.cancel()
 
 
-class Waiter:
+class Waiter(Unhurried):
     """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
     the command was taken, the `ack` may follow."""
 

@@ -1,13 +1,15 @@
 """WebSocket at `/v1/ws`: frames both ways on one connection.
 
-The laws. Nobody is heard before they have said who they are, and they have ten seconds for it. A client
-that does not read is closed when its queue is full: it harms nobody else, and finds everything again when
-it comes back. Frames go out in the order they were pushed.
+The laws. Nobody is heard before they have said who they are, and they have ten seconds for it. Frames
+go out in the order they were pushed. A client that reads slowly is waited for: what can wait is not pushed to
+it, and it is heard only as fast as it reads. One that stands still, or to which far too much is pushed all
+the same, is hung up on: it harms nobody else, and finds everything again when it comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable
@@ -28,8 +30,16 @@ LOG.addFilter(Seldom())
 AUTH_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 1.0
-QUEUE_FRAMES: Final = 10_000
-QUEUE_BYTES: Final = 16 * 1024 * 1024
+ROOM_FRAMES: Final = 1_000
+ROOM_BYTES: Final = 1024 * 1024
+"""What is queued for a client before it counts as congested."""
+QUEUE_FRAMES: Final = 100_000
+QUEUE_BYTES: Final = 64 * 1024 * 1024
+"""What is queued at most: answers to what it asked itself, since everything else waits for room."""
+STILL_SECONDS: Final = 10.0
+"""How long a congested client may take nothing at all."""
+HEAR_SECONDS: Final = 5.0
+"""A congested client is heard at least this often: it may only want to say that it is there."""
 _OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
@@ -61,6 +71,10 @@ class WebSocketSession:
         self._transport = transport
         self._queue: deque[bytes] = deque()
         self._size = 0
+        self._written = 0
+        """bytes handed to the transport so far"""
+        self._watch: asyncio.TimerHandle | None = None
+        self._drained: list[asyncio.Future[None]] = []
         self._news = asyncio.Event()
         self._due = False
         """the queue is emptied at the end of this turn"""
@@ -70,6 +84,7 @@ class WebSocketSession:
         self._last_resort: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._soon = loop.call_soon
+        self._later = loop.call_later
         self._writer = loop.create_task(self._write())
 
     def push(self, frame: bytes) -> None:
@@ -77,18 +92,61 @@ class WebSocketSession:
             return
         self._queue.append(frame)
         self._size += len(frame)
+        if self._watch is None and self.congested:
+            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
-            self._queue.clear()
-            self._size = 0
-            self.close("you do not read what you are sent; reconnect and catch up")
+            self._hang_up()
         if not self._due:
             self._due = True
             self._soon(self._flush)
+
+    @property
+    def congested(self) -> bool:
+        return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
+
+    async def drained(self, seconds: float | None = None) -> None:
+        if self._closing is not None or not self.congested:
+            return
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._drained.append(room)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await room
+
+    @property
+    def _taken(self) -> int:
+        """Bytes that the other side's machine has taken, or ours holds for it."""
+        return self._written - (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def _look(self, before: int) -> None:
+        """Whether a congested client has taken anything since."""
+        self._watch = None
+        if self._closing is not None or not self.congested:
+            return
+        if self._taken == before:
+            self._hang_up()
+        else:
+            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
+
+    def _hang_up(self) -> None:
+        self._queue.clear()
+        self._size = 0
+        self.close("you do not read what you are sent; reconnect and catch up")
+
+    def _tell_room(self) -> None:
+        """Go on with what waited for room."""
+        waiting, self._drained = self._drained, []
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
 
     def close(self, reason: str) -> None:
         if self._closing is None:
             self._closing = reason
             self._news.set()
+            self._tell_room()
+            if self._watch is not None:
+                self._watch.cancel()
             # Who does not read does not see us hang up either; the writer waits for him until then.
             if self._transport is not None:
                 loop = asyncio.get_running_loop()
@@ -110,6 +168,9 @@ class WebSocketSession:
                 while queue:
                     frame = queue.popleft()
                     self._size -= len(frame)
+                    self._written += len(frame)
+                    if self._drained and not self.congested:
+                        self._tell_room()
                     # aiohttp then waits until the other side has taken enough of it.
                     await socket.send_frame(frame, WSMsgType.TEXT)
                     self._write_together()
@@ -148,7 +209,10 @@ class WebSocketSession:
             parts += (_text_header(len(frame)), frame)
             size += len(frame)
         self._size -= size
+        self._written += size
         transport.write(b"".join(parts))
+        if self._drained and not self.congested:
+            self._tell_room()
 
 
 @lru_cache(maxsize=1_024)
@@ -197,6 +261,8 @@ class WebSockets:
                         said = server.receive(session, who, message.data)
                         if not isinstance(said, bool):
                             await said
+                        if session.congested:
+                            await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
                         session.push(
                             _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)

@@ -33,7 +33,7 @@ from duly.ledger import Ledger
 from duly.reception import Reception, settled
 from duly.testing.sim.nodes import Node
 from duly.testing.sim.world import World
-from duly.transport import Session
+from duly.transport import Session, Unhurried
 
 if TYPE_CHECKING:
     from duly.clients.link import Link
@@ -85,7 +85,7 @@ class Wire:
                 asyncio.get_running_loop().call_soon(told)
 
 
-class HubSession:
+class HubSession(Unhurried):
     """The hub's end of a wire."""
 
     def __init__(self, wire: Wire, deliver: Callable[[bytes], None]) -> None:
@@ -196,6 +196,9 @@ class _Everybody(Accounts):
         self._people = frozenset(apps)
 
     def may(self, principal: Principal, device: str) -> bool:
+        return True
+
+    def allows(self, sender: str, device: str) -> bool:
         return True
 
     def granted(self, app: str) -> frozenset[str]:

@@ -1,0 +1,86 @@
+"""Windows: how much may be on its way to each recipient before it acknowledges some of it.
+
+The law: what is handed over and not acknowledged is bounded, in frames and in bytes; the rest waits in the
+ledger. A window that has any room takes one more message, however large: so a message larger than the window
+still goes, and a large one that waits is not overtaken by small ones for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from duly.errors import Malformed
+
+
+class Window(Struct, frozen=True):
+    """The most that one recipient has unacknowledged."""
+
+    frames: int = 256
+    bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.frames < 1 or self.bytes < 1:
+            raise Malformed("a window holds at least one frame and one byte")
+
+
+class Outstanding:
+    """What is on its way, by recipient.
+
+    >>> outstanding = Outstanding(Window(frames=2))
+    >>> for key in (b"1", b"2"):
+    ...     outstanding.take("lock", key, 10)
+    >>> outstanding.has_room("lock"), outstanding.release("lock", b"1"), outstanding.has_room("lock")
+    (False, True, True)
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._frames = window.frames
+        self._bytes = window.bytes
+        self._held: dict[str, dict[bytes, int]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def has_room(self, recipient: str) -> bool:
+        held = self._held.get(recipient)
+        return held is None or (len(held) < self._frames and self._sizes[recipient] < self._bytes)
+
+    def take(self, recipient: str, key: bytes, size: int) -> None:
+        """This message is on its way; harmless if it was already."""
+        held = self._held.get(recipient)
+        if held is None:
+            self._held[recipient] = {key: size}
+            self._sizes[recipient] = size
+        elif key not in held:
+            held[key] = size
+            self._sizes[recipient] += size
+
+    def release(self, recipient: str, key: bytes) -> bool:
+        """This message was acknowledged, or has ended; whether it was on its way."""
+        held = self._held.get(recipient)
+        size = None if held is None else held.pop(key, None)
+        if held is None or size is None:
+            return False
+        if held:
+            self._sizes[recipient] -= size
+        else:
+            del self._held[recipient], self._sizes[recipient]
+        return True
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+
+PAGE_BYTES: Final = 256 * 1024
+
+
+def next_page(read: int, size: int, most: int) -> int:
+    """How many entries to read next, after `read` entries of `size` bytes together: few if they are large, so
+    that a page stays near `PAGE_BYTES`.
+
+    >>> next_page(0, 0, 100), next_page(10, 500, 100), next_page(10, 2_000_000, 100)
+    (10, 40, 1)
+    """
+    if not read:
+        return min(10, most)
+    return max(1, min(4 * read, most, read * PAGE_BYTES // max(size, 1)))
