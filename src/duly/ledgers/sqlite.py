@@ -24,6 +24,7 @@ import apsw
 
 from duly.clock import Clock
 from duly.core import writes as w
+from duly.core.trust import Floor
 from duly.errors import (
     DulyError,
     LedgerDamaged,
@@ -258,19 +259,29 @@ class SqliteLedger(Ledger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("prunable", self.clock.now(), limit)]
+        by = (await self._would_raise()).until
+        return [rows.record_of(row) for row in await self._read("prunable", by, limit)]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        now = self.clock.now()
         queries = sql.queries("sqlite")
         async with self.transaction() as tx:
-            await tx.execute(queries["raise_floor"], now)
+            ((*row,),) = await tx.fetch(queries["floor"])
+            floor = self._raised(Floor(*row))
+            by = floor.until
+            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
             if keys is None:
-                await tx.execute(queries["forget_deliveries"], now, limit)
-                return len(await tx.fetch(queries["forget"], now, limit))
+                await tx.execute(queries["forget_deliveries"], by, limit)
+                return len(await tx.fetch(queries["forget"], by, limit))
             these = json.dumps([key.hex() for key in keys[:limit]])
-            await tx.execute(queries["forget_these_deliveries"], these, now)
-            return len(await tx.fetch(queries["forget_these"], these, now))
+            await tx.execute(queries["forget_these_deliveries"], these, by)
+            return len(await tx.fetch(queries["forget_these"], these, by))
+
+    async def floor(self) -> Floor:
+        return Floor(*(await self._read("floor"))[0])
+
+    async def _set_floor(self, floor: Floor) -> None:
+        async with self.transaction() as tx:
+            await tx.execute(sql.queries("sqlite")["set_floor"], *rows.floor_row(floor))
 
     async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
         return rows.aged_of(await self._read("aged", *after, until, limit))
@@ -476,7 +487,7 @@ class _Writer:
                     return False
                 results.append(expected)
         batches[0].applied = bet.applied
-        return self._bulk.settle(bet, self._verbs.floor)
+        return self._bulk.settle(bet, self._verbs.floor.top)
 
     def _roll_back(self) -> None:
         self._bulk.forget()
