@@ -47,6 +47,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.files import write_private
+from duly.floor_watch import FloorWatch
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
@@ -131,6 +132,8 @@ class Hub:
         closing.push_async_callback(self.ledger.close)
         self._try_port()  # before anything is started that takes time, or a port of its own
         box = await data_folder.unlock(self.ledger, settings)
+        self._floor = FloorWatch(self.ledger)
+        await self._floor.look()
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
@@ -368,6 +371,7 @@ class Hub:
     async def _prune(self) -> None:
         try:
             await self._forget()
+            await self._floor.look()
             self._unforgotten = None
         except (LedgerError, OSError) as problem:  # the next time will do
             self._unforgotten = str(problem)
@@ -457,7 +461,12 @@ class Hub:
         except LedgerError as unfit:
             return str(unfit)
         neighbours = self.gateway.neighbours
-        problem = self.gateway.engine.down or self.alerts.engine.down or (neighbours and neighbours.trouble)
+        problem = (
+            self._floor.problem
+            or self.gateway.engine.down
+            or self.alerts.engine.down
+            or (neighbours and neighbours.trouble)
+        )
         return str(problem) if problem else None
 
     def state(self) -> dict[str, Any]:
@@ -470,6 +479,7 @@ class Hub:
             "mqtt": self._mqtt_state(),
             "alerts": self.alerts.state(),
             "unforgotten": self._unforgotten,
+            "floor": self._floor.state(),
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 
@@ -519,6 +529,8 @@ class Hub:
                     "online": self.gateway.presence(),
                     "heard": await last_heard(self.ledger, devices),
                 }
+            case "floor":
+                return await self._floor.administer(wanted)
             case "prune" if "dry" in wanted:
                 kept = deliveries_kept(self.settings)
                 return await retention.would_prune(self.ledger, self.archive, kept)

@@ -50,7 +50,7 @@ def running() -> tuple[Ledger, Process]:
     ledger = Ledger()
     hub = Process(ledger)
     ledger.run(2 * HOUR, hub)
-    assert ledger.lag <= DRIFT
+    assert abs(ledger.lag) <= DRIFT
     return ledger, hub
 
 
@@ -60,7 +60,7 @@ def test_a_new_ledger_trusts_its_clock_after_an_hour() -> None:
     ledger.run(CONFIRM - MINUTE, hub)
     assert ledger.lag > DAY
     ledger.run(2 * MINUTE, hub)
-    assert ledger.lag <= DRIFT
+    assert abs(ledger.lag) <= DRIFT
 
 
 def test_a_clock_that_is_wrong_for_a_minute_raises_nothing() -> None:
@@ -71,7 +71,7 @@ def test_a_clock_that_is_wrong_for_a_minute_raises_nothing() -> None:
         assert ledger.floor.until <= ledger.time + DRIFT
         hub.wrong = 0
         ledger.run(MINUTE, hub)
-        assert ledger.lag <= DRIFT
+        assert abs(ledger.lag) <= DRIFT
 
 
 def test_nor_does_one_that_is_wrong_when_the_hub_starts() -> None:
@@ -100,7 +100,7 @@ def test_a_machine_that_was_off_for_days_catches_up_after_an_hour() -> None:
     ledger.run(30 * MINUTE, hub)
     assert 3 * DAY - MINUTE <= ledger.lag <= 3 * DAY + MINUTE, "it rises as time passes, no faster"
     ledger.run(HOUR, hub)
-    assert ledger.lag <= DRIFT
+    assert abs(ledger.lag) <= DRIFT
 
 
 def test_processes_that_live_for_a_moment_trust_the_claim_of_an_earlier_one() -> None:
@@ -135,7 +135,7 @@ def test_hubs_that_were_off_together_catch_up_together() -> None:
     ledger.run(MINUTE, one)
     other = Process(ledger)
     ledger.run(70 * MINUTE, one, other)
-    assert ledger.lag <= DRIFT
+    assert abs(ledger.lag) <= DRIFT
 
 
 @given(
@@ -180,7 +180,7 @@ def test_what_is_made_after_the_mending_is_stale_again_once_it_may_be_forgotten(
     hub = Process(ledger)
     ledger.run(2 * HOUR, hub)
     assert mended.mended == ledger.floor.mended
-    assert ledger.lag <= DRIFT
+    assert abs(ledger.lag) <= DRIFT
     assert ledger.floor.covers(until=START + HOUR, made=START + SECOND)
 
 

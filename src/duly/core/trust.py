@@ -20,11 +20,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.units import HOUR, SECOND
+from duly.core.units import HOUR, MINUTE
 
 CONFIRM: Final = HOUR
-DRIFT: Final = 5 * SECOND
-"""Clocks are corrected by so much all the time."""
+DRIFT: Final = MINUTE
+"""Clocks are corrected by so much all the time, and processes restarted."""
 
 
 class Floor(Struct, frozen=True):
@@ -74,6 +74,11 @@ class Witness:
         self._first = True
         self._mended = 0
 
+    def begin(self, floor: Floor) -> None:
+        """This is the floor that was stored when the ledger was opened."""
+        self._anchor = (floor.trusted, self._opened[1])
+        self._mended = floor.mended
+
     def judge(self, floor: Floor, now: int, steady: int) -> Floor:
         """The floor as it may stand now, given the one that is stored."""
         reached = self._reached(floor, steady)
@@ -87,9 +92,9 @@ class Witness:
 
     def _reached(self, floor: Floor, steady: int) -> int:
         """The time that can be trusted by what has passed since we last could."""
-        if floor.mended > self._mended and not self._first:
+        if floor.mended > self._mended:
             self._anchor = self._claim = None
-        self._mended = floor.mended
+            self._mended = floor.mended
         time, then = self._anchor or (0, 0)
         reached = time + steady - then
         if self._anchor is None or floor.trusted > reached:

@@ -56,6 +56,7 @@ class MemoryLedger(Ledger):
     def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
         super().__init__(clock, hot=hot)
         self.disk = disk or Disk()
+        self._witness.begin(self.disk.floor)
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
         applied: list[tuple[w.Write, w.Result]] = []

@@ -88,6 +88,7 @@ class PostgresLedger(Ledger):
                 # No connection is held in reserve: the pool would complain whenever the server is away.
                 ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
                 await ledger._migrate()
+                ledger._witness.begin(await ledger.floor())
         except BaseException as error:
             await ledger.close()
             if isinstance(error, ValueError):
