@@ -1109,6 +1109,12 @@ async def test_the_function_keeps_its_name_and_its_doc(ledger: Ledger) -> None:
 # ── forgetting ───────────────────────────────────────────────────────────────────────────────────
 
 
+async def trusted(ledger: Ledger, store: Store) -> None:
+    """A new ledger trusts its clock after an hour."""
+    store.clock.advance(3_600)
+    await ledger.prune()
+
+
 async def test_a_key_is_kept_for_ever_by_default(ledger: Ledger, store: Store) -> None:
     shop = Shop(ledger)
     await shop.charge("o-1")
@@ -1121,6 +1127,7 @@ async def test_a_key_is_kept_for_ever_by_default(ledger: Ledger, store: Store) -
 async def test_a_key_is_kept_as_long_as_told_then_forgotten_and_the_same_call_runs_again(
     ledger: Ledger, store: Store
 ) -> None:
+    await trusted(ledger, store)
     shop = Shop(ledger, keep=60)
     await shop.charge("o-1")
     store.clock.advance(59)
@@ -1132,7 +1139,8 @@ async def test_a_key_is_kept_as_long_as_told_then_forgotten_and_the_same_call_ru
 
 
 async def test_a_repeat_does_not_make_a_key_be_remembered_longer(store: Store) -> None:
-    await Shop(await store.open(), keep=60).charge("o-1")
+    await trusted(await store.open(), store)
+    await Shop(await store.reopen(), keep=60).charge("o-1")
     shop = Shop(ledger := await store.reopen(), keep=60)
     store.clock.advance(59)
     await shop.charge("o-1")

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
@@ -107,7 +107,7 @@ class _LogFile(RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         fd = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
-        return cast("TextIOWrapper", os.fdopen(fd, "a", encoding=self.encoding, errors=self.errors))
+        return os.fdopen(fd, "a", encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

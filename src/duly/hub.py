@@ -48,6 +48,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.files import write_private
+from duly.floor_watch import FloorWatch
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
@@ -135,6 +136,8 @@ class Hub:
         self._try_port()  # before anything is started that takes time, or a port of its own
         closing.push_async_callback(self.tasks.stop)
         box = await data_folder.unlock(self.ledger, settings)
+        self._floor = FloorWatch(self.ledger)
+        await self._floor.look()
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
         journal = self.journal = Journal(self.ledger)
@@ -364,6 +367,7 @@ class Hub:
     async def _prune(self) -> None:
         try:
             await self._forget()
+            await self._floor.look()
             self._unforgotten = None
         except (LedgerError, OSError) as problem:  # the next time will do
             self._unforgotten = str(problem)
@@ -454,7 +458,7 @@ class Hub:
             return str(unfit)
         neighbours = self.gateway.neighbours
         engines = (application.engine.down for application in self._applications)
-        problem = next(filter(None, engines), None) or (neighbours and neighbours.trouble)
+        problem = self._floor.problem or next(filter(None, engines), None) or (neighbours and neighbours.trouble)
         return str(problem) if problem else None
 
     @property
@@ -473,6 +477,7 @@ class Hub:
             "unforgotten": self._unforgotten,
             "problems": self.problems,
             "failures": dict(self.tasks.failures),
+            "floor": self._floor.state(),
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
 
@@ -522,6 +527,8 @@ class Hub:
                     "online": self.gateway.presence(),
                     "heard": await last_heard(self.ledger, devices),
                 }
+            case "floor":
+                return await self._floor.administer(wanted)
             case "prune" if "dry" in wanted:
                 kept = deliveries_kept(self.settings)
                 return await retention.would_prune(self.ledger, self.archive, kept)

@@ -16,6 +16,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from copy import copy
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
@@ -27,6 +28,7 @@ from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.trust import CONFIRM, Floor, Witness
 from duly.core.units import FOREVER
 from duly.core.writes import (
     Admit,
@@ -157,11 +159,15 @@ class Ledger(ABC):
     """Nobody else writes while we are open: leases of earlier processes are void, and what memory says
     of a message's state is current."""
 
+    confirm: int = CONFIRM
+    """how long a clock that is ahead must stay so before it is believed"""
+
     def __init__(self, clock: Clock | None = None, *, hot: int = HOT_IDS) -> None:
         self.clock: Clock = clock or SystemClock()
         self.worker = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._hot: TimeWindow[_Hot] = TimeWindow(hot)
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._witness = Witness(self.clock.now(), _steady(self.clock), self.confirm)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -379,7 +385,32 @@ class Ledger(ABC):
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         """Forget up to `limit` messages (of these, if `keys` are given) that have ended and can no longer be
         accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
-        ever fresh again."""
+        ever fresh again; but not beyond time that can be trusted."""
+
+    @abstractmethod
+    async def floor(self) -> Floor:
+        """What may have been forgotten, and the time that is trusted."""
+
+    @abstractmethod
+    async def _set_floor(self, floor: Floor) -> None: ...
+
+    async def mend_floor(self, *, everything: bool = False) -> Floor:
+        """Take back a floor that lies in the future, since a clock was wrong; the floor then. See
+        `Floor.mend`."""
+        old = await self.floor()
+        new = old.mend(self.clock.now(), everything=everything)
+        if new != old:
+            await self._set_floor(new)
+        return new
+
+    def _raised(self, floor: Floor) -> Floor:
+        """The floor as pruning may raise it now."""
+        return self._witness.judge(floor, self.clock.now(), _steady(self.clock))
+
+    async def _would_raise(self) -> Floor:
+        """The same, without doing it."""
+        seen = copy(self._witness)
+        return seen.judge(await self.floor(), self.clock.now(), _steady(self.clock))
 
     @abstractmethod
     async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
@@ -474,6 +505,12 @@ def _admission(message: Message, horizon: Horizon, now: int) -> Write:
     if refusal is not None:
         return Recall(message, refusal, now)
     return Admit(message, horizons.remember_until(message, horizon), now)
+
+
+def _steady(clock: Clock) -> int:
+    """A clock of somebody else's that has none is helped out."""
+    steady = getattr(clock, "steady", None)
+    return SystemClock().steady() if steady is None else cast("int", steady())
 
 
 def _settled(state: State) -> bool:

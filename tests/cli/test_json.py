@@ -20,6 +20,7 @@ FAILURES = {
     "demo": ("--commands 0", 2, "usage"),
     "sim": ("--world nowhere", 2, "usage"),
     "prune": ("", 3, "ledger_unavailable"),
+    "floor": ("", 3, "unreachable"),
     "add": ("app x --data /proc/nowhere", 1, "failed"),
     "remove": ("nobody", 6, "refused"),
     "grant": ("nobody nothing", 2, "malformed"),

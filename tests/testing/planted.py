@@ -20,6 +20,7 @@ from duly.core.messages import FRESH, Message, Verdict, Word
 from duly.core.order import Lanes, Release
 from duly.core.outbox import Outbox
 from duly.core.steps import Arrived, Reply, Step, Todo
+from duly.core.trust import Floor, Witness
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
 from duly.ledger import Ledger
@@ -63,6 +64,15 @@ def no_floor(patch: Patch) -> None:
         return len(old)
 
     patch.setattr(MemoryLedger, "prune", prune)
+
+
+def floor_follows_the_wall_clock(patch: Patch) -> None:
+    """Pruning believes whatever the clock shows, also if that is wrong for half a minute."""
+
+    def judge(self: Witness, floor: Floor, now: int, steady: int) -> Floor:
+        return msgspec.structs.replace(floor, until=max(floor.until, now))
+
+    patch.setattr(Witness, "judge", judge)
 
 
 def wrong_scope(patch: Patch) -> None:
@@ -241,7 +251,8 @@ def held_is_forgotten(patch: Patch) -> None:
 PLANTED: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
-        ack_before_commit, no_unique_key, forget_too_early, no_floor, wrong_scope, clock_decides_order,
+        ack_before_commit, no_unique_key, forget_too_early, no_floor, floor_follows_the_wall_clock,
+        wrong_scope, clock_decides_order,
         lost_high_water_mark, no_fingerprint, newest_content_wins, torn_commit, run_again_after_crash,
         ends_may_change, silence_for_duplicates, nothing_resumed, gaps_do_not_wait,
         effects_apart_from_the_end, no_timer, memory_is_the_truth, handlers_side_by_side,

@@ -30,6 +30,9 @@ class Ahead:
     def now(self) -> int:
         return SystemClock().now() + round(self.seconds * SECOND)
 
+    def steady(self) -> int:
+        return SystemClock().steady() + round(self.seconds * SECOND)
+
 
 class Place:
     """A hub that can be stopped and started again on the same data and port."""

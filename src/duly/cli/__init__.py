@@ -20,6 +20,7 @@ from duly.cli import (
     demo,
     device,
     doctor,
+    floor,
     keys,
     look,
     node,
@@ -97,6 +98,7 @@ app.command("up", rich_help_panel=Panel.RUN)(up.up)
 app.command("demo", rich_help_panel=Panel.RUN)(demo.demo)
 app.command("sim", rich_help_panel=Panel.RUN)(sim.sim)
 app.command("prune", rich_help_panel=Panel.RUN)(prune.prune)
+app.command("floor", rich_help_panel=Panel.RUN)(floor.floor)
 app.command("add", rich_help_panel=Panel.ACCOUNTS)(accounts.add)
 app.command("remove", rich_help_panel=Panel.ACCOUNTS)(accounts.remove)
 app.command("grant", rich_help_panel=Panel.ACCOUNTS)(accounts.grant)

@@ -35,6 +35,7 @@ from duly.cli.common import (
 from duly.errors import DulyError, LedgerUnavailable, Malformed, SecretKeyMissing
 
 if TYPE_CHECKING:
+    from duly.core.trust import Floor
     from duly.ledger import Ledger
     from duly.settings import Settings
 
@@ -185,6 +186,7 @@ async def _ledger(found: _Findings, data: str | None, ledger: str | None, settin
         async with await open_to_read(data, ledger) as book:
             size = await book.size()
             await _secrets(found, book, settings)
+            _floor(found, await book.floor())
     except DulyError as problem:
         found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerUnavailable) else "bad")
         return
@@ -199,6 +201,18 @@ async def _ledger(found: _Findings, data: str | None, ledger: str | None, settin
             else "checked, sound",
             "bad" if problem_found else "ok",
         )
+
+
+def _floor(found: _Findings, floor: Floor) -> None:
+    from duly.clock import SystemClock
+    from duly.core.units import MINUTE, show
+    from duly.floor_watch import FLOOR_AHEAD, floor_ahead
+
+    ahead = floor.until - SystemClock().now()
+    if ahead > MINUTE:
+        found.add("floor", floor_ahead(ahead), "bad" if ahead > FLOOR_AHEAD else "warn")
+    elif floor.until:
+        found.add("floor", f"what could only be accepted until {show(-ahead)} ago may be forgotten")
 
 
 async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from duly.core import writes as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.trust import Floor
 from duly.ledgers import rows
 
 
@@ -113,7 +114,7 @@ class Image:
     """Rows as they stand while the writes of a flush are carried out one after the other."""
 
     def __init__(self) -> None:
-        self.floor = 0
+        self.floor = Floor()
         self.messages: dict[bytes, Held] = {}
         self.withdrawn: set[bytes] = set()
         self.lasts: dict[str, int] = {}
@@ -219,7 +220,7 @@ class Image:
     def _admit(self, write: w.Admit, message: Message, at: int) -> Verdict:
         verdict = self._known(message)
         if verdict is None:
-            if write.until > self.floor:
+            if not self.floor.covers(write.until, message.made):
                 self.messages[message.key] = Held(message.fingerprint, write.state, admit=write)
                 return FRESH
             verdict = FORGOTTEN

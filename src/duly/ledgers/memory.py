@@ -17,6 +17,7 @@ from duly.clock import Clock
 from duly.core import writes as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.trust import Floor
 from duly.errors import ProgramError
 from duly.ledger import (
     HOT_IDS,
@@ -46,7 +47,7 @@ class Disk:
         self.marks: dict[str, tuple[int, int]] = {}
         self.shelves: dict[str, dict[str, bytes]] = {}
         self.refusals: list[Refusal] = []
-        self.floor = 0
+        self.floor = Floor()
 
 
 class MemoryLedger(Ledger):
@@ -55,6 +56,7 @@ class MemoryLedger(Ledger):
     def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
         super().__init__(clock, hot=hot)
         self.disk = disk or Disk()
+        self._witness.begin(self.disk.floor)
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
         applied: list[tuple[w.Write, w.Result]] = []
@@ -151,7 +153,7 @@ class MemoryLedger(Ledger):
     def _admit(self, write: w.Admit, message: Message) -> Verdict:
         verdict = self._known(message)
         if verdict is None:
-            if write.until > self.disk.floor:
+            if not self.disk.floor.covers(write.until, message.made):
                 self.disk.messages[message.key] = Record(
                     message, write.state, None, write.until, write.at, write.at
                 )
@@ -298,18 +300,24 @@ class MemoryLedger(Ledger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        now = self.clock.now()
-        old = [r for r in self.disk.messages.values() if r.until <= now and r.state.terminal]
+        by = (await self._would_raise()).until
+        old = [r for r in self.disk.messages.values() if r.until <= by and r.state.terminal]
         old.sort(key=lambda record: (record.until, record.message.key))
         return old[:limit]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        self.disk.floor = max(self.disk.floor, self.clock.now())
+        self.disk.floor = self._raised(self.disk.floor)
         old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
         old = [key for key in old if keys is None or key in keys][:limit]
         for key in old:
             self._forget(key)
         return len(old)
+
+    async def floor(self) -> Floor:
+        return self.disk.floor
+
+    async def _set_floor(self, floor: Floor) -> None:
+        self.disk.floor = floor
 
     def _forget(self, key: bytes) -> None:
         del self.disk.messages[key]

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from duly.clock import Clock
 from duly.core import writes as w
+from duly.core.trust import Floor
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.ledger import (
     HOT_IDS,
@@ -88,6 +89,7 @@ class PostgresLedger(Ledger):
                 # No connection is held in reserve: the pool would complain whenever the server is away.
                 ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
                 await ledger._migrate()
+                ledger._witness.begin(await ledger.floor())
         except BaseException as error:
             await ledger.close()
             if isinstance(error, ValueError):
@@ -352,21 +354,30 @@ class PostgresLedger(Ledger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("would_prune", self.clock.now(), limit)]
+        by = (await self._would_raise()).until
+        return [rows.record_of(row) for row in await self._read("would_prune", by, limit)]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        now = self.clock.now()
         queries = sql.queries("postgres")
         async with self.transaction() as tx:
-            await tx.execute(queries["raise_floor"], now)
+            ((*row,),) = await tx.fetch(queries["hold_floor"])
+            floor = self._raised(Floor(*row))
+            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
             if keys is None:
-                found = await tx.fetch(queries["prunable"], now, limit)
+                found = await tx.fetch(queries["prunable"], floor.until, limit)
             else:
-                found = await tx.fetch(queries["prunable_of"], now, list(keys[:limit]))
+                found = await tx.fetch(queries["prunable_of"], floor.until, list(keys[:limit]))
             old = [key for (key,) in found]
             await tx.execute(queries["forget_deliveries"], old)
             await tx.execute(queries["forget"], old)
         return len(old)
+
+    async def floor(self) -> Floor:
+        return Floor(*(await self._read("floor"))[0])
+
+    async def _set_floor(self, floor: Floor) -> None:
+        async with self.transaction() as tx:
+            await tx.execute(sql.queries("postgres")["set_floor"], *rows.floor_row(floor))
 
     async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
         return rows.aged_of(await self._read("aged", *after, until, limit))

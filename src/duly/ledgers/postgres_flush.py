@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from duly.core import writes as w
 from duly.core.lifecycle import State
 from duly.core.messages import pack_answer
+from duly.core.trust import Floor
 from duly.ledger import REFUSALS_KEPT
 from duly.ledgers import rows, sql
 from duly.ledgers.image import Footprint, Held, Image
@@ -93,7 +94,7 @@ class _Flush:
         if touched.admits:
             if any(key not in image.messages and key not in self._reserved for key in touched.admits):
                 raise Again  # it was there when we inserted and is gone now
-            image.floor = (await self._run("floor"))[0][0]
+            image.floor = Floor(*(await self._run("floor"))[0])
 
     async def _load_deliveries(self) -> None:
         touched = self._footprint

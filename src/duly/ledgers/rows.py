@@ -9,6 +9,7 @@ import msgspec
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, Answer, Message, Order, Verdict, Word, names_in, unpack_answer
+from duly.core.trust import Floor
 from duly.core.writes import Admit, Deliver, Delivery, Open, Ref, Refuse
 from duly.ledger import Aged, Record
 
@@ -57,6 +58,10 @@ def delivery_row(write: Deliver) -> tuple[Any, ...]:
 def row_of(d: Delivery) -> tuple[Any, ...]:
     state = int(d.state)
     return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, plain(d.error))
+
+
+def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
+    return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
 
 
 def refusal_of(message: Message, verdict: Verdict, at: int) -> Refuse:

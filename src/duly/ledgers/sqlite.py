@@ -24,9 +24,9 @@ import apsw
 
 from duly.clock import Clock
 from duly.core import writes as w
+from duly.core.trust import Floor
 from duly.errors import (
     DulyError,
-    LedgerDamaged,
     LedgerError,
     LedgerUnavailable,
     ProgramError,
@@ -57,6 +57,7 @@ from duly.ledgers.sqlite_file import (
     connect,
     has_checksums,
     reserve_checksums,
+    translated,
 )
 from duly.ledgers.sqlite_verbs import Verbs
 
@@ -99,13 +100,14 @@ class SqliteLedger(Ledger):
         if self._readonly and not self.path.exists():
             raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
         file = self._file
-        with _translated(self.path):
+        with translated(self.path):
             if not self._readonly:
                 file.hold()
             if self.path.stat().st_size:
                 file.inspect()
             if not self._readonly:
                 self._writer = _Writer(file)
+                self._witness.begin(self._writer.floor)
             self._db = connect(self.path, readonly=True)
             version = int(self._db.pragma("user_version"))
             if sql.pending("sqlite", version):  # a reader cannot upgrade it
@@ -188,7 +190,7 @@ class SqliteLedger(Ledger):
         statement, db = sql.queries("sqlite")[name], self._open_db()
 
         def run() -> list[tuple[Any, ...]]:
-            with _translated(self.path):
+            with translated(self.path):
                 return db.execute(statement, args).fetchall()
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
@@ -234,7 +236,7 @@ class SqliteLedger(Ledger):
         statement, db = sql.queries("sqlite")["standing"], self._open_db()
 
         def run() -> list[Standing]:
-            with _translated(self.path):
+            with translated(self.path):
                 return [Standing(*row) for place in places for row in db.execute(statement, place)]
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
@@ -258,19 +260,29 @@ class SqliteLedger(Ledger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("prunable", self.clock.now(), limit)]
+        by = (await self._would_raise()).until
+        return [rows.record_of(row) for row in await self._read("prunable", by, limit)]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        now = self.clock.now()
         queries = sql.queries("sqlite")
         async with self.transaction() as tx:
-            await tx.execute(queries["raise_floor"], now)
+            ((*row,),) = await tx.fetch(queries["floor"])
+            floor = self._raised(Floor(*row))
+            by = floor.until
+            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
             if keys is None:
-                await tx.execute(queries["forget_deliveries"], now, limit)
-                return len(await tx.fetch(queries["forget"], now, limit))
+                await tx.execute(queries["forget_deliveries"], by, limit)
+                return len(await tx.fetch(queries["forget"], by, limit))
             these = json.dumps([key.hex() for key in keys[:limit]])
-            await tx.execute(queries["forget_these_deliveries"], these, now)
-            return len(await tx.fetch(queries["forget_these"], these, now))
+            await tx.execute(queries["forget_these_deliveries"], these, by)
+            return len(await tx.fetch(queries["forget_these"], these, by))
+
+    async def floor(self) -> Floor:
+        return Floor(*(await self._read("floor"))[0])
+
+    async def _set_floor(self, floor: Floor) -> None:
+        async with self.transaction() as tx:
+            await tx.execute(sql.queries("sqlite")["set_floor"], *rows.floor_row(floor))
 
     async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[Aged]:
         return rows.aged_of(await self._read("aged", *after, until, limit))
@@ -395,6 +407,10 @@ class _Writer:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
+    @property
+    def floor(self) -> Floor:
+        return self._verbs.floor
+
     def put(self, batches: list[Batch], gather: Gather) -> None:
         self._queue.put((batches, gather))
 
@@ -430,7 +446,7 @@ class _Writer:
     def _commit(self, batches: list[Batch]) -> None:
         run, apply = self._cursor.execute, self._verbs.apply
         try:
-            with _translated(self._path):
+            with translated(self._path):
                 self._refuse_if_unfit()
                 run("BEGIN IMMEDIATE")
                 if not self._bet(batches):
@@ -452,7 +468,7 @@ class _Writer:
 
     def _scrub(self, batch: _Scrub) -> None:
         try:
-            with _translated(self._path):
+            with translated(self._path):
                 self._refuse_if_unfit()
                 self._db.execute("VACUUM")
                 self._file.settled()
@@ -476,7 +492,7 @@ class _Writer:
                     return False
                 results.append(expected)
         batches[0].applied = bet.applied
-        return self._bulk.settle(bet, self._verbs.floor)
+        return self._bulk.settle(bet, self._verbs.floor.top)
 
     def _roll_back(self) -> None:
         self._bulk.forget()
@@ -487,7 +503,7 @@ class _Writer:
     def _converse(self, session: _Session) -> None:
         applied: list[tuple[w.Write, w.Result]] = []
         try:
-            with _translated(self._path):
+            with translated(self._path):
                 self._refuse_if_unfit()
                 self._db.execute("BEGIN IMMEDIATE")
         except Exception as problem:
@@ -503,7 +519,7 @@ class _Writer:
                         f"this transaction was rolled back when a statement failed ({session.error}); "
                         "nothing was stored"
                     ) from session.error
-                with _translated(self._path):
+                with translated(self._path):
                     match verb:
                         case "fetch":
                             result = self._db.execute(args[0], args[1]).fetchall()
@@ -535,48 +551,6 @@ def _noticed(future: asyncio.Future[Any]) -> None:
     """Whoever left a session by an error has seen it; asyncio need not complain that nobody did."""
     if not future.cancelled():
         future.exception()
-
-
-# ── opening ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class _translated:  # noqa: N801 - reads as a word
-    """Turn what SQLite says into our errors: who can mend it, and what to do."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        match error:
-            case None:
-                pass
-            case apsw.CorruptError() | apsw.NotADBError():
-                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
-            case apsw.IOError() if _is_checksum(error):
-                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
-            case apsw.FullError():
-                raise LedgerUnavailable(
-                    f"the disk of {self._path} is full; nothing was stored. Free some room, then try again"
-                ) from error
-            case (
-                apsw.IOError()
-                | apsw.CantOpenError()
-                | apsw.ReadOnlyError()
-                | apsw.BusyError()
-                | apsw.LockedError()
-                | OSError()
-            ):
-                raise LedgerUnavailable(
-                    f"{self._path} cannot be used now ({error}); nothing was stored"
-                ) from error
-
-
-def _is_checksum(error: BaseException) -> bool:
-    """Whether a page is not what was written: its checksum is wrong."""
-    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
 
 
 def _as_duly(problem: Exception) -> DulyError:

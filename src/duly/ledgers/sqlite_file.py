@@ -25,7 +25,7 @@ from typing import Final
 import apsw
 from msgspec import Struct, json
 
-from duly.errors import LedgerDamaged, LedgerError, LedgerInUse
+from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
 from duly.files import PRIVATE_FILE, close_to_others
 from duly.ledgers import sql
 
@@ -306,6 +306,48 @@ class LedgerFile:
             pass  # interrupted, or busy: pages are verified as they are read
         finally:
             db.close()
+
+
+# ── what SQLite says, in our words ──────────────────────────────────────────────────────────────────
+
+
+class translated:  # noqa: N801 - reads as a word
+    """Turn what SQLite says into our errors: who can mend it, and what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case None:
+                pass
+            case apsw.CorruptError() | apsw.NotADBError():
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.IOError() if _is_checksum(error):
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.FullError():
+                raise LedgerUnavailable(
+                    f"the disk of {self._path} is full; nothing was stored. Free some room, then try again"
+                ) from error
+            case (
+                apsw.IOError()
+                | apsw.CantOpenError()
+                | apsw.ReadOnlyError()
+                | apsw.BusyError()
+                | apsw.LockedError()
+                | OSError()
+            ):
+                raise LedgerUnavailable(
+                    f"{self._path} cannot be used now ({error}); nothing was stored"
+                ) from error
+
+
+def _is_checksum(error: BaseException) -> bool:
+    """Whether a page is not what was written: its checksum is wrong."""
+    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
 
 
 # ── checksums on pages ───────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ import apsw
 from duly.core import writes as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import FORGOTTEN, FRESH, Message, Verdict, Word, pack_answer
+from duly.core.trust import Floor
 from duly.ledger import REFUSALS_KEPT
 from duly.ledgers import rows, sql
 
@@ -47,9 +48,9 @@ class Verbs:
         }
         self.floor = self.read_floor()
 
-    def read_floor(self) -> int:
+    def read_floor(self) -> Floor:
         """The floor as this transaction sees it."""
-        return int(self._fetch("floor")[0][0])
+        return Floor(*self._fetch("floor")[0])
 
     def apply(self, write: w.Write) -> w.Result:
         return self._verbs[type(write)](write)
@@ -64,7 +65,7 @@ class Verbs:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self, write: w.Admit) -> Verdict:
-        if write.until > self.floor:
+        if not self.floor.covers(write.until, write.message.made):
             self._run(self._sql["admit"], rows.admission_row(write))
             if self._db.changes():
                 return FRESH

@@ -17,12 +17,19 @@ class ManualClock:
 
     def __init__(self, now: int = 1_700_000_000 * SECOND) -> None:
         self._now = now
+        self._passed = 0
 
     def now(self) -> int:
         return self._now
 
+    def steady(self) -> int:
+        return self._passed
+
     def advance(self, seconds: float) -> None:
+        """Let time pass."""
         self._now += round(seconds * SECOND)
+        self._passed += max(0, round(seconds * SECOND))
 
     def set(self, now: int) -> None:
+        """Set the wall clock; no time passes."""
         self._now = now

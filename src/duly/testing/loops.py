@@ -85,5 +85,8 @@ class LoopClock:
     def now(self) -> int:
         return self._zero + round(self._loop.time() * SECOND)
 
+    def steady(self) -> int:
+        return round(self._loop.time() * SECOND)
+
     def step(self, by: int) -> None:
         self._zero += by

@@ -25,6 +25,7 @@ from duly.apps.profiles import Profiles
 from duly.archive import ALERTS, Archive
 from duly.core.lifecycle import State
 from duly.core.messages import Message
+from duly.core.trust import Witness
 from duly.core.units import DAY
 from duly.core.writes import Admit, Advance, Deliver, Finish, Ref
 from duly.errors import LedgerUnavailable
@@ -273,6 +274,7 @@ async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: P
     try:
         ledger, clock = place.hub.ledger, ManualClock()
         ledger.clock = clock
+        ledger._witness = Witness(clock.now(), clock.steady())
         now = clock.now()
         body = msgspec.json.encode({"profile_id": "home", "trigger_reason": "smoke"})
         message = Message("gate", "event-1", "alert_event", "home", body, now)

@@ -16,8 +16,13 @@ from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
 from duly.core.messages import Message, Mode, Verdict, Word, key_of, names_in
 from duly.core.outbox import Outbox
+from duly.core.units import SECOND
 from duly.ledgers.memory import Disk
+from duly.testing.loops import LoopClock
 from duly.testing.sim.world import Wanted, World
+
+CLOCKS_DIFFER: Final = 120 * SECOND
+"""More than clocks are wrong by, or set by, without being wrong altogether."""
 
 Finding: TypeAlias = tuple[str, bytes]
 """A sentence, and the key of the message it is about (empty: of none)."""
@@ -260,9 +265,18 @@ def quiet(world: World) -> Iterator[Finding]:
             yield f"nothing went wrong, and yet it is {told[-1][0].word if told else 'open'}", key
 
 
+def timely(world: World) -> Iterator[Finding]:
+    """A ledger never takes for forgotten what is still to come, whatever its clocks have shown."""
+    now = LoopClock(world.loop).now()
+    for name, node in world.nodes.items():
+        ahead = node.disk.floor.until - now
+        if ahead > CLOCKS_DIFFER:
+            yield f"{name} has a floor {ahead / SECOND:.0f} s in the future: all that is sent is stale", b""
+
+
 CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
     once, wanted, stored, admitted_once, forward, fenced, ordered, settled, honest, informed, explained,
-    agreed, quiet,
+    agreed, quiet, timely,
 )  # fmt: skip
 
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 
 from duly.clock import Clock
 from duly.core import writes as w
+from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
 from duly.ledgers.memory import Disk, MemoryLedger
 
 
 class SimLedger(MemoryLedger):
     """`fault(moment)` is asked before and after every commit: 'crash', 'fail' or ''."""
+
+    confirm = 60 * SECOND  # its horizon is one of minutes
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from duly.core import writes as w
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
-from duly.core.units import SECOND
+from duly.core.units import DAY, SECOND
 from duly.errors import LedgerError
 from duly.ledgers.memory import Disk
 from duly.testing.loops import VirtualLoop
@@ -27,6 +27,10 @@ BUSY: Final = 40.0
 CALM: Final = 60.0
 SETTLED: Final = 280.0
 """Long after the last resend, patience and window; short of the first forgetting after the calm."""
+WRONG: Final = 300.0
+WRONG_FOR: Final = 36.0
+WRONG_BY: Final = 2 * DAY
+"""The hubs' clocks are wrong by that much, for so long: long enough for some ids to be forgotten."""
 BEYOND: Final = 1_000.0
 """Every id sent before is older than the horizon."""
 END: Final = 1_030.0
@@ -234,7 +238,9 @@ class World:
         self.log.note("world", "should have settled")
         self.settled_promises = {name: dict(promised) for name, promised in self.log.promised.items()}
         self.settled_disks = {name: _snapshot(node.disk) for name, node in self.nodes.items()}
-        await asyncio.sleep(BEYOND - SETTLED)
+        await asyncio.sleep(WRONG - SETTLED)
+        await self._wrong_for_a_while(hubs if plan.skew else [])
+        await asyncio.sleep(BEYOND - WRONG - WRONG_FOR)
         if plan.steps:
             for node in self.nodes.values():
                 self._set_clock(node, -round((BEYOND - CALM) * SECOND))
@@ -289,6 +295,14 @@ class World:
         self.faults += 1
         self.log.note(node.name, f"clock is set by {by / SECOND:+.1f} s")
         node.clock.step(by)
+
+    async def _wrong_for_a_while(self, hubs: list[Node]) -> None:
+        """A clock is set to another day, and right again after half a minute, in which ids are forgotten."""
+        for hub in hubs:
+            self._set_clock(hub, WRONG_BY)
+        await asyncio.sleep(WRONG_FOR)
+        for hub in hubs:
+            self._set_clock(hub, -WRONG_BY)
 
     def _replay(self, count: int) -> None:
         """Somebody recorded frames and sends them again."""

@@ -291,10 +291,13 @@ DELETE FROM duly_refusals WHERE n IN (
 SELECT scope, id, word, reason, at FROM duly_refusals ORDER BY n DESC LIMIT $1;
 
 -- name: floor
-SELECT until FROM duly_floor;
+SELECT until, trusted, claim, mended, barrier FROM duly_floor;
 
--- name: raise_floor
-UPDATE duly_floor SET until = $1 WHERE until < $1;
+-- name: hold_floor
+SELECT until, trusted, claim, mended, barrier FROM duly_floor FOR UPDATE;
+
+-- name: set_floor
+UPDATE duly_floor SET until = $1, trusted = $2, claim = $3, mended = $4, barrier = $5;
 
 -- name: prunable
 -- What somebody is looking at this moment can wait for the next time.

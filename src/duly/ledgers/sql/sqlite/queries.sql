@@ -219,10 +219,10 @@ DELETE FROM refusals WHERE n <= (SELECT max(n) FROM refusals) - ?;
 SELECT scope, id, word, reason, at FROM refusals ORDER BY n DESC LIMIT ?;
 
 -- name: floor
-SELECT until FROM floor;
+SELECT until, trusted, claim, mended, barrier FROM floor;
 
--- name: raise_floor
-UPDATE floor SET until = max(until, ?);
+-- name: set_floor
+UPDATE floor SET until = ?, trusted = ?, claim = ?, mended = ?, barrier = ?;
 
 -- name: forget_deliveries
 -- Of the same messages as the next statement forgets.
