@@ -32,11 +32,9 @@ from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
-from duly.backoff import Backoff
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
-from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -105,7 +103,6 @@ class Hub:
         self.mqtt_url = ""
         self._broker: Broker | None = None
         self._link: MqttLink | None = None
-        self._broker_password = ""
         self._unforgotten: str | None = None
         """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
@@ -249,14 +246,22 @@ class Hub:
             return
         # Not everybody has MQTT devices: what only they need is only then loaded.
         from duly.broker import Broker
-        from duly.mqtt_devices import HUB, MqttDevices
+        from duly.broker_users import HubUsers, own_session, record
+        from duly.core.acl import HUB
+        from duly.mqtt_devices import MqttDevices, task_ids
         from duly.transports.address import Address
         from duly.transports.mqtt import MqttLink
 
-        devices = MqttDevices(self.gateway, self.accounts, self.journal)
+        def rush() -> None:
+            if self._broker is not None:
+                self._broker.hurry()
+
+        ids = await task_ids(self.ledger)
+        devices = MqttDevices(self.gateway, self.accounts, self.journal, ids, on_rush=rush)
         if self.gateway.neighbours is not None:
             self._every(LOOK_SECONDS, devices.look)
         if not settings.mqtt:
+            users = HubUsers(self.accounts)
             self._broker = Broker(
                 self._data,
                 settings.mqtt_port,
@@ -264,9 +269,9 @@ class Hub:
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
                 on_restart=lambda _: devices.broker_restarted(),
+                on_refused=lambda refused: record(devices.refusals, refused),
+                users=users,
             )
-            self._broker_password = secrets.token_urlsafe(32)
-            await self.renew_broker_users()
             await self._broker.start()
             closing.push_async_callback(self._broker.stop)
             self.mqtt_url = self._broker.url
@@ -274,37 +279,23 @@ class Hub:
             address = replace(
                 Address.parse(self.mqtt_url),
                 username=HUB,
-                password=self._broker_password,
-                client_id=HUB,
+                password=users.hub_password,
                 cafile=settings.tls_cert,
                 pinned=bool(settings.tls_cert),
             )
         else:
             address = Address.parse(settings.mqtt)
             self.mqtt_url = repr(replace(address, username=""))
-        arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
 
         def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
             # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
-            arrivals.put_nowait((topic, payload, old and self._broker is not None, ack))
-
-        async def read() -> None:
-            while True:
-                topic, payload, old, ack = await arrivals.get()
-                backoff = Backoff(RECOVERY)
-                while True:
-                    # Acknowledgements go out in order: one that never came would stop the broker in the end.
-                    try:
-                        await devices.receive(topic, payload, ack, old=old)
-                        break
-                    except LedgerError:
-                        await backoff.wait()
+            devices.arrived(topic, payload, old and self._broker is not None, ack)
 
         def back(session_present: bool) -> None:
             self._do(devices.reconnected(session_present))
 
-        if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
-            address = replace(address, client_id=self._own_client_id())
+        if "client_id=" not in settings.mqtt:
+            address = await own_session(self._data, address, embedded=self._broker is not None)
         link = self._link = devices.link = MqttLink(
             address,
             heard,
@@ -314,30 +305,10 @@ class Hub:
         )
         await link.start()
         closing.push_async_callback(link.stop)
-        reader = asyncio.get_running_loop().create_task(read())
-        closing.callback(reader.cancel)
+        closing.push_async_callback(devices.stop)
         if self._broker is not None:
             await link.connected()
         self._every(REFRESH_SECONDS, devices.sweep)
-
-    def _own_client_id(self) -> str:
-        """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
-        has for a session that comes back, and would keep it for ever for one that does not."""
-        place = self._data / "client_id"
-        if not place.exists():
-            place.write_text(f"hub-{secrets.token_hex(4)}", encoding="utf-8")
-        return place.read_text(encoding="utf-8")
-
-    async def renew_broker_users(self) -> None:
-        if self._broker is None:
-            return
-        from duly.broker_rules import BrokerUser, node
-        from duly.dialects.fd import PREFIX
-        from duly.mqtt_devices import HUB
-
-        users = [BrokerUser(HUB, self._broker_password, [f"{PREFIX}/#"], [f"{PREFIX}/#"])]
-        users += [node(name, password) for name, password in self.accounts.broker_logins().items()]
-        await self._broker.set_users(users)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -408,6 +379,10 @@ class Hub:
             # Nobody guesses 32 random bytes: only strangers wait. Otherwise one device with an old token
             # would lock out everybody else behind the same address.
             self._guard.succeeded(address)
+            if who.role is Role.NODE:
+                raise NotAllowed(
+                    f"{who.name} is a node: nodes talk over MQTT; 'duly add device' makes a device"
+                )
             return who
         now = self.ledger.clock.now()
         wait = self._guard.blocked(address, now)
@@ -527,7 +502,6 @@ class Hub:
                     await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
-                    await self.renew_broker_users()
                     await self.chat.see_off()
                 return result
 
@@ -536,8 +510,15 @@ class Hub:
         self._reception.dismiss(name)
 
     def _dismiss(self, name: str) -> None:
+        if self._broker is not None:
+            self._do(_dismiss_from_broker(self._broker, name))
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
         self._reception.dismiss(name)
+
+
+async def _dismiss_from_broker(broker: Broker, name: str) -> None:
+    with contextlib.suppress(DulyError):  # a broker that is away has hung up on everybody
+        await broker.dismiss(name)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:
