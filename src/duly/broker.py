@@ -84,7 +84,7 @@ LOGGED: Final = Rate(200, SECOND)
 """Lines about refused clients that go to the log file."""
 
 WATCH_EVERY: Final = 1.0
-HURRY_EVERY: Final = 0.2
+HURRY_EVERY: Final = 0.1
 """Seconds between two looks at who publishes how much: when all is quiet, and while it is not."""
 
 _VIOLATION: Final = re.compile(r'- mid:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"')

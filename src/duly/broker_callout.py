@@ -42,6 +42,12 @@ ANSWER_WITHIN: Final = 5.0
 VISITORS_KEPT: Final = 20_000
 """Connections of which we remember whose they are; the broker's log names only their numbers."""
 
+GONE_KEPT: Final = 1_000
+"""The same, of connections that have ended."""
+
+LARGE: Final = 4_096
+"""Bytes that count as much as one message."""
+
 AT_ONCE: Final = 256
 """Visitors who are judged at the same time."""
 
@@ -66,10 +72,12 @@ Judge = Callable[[Visitor], Awaitable[BrokerUser]]
 
 
 class Connection(Struct, frozen=True):
-    """A client that is connected, and how many messages it has published so far."""
+    """A client that is connected, and how much it has published so far: messages, and so many more for large
+    ones."""
 
     cid: int
     user: str
+    account: str
     published: int
 
 
@@ -111,7 +119,9 @@ class _Gone(Struct):
 class _Conn(Struct):
     cid: int
     authorized_user: str = ""
+    account: str = ""
     in_msgs: int = 0
+    in_bytes: int = 0
 
 
 class _Conns(Struct):
@@ -171,6 +181,7 @@ class Callout:
         self._writer: asyncio.StreamWriter | None = None
         self._server = b""
         self._visitors: OrderedDict[int, Visitor] = OrderedDict()
+        self._gone: OrderedDict[int, Visitor] = OrderedDict()
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(8)}".encode()
         self._asked = 0
@@ -191,10 +202,11 @@ class Callout:
             await asyncio.wait({task})
         self._close()
         self._visitors.clear()
+        self._gone.clear()
 
     def visitor(self, cid: int) -> Visitor | None:
         """Whose connection this was, by its number in the broker's log."""
-        return self._visitors.get(cid)
+        return self._visitors.get(cid) or self._gone.get(cid)
 
     async def connections(self, user: str = "") -> list[Connection]:
         """The clients that are connected, those that have published most first; of one user, or the first
@@ -204,7 +216,10 @@ class Callout:
             asked["user"] = user
         answer = await self._ask(b"CONNZ", asked)
         found = msgspec.json.decode(answer, type=_Connz).data.connections
-        return [Connection(one.cid, one.authorized_user, one.in_msgs) for one in found]
+        return [
+            Connection(one.cid, one.authorized_user, one.account, one.in_msgs + one.in_bytes // LARGE)
+            for one in found
+        ]
 
     async def kick(self, cid: int) -> None:
         """Hang up on a client."""
@@ -277,9 +292,17 @@ class Callout:
             self._judging.add(task)
             task.add_done_callback(self._judging.discard)
         elif number == b"2":
-            self._visitors.pop(msgspec.json.decode(body, type=_Gone).client.id, None)
+            self._left(msgspec.json.decode(body, type=_Gone).client.id)
         elif (answer := self._answers.pop(subject, None)) is not None and not answer.done():
             answer.set_result(body)
+
+    def _left(self, cid: int) -> None:
+        """A client has left. Lines about it may still be in the log: so it is remembered a little longer."""
+        visitor = self._visitors.pop(cid, None)
+        if visitor is not None:
+            self._gone[cid] = visitor
+            if len(self._gone) > GONE_KEPT:
+                self._gone.popitem(last=False)
 
     def _send(self, line: bytes, body: bytes | None = None) -> None:
         if self._writer is not None:

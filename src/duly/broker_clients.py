@@ -16,16 +16,20 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from duly.broker_callout import Callout, Connection, Visitor
-from duly.broker_rules import BrokerUser
+from duly.broker_callout import Callout, Visitor
+from duly.broker_rules import DEVICES, NODES, BrokerUser
 from duly.core.acl import HUB
 from duly.core.client_ids import ClientIds
 from duly.core.quota import Quota, Rate
 from duly.core.units import SECOND, seconds
 from duly.errors import DulyError, NotAllowed, NotAuthenticated, RateLimited
 
-PUBLISHED: Final = Rate(10_000, SECOND, burst=20_000)
-"""What an account may publish. The fastest device we know does 6,000 a second."""
+PUBLISHED: Final = {
+    DEVICES: Rate(5_000, SECOND, burst=10_000),
+    NODES: Rate(20_000, SECOND, burst=40_000),
+}
+"""What a user may publish, by the account of the broker it is in. What devices publish the hub reads in one
+session, so what one of them publishes all of them wait for."""
 
 CONNECTS: Final = Rate(20, SECOND, burst=100)
 """How often an account may connect."""
@@ -81,7 +85,7 @@ class Clients:
         self.on_refused = on_refused
         self._client_ids = ClientIds(self._exists)
         self._connects = Quota(CONNECTS)
-        self._published = Quota(PUBLISHED)
+        self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
         self._banished: dict[str, float] = {}
         """accounts that have published too fast, and until when they stay out"""
         self._before: dict[int, int] = {}
@@ -115,24 +119,19 @@ class Clients:
         self._before = {one.cid: one.published for one in connections}
         for one in connections:
             fresh = one.published - before.get(one.cid, 0)
-            if fresh > 0 and (name := self._name_of(one)):
-                await self._count(name, fresh)
+            if fresh > 0 and one.account in self._published and one.user != HUB:
+                await self._count(one.user, one.account, fresh)
 
-    async def _count(self, name: str, fresh: int) -> None:
+    async def _count(self, name: str, account: str, fresh: int) -> None:
         now = asyncio.get_running_loop().time()
-        if not self._published.take(name, seconds(now), fresh):
+        if not self._published[account].take(name, seconds(now), fresh):
             return
         if self._banished.get(name, 0.0) <= now:
-            rate = f"more than {PUBLISHED.amount:,} messages a second"
+            rate = f"more than {PUBLISHED[account].amount:,} messages a second"
             reason = f"{name} has published {rate}; it stays out for {BANISHED:.0f} s"
             self._refuse(Refused(name, "flood", "", RateLimited.word, reason))
         self._banished[name] = now + BANISHED
         await self.callout.kick_user(name)
-
-    def _name_of(self, connection: Connection) -> str:
-        """Whose connection it is, unless it is the hub's own."""
-        visitor = self.callout.visitor(connection.cid)
-        return "" if visitor is None or visitor.username == HUB else visitor.username
 
     async def _judge(self, visitor: Visitor) -> BrokerUser:
         """As whom a client is let in; a `DulyError` says why it is not."""

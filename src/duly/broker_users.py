@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from duly.refusals import RefusalTally
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink
 
-_CLIENT_ID: Final = re.compile(r".+-[0-9a-f]{12}-[0-9a-f]{12}")
+_CLIENT_ID: Final = re.compile(r".+-[0-9a-f]{12}")
 
 
 class HubUsers:
@@ -69,9 +70,15 @@ async def own_session(data: Path, address: Address, *, embedded: bool) -> Addres
     before = kept or (HUB if embedded else "")
     if before:
         await _end_session(replace(address, client_id=before))
-    fresh = f"{username}-{secrets.token_hex(6)}-{secrets.token_hex(6)}"
+    fresh = f"{username}-{secrets.token_hex(6)}"
     write_private(place, fresh.encode())
     return replace(address, client_id=fresh)
+
+
+def second_session(address: Address) -> Address:
+    """The address of this hub's other session, as secret as the first."""
+    digest = blake2b(address.client_id.encode(), digest_size=4).hexdigest()
+    return replace(address, client_id=f"{address.client_id}-{digest}")
 
 
 async def _end_session(address: Address) -> None:

@@ -102,7 +102,7 @@ class Hub:
         self.url = ""
         self.mqtt_url = ""
         self._broker: Broker | None = None
-        self._link: MqttLink | None = None
+        self._links: dict[str, MqttLink] = {}
         self._unforgotten: str | None = None
         """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
@@ -246,7 +246,7 @@ class Hub:
             return
         # Not everybody has MQTT devices: what only they need is only then loaded.
         from duly.broker import Broker
-        from duly.broker_users import HubUsers, own_session, record
+        from duly.broker_users import HubUsers, own_session, record, second_session
         from duly.core.acl import HUB
         from duly.mqtt_devices import MqttDevices, task_ids
         from duly.transports.address import Address
@@ -291,23 +291,28 @@ class Hub:
             # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
             devices.arrived(topic, payload, old and self._broker is not None, ack)
 
-        def back(session_present: bool) -> None:
-            self._do(devices.reconnected(session_present))
-
         if "client_id=" not in settings.mqtt:
             address = await own_session(self._data, address, embedded=self._broker is not None)
-        link = self._link = devices.link = MqttLink(
+        devices.link = self._links["answers"] = MqttLink(
             address,
             heard,
-            subscriptions=devices.subscriptions,
-            on_connect=back,
+            subscriptions=devices.answers,
+            on_connect=lambda _: self._do(devices.answers_back()),
+        )
+        devices.reports_link = self._links["reports"] = MqttLink(
+            second_session(address),
+            heard,
+            subscriptions=devices.reports,
+            on_connect=devices.reports_back,
             on_disconnect=lambda _: devices.lost(),
         )
-        await link.start()
-        closing.push_async_callback(link.stop)
+        for link in self._links.values():
+            await link.start()
+            closing.push_async_callback(link.stop)
         closing.push_async_callback(devices.stop)
         if self._broker is not None:
-            await link.connected()
+            for link in self._links.values():
+                await link.connected()
         self._every(REFRESH_SECONDS, devices.sweep)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -442,10 +447,10 @@ class Hub:
         }
 
     def _mqtt_state(self) -> dict[str, Any] | None:
-        link, broker = self._link, self._broker
-        if link is None:
+        links, broker = self._links.values(), self._broker
+        if not links:
             return None
-        problem = (broker and broker.problem) or (None if link.up else link.problem)
+        problem = (broker and broker.problem) or next((link.problem for link in links if not link.up), None)
         said = None if problem is None else str(problem)
         return {"url": self.mqtt_url, "embedded": broker is not None, "problem": said}
 

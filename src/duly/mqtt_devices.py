@@ -6,9 +6,10 @@ What a device says is acknowledged to the broker (PUBACK) when it is committed, 
 only with the tag under which its device was given the task (`duly.dialects.task_ids`), and only if the task
 was handed over; from a device with a key, only with its signature.
 
-What one device says makes no other wait (`duly.fair_reader`), and what it says too fast is refused. No
-message ends the reading: whatever is wrong with one is recorded, and it is acknowledged. What we did not
-subscribe to was planted in our session: it is unsubscribed.
+Answers and reports come in two sessions: a broker hands over only so much at a time that is not acknowledged,
+and a flood of reports would take all of it. What one device says makes no other wait (`duly.fair_reader`),
+and what it says too fast is refused. No message ends the reading: whatever is wrong with one is recorded, and
+it is acknowledged. What we did not subscribe to was planted in our session: it is unsubscribed.
 
 A will tells when a device is gone, unless the broker dies with it. So whoever says how often he speaks is
 given up after three times that in silence; and who is not heard of again after the broker has forgotten its
@@ -75,7 +76,7 @@ GRACE: Final = 30.0
 MISSED: Final = 3
 """Heartbeats that may be missed."""
 
-TOLD: Final = Rate(100, SECOND, burst=1_000)
+TOLD: Final = Rate(200, SECOND, burst=500)
 """What a device may tell: reports of its status, and pushes. A large one counts as several."""
 TOLD_BYTES: Final = 4_096
 """What counts as one."""
@@ -83,8 +84,8 @@ TOLD_BYTES: Final = 4_096
 LATE: Final = Rate(1, SECOND, burst=10)
 """How often a command may be answered that is no longer under way: each costs a look into the ledger."""
 
-RUSH: Final = 1_000
-RUSH_SECONDS: Final = 0.25
+RUSH: Final = 500
+RUSH_SECONDS: Final = 0.1
 """So many messages within so long are a reason to look who sends them."""
 
 STRAYS: Final = 100
@@ -209,11 +210,17 @@ class MqttDevices:
         self._online: dict[str, _Presence] = {}
         self._claiming = asyncio.Lock()
         self.link: Link | None = None
+        self.reports_link: Link | None = None
 
     @property
-    def subscriptions(self) -> list[str]:
-        mine = [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
-        return [*mine, f"{self._prefix}/+/{Kind.STATUS.value}"]
+    def answers(self) -> list[str]:
+        """What is subscribed to in the session in which tasks are sent."""
+        return [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
+
+    @property
+    def reports(self) -> list[str]:
+        """What is subscribed to in the other session."""
+        return [f"{self._prefix}/+/{Kind.STATUS.value}"]
 
     async def stop(self) -> None:
         await self._reader.stop()
@@ -293,11 +300,12 @@ class MqttDevices:
     def _stray(self, topic: str) -> None:
         """Somebody has planted a subscription in our session: take it out."""
         self.refusals.note(HUB, topic, NotAllowed.word, f"the hub did not subscribe to {topic}; unsubscribed")
-        if self.link is not None and topic not in self._strays and len(self._strays) < STRAYS:
+        if topic not in self._strays and len(self._strays) < STRAYS:
             self._strays.add(topic)
-            self._do(
-                self._unsubscribe(self.link, [f for f in _filters(topic) if f not in self.subscriptions])
-            )
+            ours = {*self.answers, *self.reports}
+            for link in (self.link, self.reports_link):
+                if link is not None:
+                    self._do(self._unsubscribe(link, [each for each in _filters(topic) if each not in ours]))
 
     async def _unsubscribe(self, link: Link, filters: list[str]) -> None:
         with suppress(DulyError):
@@ -447,16 +455,19 @@ class MqttDevices:
                 await self._gone(name)
 
     def lost(self) -> None:
-        """The link has broken."""
+        """The link for reports has broken."""
         self._lost = _now()
 
-    async def reconnected(self, session_present: bool) -> None:
-        """The link is back: what was on its way may be lost, so everybody gets it again."""
+    def reports_back(self, session_present: bool) -> None:
+        """The link for reports is up again."""
         if not session_present:  # a device that was here before us is known only by what was kept of it
             self._new = True
             for presence in self._online.values():
                 presence.until = presence.heard + presence.silence
             self._doubt(lambda presence: presence.heard < self._lost)
+
+    async def answers_back(self) -> None:
+        """The link for tasks is up again: what was on its way may be lost, so everybody gets it again."""
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
                 with suppress(LedgerError):  # then the outbox repeats it in its own time
