@@ -31,7 +31,7 @@ PUBLISHED: Final = {
 """What a user may publish, by the account of the broker it is in. What devices publish the hub reads in one
 session, so what one of them publishes all of them wait for."""
 
-CONNECTS: Final = Rate(20, SECOND, burst=100)
+CONNECTS: Final = Rate(20, SECOND, burst=500)
 """How often an account may connect."""
 
 BANISHED: Final = 30.0

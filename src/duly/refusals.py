@@ -53,10 +53,12 @@ class RefusalTally:
             await asyncio.sleep(self._period)
 
     async def _write(self) -> None:
-        counts, self._counts = self._counts, {}
-        for (scope, id_, word), (count, reason) in counts.items():
+        for kind in list(self._counts):
+            count, reason = self._counts.pop(kind)
             said = reason if count == 1 else f"{reason} ({count:,} times)"
             try:
-                await self._journal.refuse(scope, id_, word, said)
-            except DulyError:
-                return  # without a ledger nothing can be recorded; the total still counts it
+                await self._journal.refuse(*kind, said)
+            except DulyError:  # the ledger is away: it is recorded when it is back
+                later, _ = self._counts.get(kind, (0, ""))
+                self._counts[kind] = (count + later, reason)
+                return
