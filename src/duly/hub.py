@@ -258,6 +258,7 @@ class Hub:
 
         ids = await task_ids(self.ledger)
         devices = MqttDevices(self.gateway, self.accounts, self.journal, ids, on_rush=rush)
+        self._mqtt_devices = devices
         if self.gateway.neighbours is not None:
             self._every(LOOK_SECONDS, devices.look)
         if not settings.mqtt:

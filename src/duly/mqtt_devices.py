@@ -250,7 +250,11 @@ class MqttDevices:
 
     def _sort(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         """Find out who says it, cheaply: anybody can send anything, and as much as a broker can carry."""
-        username, kind = fd.parse_topic(self._prefix, topic)
+        try:
+            username, kind = fd.parse_topic(self._prefix, topic)
+        except SenderError:
+            self._stray(topic)
+            raise
         heard = _Heard(topic, kind, payload, old, ack)
         if kind is Kind.STATUS:
             if self._reports(username, len(payload)):
@@ -261,7 +265,7 @@ class MqttDevices:
             self._reader.put(self._answerer(kind, payload), heard)
         else:
             self._stray(topic)
-            ack()
+            raise NotAllowed(f"the hub did not subscribe to {topic}; unsubscribed")
 
     def _reports(self, name: str, size: int) -> bool:
         """Whether a report of this account's status is of interest; raises if it must not come."""
@@ -299,7 +303,6 @@ class MqttDevices:
 
     def _stray(self, topic: str) -> None:
         """Somebody has planted a subscription in our session: take it out."""
-        self.refusals.note(HUB, topic, NotAllowed.word, f"the hub did not subscribe to {topic}; unsubscribed")
         if topic not in self._strays and len(self._strays) < STRAYS:
             self._strays.add(topic)
             ours = {*self.answers, *self.reports}

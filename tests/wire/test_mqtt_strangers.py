@@ -12,6 +12,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
+from msgspec.structs import replace
 
 from duly.auth import Role
 from duly.clients.app import App
@@ -20,21 +21,24 @@ from duly.core.signing import Keyring
 from duly.hub import Hub
 from duly.keys import new_key
 from duly.settings import Settings
+from tests.servers import Mosquitto
 
 
 class Place:
     """A hub with its own broker, an app, and MQTT devices made with paho."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, outside: str = "") -> None:
         self.folder = folder
+        self.outside = outside
         self.tokens: dict[str, str] = {}
         self.clients: list[paho.Client] = []
         self.port = 0
 
     async def start(self) -> None:
-        self.hub = Hub(Settings(data=str(self.folder), port=0, mqtt_port=self.port, patience=2))
+        settings = Settings(data=str(self.folder), port=0, mqtt=self.outside)
+        self.hub = Hub(settings if self.outside else replace(settings, mqtt_port=self.port))
         await self.hub.start()
-        self.port = int(self.hub.mqtt_url.rsplit(":", 1)[1])
+        self.port = int(self.hub.mqtt_url.rsplit(":", 1)[1].partition("?")[0])
 
     async def add(self, role: Role, *names: str, **more: Any) -> None:
         for name in names:
@@ -131,7 +135,7 @@ async def test_a_device_cannot_end_the_command_of_another(place: Place, kind: st
 
 async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_that_waits(place: Place) -> None:
     """The tag of a command that was never sent over MQTT is known to nobody."""
-    thief = await place.device("thief", lambda *_: None)
+    thief = await place.client("thief")
     work = asyncio.Event()
     lock = Device(place.hub.url, place.tokens["lock"])
 
@@ -210,25 +214,37 @@ async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place)
     assert thief.is_connected()
 
 
-async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hears_on(place: Place) -> None:
-    """As it could happen at a broker that does not bind client ids to users."""
-    await place.device("lock", done)
-    link = place.hub._links["answers"]
-    assert link._session is not None
-    await link._session.subscribe({"nodes/thief/#": 1})
-    thief = await place.client("thief")
-    tell(thief, "nodes/thief/status", {"time": 1, "online": True})
-    assert link._session is not None
-    planted = link._session
-    await planted.subscribe({"nodes/hub/pending": 1})
-    task = {"sender": "thief", "receiver": "hub", "msg_id": "1", "action": "x", "time": 1, "exp": 9999999999}
-    devices = place.hub._links["answers"]._on_message
-    acknowledged = asyncio.Event()
-    devices("nodes/hub/pending", json.dumps(task).encode(), False, acknowledged.set)
-    assert acknowledged.is_set()
-    await place.why("hub", "nodes/hub/pending", "did not subscribe")
-    async with App(place.hub.url, place.tokens["phone"]) as app:
-        assert (await app.send("lock", "lock_control", {})).done
+async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hears_on(
+    tmp_path: Path, mosquitto_server: Mosquitto
+) -> None:
+    """At a broker that does not bind client ids to users, under an id that a stranger knows."""
+    place = Place(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}?client_id=known")
+    await place.start()
+    try:
+        await place.add(Role.APP, "phone")
+        await place.add(Role.DEVICE, "lock", "thief")
+        await place.hub.stop()
+        planting = await place.client("thief", "known")
+        planting.subscribe([("nodes/+/pending", 1), ("other/#", 1)])
+        await asyncio.sleep(0.2)
+        planting.disconnect()
+        await place.start()
+        await place.device("lock", done)
+        thief = await place.client("thief")
+        task = {"sender": "x", "receiver": "hub", "msg_id": "1", "action": "x", "time": 1, "exp": 9999999999}
+        for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
+            tell(thief, topic, task)
+        await place.why("hub", "nodes/hub/pending", "did not subscribe")
+        await place.why("hub", "other/x", "not a topic")
+        async with App(place.hub.url, place.tokens["phone"]) as app:
+            assert (await app.send("lock", "lock_control", {})).done
+            before = place.hub._mqtt_devices.refusals.total
+            for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
+                tell(thief, topic, task)
+            assert (await app.send("lock", "lock_control", {})).done
+            assert place.hub._mqtt_devices.refusals.total == before, "they are no longer subscribed to"
+    finally:
+        await place.stop()
 
 
 @pytest.mark.parametrize(
