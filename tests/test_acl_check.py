@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from duly import broker_rules
 from duly.acl_check import Finding, Login, check
 from duly.broker import Broker
-from duly.broker_rules import BrokerUser, Wanted, node
+from duly.broker_rules import NODES, BrokerUser, Wanted, device, node
 from duly.clients.node import Node
 from duly.clients.tasks import Task
+from duly.core.acl import AccountClass
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
 from duly.transports.address import Address
 from tests import servers
@@ -21,6 +23,13 @@ from tests import servers
 USERS = [Login("A", "pa"), Login("B", "pb")]
 BOSS = Login("boss", "pz")
 WANTED = Wanted(users=["A", "B"], admins=["boss"])
+DEVICES = [Login("lamp", "pc", AccountClass.DEVICE), Login("lock", "pd", AccountClass.DEVICE)]
+MIXED = Wanted(users=["A", "B"], devices=["lamp", "lock"], hub="hub", admins=["boss"])
+"""Nodes, and a hub with its devices, on one broker."""
+
+
+def users_of(wanted: Wanted) -> list[Login]:
+    return [*USERS, *(DEVICES if wanted.hub else [])]
 
 
 def observer(port: int) -> Address:
@@ -57,7 +66,7 @@ def mosquitto() -> Iterator[servers.Mosquitto]:
     )
     try:
         passwords = server.folder / "passwords"
-        passwords.write_text("".join(f"{who.name}:{who.password}\n" for who in (*USERS, BOSS)))
+        passwords.write_text("".join(f"{who.name}:{who.password}\n" for who in (*USERS, *DEVICES, BOSS)))
         subprocess.run(["mosquitto_passwd", "-U", passwords], check=True)
         yield server
     finally:
@@ -82,6 +91,25 @@ async def test_mosquitto_enforces_the_generated_rules(mosquitto_with) -> None:
     assert wrong(found) == []
     assert {f.act for f in found} == {"connect", "publish", "will", "subscribe", "take over"}
     assert len(found) > 80
+
+
+async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with) -> None:
+    port = mosquitto_with(broker_rules.mosquitto(MIXED))
+    await nodes_work(port)
+    found = await check(observer(port), users_of(MIXED), "nodes")
+    assert wrong(found) == []
+    tried = {(one.user, one.act, one.topic): one.allowed for one in found}
+    assert not tried["lamp", "publish", "nodes/lock/pending"]
+    assert not tried["A", "publish", "nodes/lock/pending"]
+    assert not tried["A", "publish", "nodes/hub/complete"]
+    assert tried["lamp", "publish", "nodes/hub/complete"]
+
+
+async def test_a_device_that_may_command_another_is_found(mosquitto_with) -> None:
+    port = mosquitto_with(broker_rules.mosquitto(MIXED) + "pattern write nodes/+/pending\n")
+    found = wrong(await check(observer(port), users_of(MIXED), "nodes"))
+    assert ("leaks", "lamp", "publish", "nodes/lock/pending") in found
+    assert ("leaks", "A", "publish", "nodes/lock/pending") in found
 
 
 async def test_another_prefix_is_another_set_of_rules(mosquitto_with) -> None:
@@ -152,30 +180,35 @@ async def nats(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 async def test_the_embedded_broker_enforces_the_rules(nats: Broker) -> None:
-    boss = BrokerUser(BOSS.name, BOSS.password, ["#"], ["#"])
+    boss = BrokerUser(BOSS.name, BOSS.password, ["#"], ["#"], NODES)
     nodes = [node(who.name, who.password) for who in USERS]
     await nats.set_users([*nodes, boss])
     await nodes_work(nats.port)
     assert wrong(await check(observer(nats.port), USERS, "nodes")) == []
-    wide = BrokerUser("A", "pa", ["nodes/#"], nodes[0].subscribe)
+    wide = BrokerUser("A", "pa", ["nodes/#"], nodes[0].subscribe, NODES)
     await nats.set_users([wide, nodes[1], boss])
     found = wrong(await check(observer(nats.port), USERS, "nodes"))
     assert ("leaks", "A", "publish", "nodes/B/status") in found
     assert {who for _, who, *_ in found} == {"A"}
 
 
-async def test_an_outside_nats_server_enforces_the_generated_text(tmp_path: Path) -> None:
+async def test_the_embedded_broker_enforces_the_rules_of_devices(nats: Broker) -> None:
+    boss = BrokerUser(BOSS.name, BOSS.password, ["#"], ["#"])
+    await nats.set_users([*(device(who.name, who.password) for who in DEVICES), boss])
+    assert wrong(await check(observer(nats.port), DEVICES, "nodes")) == []
+
+
+@pytest.mark.parametrize("wanted", [WANTED, MIXED], ids=["nodes", "devices too"])
+async def test_an_outside_nats_server_enforces_the_generated_text(tmp_path: Path, wanted: Wanted) -> None:
     import bcrypt
 
-    hashes = {
-        who.name: bcrypt.hashpw(who.password.encode(), bcrypt.gensalt(4)).decode() for who in (*USERS, BOSS)
-    }
-    wanted = Wanted(users=WANTED.users, admins=WANTED.admins, passwords=hashes)
-    server = servers.Nats(tmp_path, broker_rules.nats(wanted))
+    everybody = [*USERS, *DEVICES, BOSS]
+    hashes = {who.name: bcrypt.hashpw(who.password.encode(), bcrypt.gensalt(4)).decode() for who in everybody}
+    server = servers.Nats(tmp_path, broker_rules.nats(replace(wanted, passwords=hashes)))
     try:
         server.start()
         await nodes_work(server.port)
-        assert wrong(await check(observer(server.port), USERS, "nodes")) == []
+        assert wrong(await check(observer(server.port), users_of(wanted), "nodes")) == []
     finally:
         server.stop()
 

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ import pytest
 
 from duly import broker_rules
 from duly.broker import Broker
-from duly.broker_rules import BrokerUser, subject_of
+from duly.broker_clients import Refused
+from duly.broker_rules import NODES, BrokerUser, subject_of
+from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
@@ -29,7 +31,11 @@ from duly.transport import Ack
 from duly.transports.mqtt import MqttLink
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
-HUB = BrokerUser("hub", "h", ["#"], ["#"])
+HUB = BrokerUser("hub", "h", ["#"], ["#"], NODES)
+"""He sees what the nodes do."""
+
+
+CLASSES = (("hub", "hub"), ("device", "lamp"), ("device", "lock"))
 
 
 def node(name: str, password: str = "secret") -> BrokerUser:
@@ -89,8 +95,8 @@ async def test_nobody_gets_in_unless_named(broker: Broker) -> None:
 
 
 async def test_a_node_may_do_what_it_may_and_no_more(broker: Broker) -> None:
-    refused: list[str] = []
-    broker._on_refused = refused.append
+    refused: list[Refused] = []
+    broker.clients.on_refused = refused.append
     await broker.set_users([HUB, node("a.b"), node("c")])
     async with (
         Client(broker, "hub", "h", "nodes/+/pending", "nodes/+/ack", "nodes/+/status") as hub,
@@ -106,7 +112,7 @@ async def test_a_node_may_do_what_it_may_and_no_more(broker: Broker) -> None:
         await c.link.publish("elsewhere", b"forged")
         await c.link.publish("$JS/API/STREAM/PURGE/$MQTT_msgs", b"")
         await until(lambda: broker.refused["publish"] == 3)
-        assert any("nodes.a//b.status" in line for line in refused)
+        assert ("c", "publish", "nodes/a.b/status") in {(one.user, one.act, one.topic) for one in refused}
         for spied in (
             "nodes/a.b/pending",
             "nodes/+/pending",
@@ -148,19 +154,73 @@ async def test_users_change_while_others_stay(broker: Broker) -> None:
         assert (hub.link.connections, a.link.connections) == (1, 1), "undisturbed"
 
 
-async def test_who_takes_over_a_session_reads_nothing_of_it(broker: Broker) -> None:
-    """Sessions go by client id, and anybody may claim one: his own permissions decide what he hears."""
+async def test_nobody_takes_over_a_session_of_another_user(broker: Broker) -> None:
+    """A client id that is a name, or begins with it, is that user's for good; any other the first one's."""
+    refused: list[Refused] = []
+    broker.clients.on_refused = refused.append
     await broker.set_users([HUB, node("a"), node("c")])
-    async with Client(broker, "a", "secret", "nodes/a/pending"):
-        pass
-    async with Client(broker, "hub", "h") as hub:
-        async with Client(broker, "c", "secret", client_id="a") as thief:
-            await hub.link.publish("nodes/a/pending", b"private")
-            await until(lambda: broker.refused["subscribe"])
-            await asyncio.sleep(0.2)
-        async with Client(broker, "a", "secret", "nodes/a/pending") as a:
-            await until(lambda: a.heard == [b"private"])
-    assert thief.heard == []
+    async with (
+        Client(broker, "a", "secret", "nodes/a/pending") as a,
+        Client(broker, "a", "secret", client_id="esp32"),
+        Client(broker, "hub", "h") as hub,
+    ):
+        for stolen in ("a", "a-0123456789ab", "hub", "hub-1", "esp32"):
+            thief = Client(broker, "c", "secret", client_id=stolen)
+            with pytest.raises(ConnectionRefused):
+                async with thief:
+                    pass
+            await thief.link.stop()
+        await hub.link.publish("nodes/a/pending", b"private")
+        await until(lambda: a.heard == [b"private"])
+        assert (a.link.connections, hub.link.connections) == (1, 1), "undisturbed"
+    said = {one.reason for one in refused}
+    assert any("'esp32' belongs to a; use 'c'" in reason for reason in said)
+    assert {one.user for one in refused} == {"c"}
+
+
+async def test_devices_and_nodes_have_nothing_in_common(broker: Broker) -> None:
+    """Neither hears the other, whatever either publishes; and a device commands nothing."""
+    hub, lamp, lock = (getattr(broker_rules, of)(name, "secret") for of, name in CLASSES)
+    await broker.set_users([hub, lamp, lock, node("A")])
+    async with (
+        Client(broker, "hub", "secret", "nodes/hub/complete", "nodes/+/status") as home,
+        Client(broker, "lamp", "secret", "nodes/lamp/pending") as lamps,
+        Client(broker, "lock", "secret", "nodes/lock/pending") as locks,
+        Client(broker, "A", "secret", "nodes/A/pending", "nodes/+/status") as a,
+    ):
+        for topic in ("nodes/lock/pending", "nodes/A/pending", "nodes/hub/pending", "nodes/lock/complete"):
+            await lamps.link.publish(topic, b"forged")
+        await until(lambda: broker.refused["publish"] == 4)
+        for topic in ("nodes/lock/pending", "nodes/hub/complete", "nodes/lamp/pending"):
+            await a.link.publish(topic, b"a node's")
+        with pytest.raises(ConnectionRefused):
+            await lamps.link.subscribe("nodes/lock/status")
+        await lamps.link.publish("nodes/lamp/status", b"on")
+        await lamps.link.publish("nodes/hub/complete", b"done")
+        await home.link.publish("nodes/lock/pending", b"task")
+        await until(lambda: sorted(home.heard) == [b"done", b"on"] and locks.heard == [b"task"])
+        assert (a.heard, lamps.heard) == ([], [])
+
+
+async def test_who_floods_is_hung_up_on_and_stays_out_and_the_others_do_not(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Refused] = []
+    broker.clients.on_refused = refused.append
+    monkeypatch.setitem(broker.clients._published, NODES, Quota(Rate(100)))
+    await broker.set_users([HUB, node("a"), node("c")])
+    async with Client(broker, "a", "secret", "nodes/a/pending") as a, Client(broker, "c", "secret") as c:
+        with suppress(ConnectionLost):
+            async with asyncio.timeout(20):
+                while True:
+                    await c.link.publish("nodes/nobody/pending", b"flood")
+        await until(lambda: "not authorised" in c.link.problem)
+        async with Client(broker, "hub", "h") as hub:
+            await hub.link.publish("nodes/a/pending", b"for a")
+            await until(lambda: a.heard == [b"for a"])
+        assert a.link.connections == 1, "undisturbed"
+    assert ("c", "flood", "rate_limited") in {(one.user, one.act, one.word) for one in refused}
+    assert ("c", "connect", "rate_limited") in {(one.user, one.act, one.word) for one in refused}
 
 
 async def test_a_password_may_be_a_hash(broker: Broker) -> None:
@@ -235,8 +295,7 @@ def test_subjects() -> None:
 
 
 async def test_secrets_are_for_us_only(broker: Broker, tmp_path: Path) -> None:
-    await broker.set_users([node("a")])
-    assert (tmp_path / "broker" / "users.conf").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "broker" / "nats.conf").stat().st_mode & 0o077 == 0
     assert (tmp_path / "broker").stat().st_mode & 0o077 == 0
 
 

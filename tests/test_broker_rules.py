@@ -10,10 +10,11 @@ import pytest
 
 from duly.acl_check import filters, places
 from duly.broker_rules import LANGUAGES, NO_PASSWORD, Wanted, emqx, mosquitto, nats, rabbitmq
-from duly.core.acl import Act, covers, decide
+from duly.core.acl import AccountClass, Act, covers, decide
 from duly.errors import Malformed
 
 WANTED = Wanted(users=["A", "B"], admins=["boss"])
+MIXED = Wanted(users=["A", "B"], devices=["lamp", "lock"], hub="hub", admins=["boss"])
 
 
 def emqx_says(rules: str, user: str, act: Act, topic: str) -> bool:
@@ -62,6 +63,31 @@ def test_rabbitmq_patterns_say_what_the_table_says() -> None:
         for topic in filters(["A", "B"], "nodes"):
             key = topic.replace("/", ".").replace("+", "*")
             assert bool(re.search(read, key)) is decide(Act.SUBSCRIBE, user, topic, "nodes").allowed
+
+
+@pytest.mark.parametrize("language", ["emqx", "rabbitmq"])
+def test_devices_and_nodes_are_kept_apart(language: str) -> None:
+    rules = LANGUAGES[language](MIXED)
+    calls = [shlex.split(line) for line in rules.splitlines() if line.startswith("rabbitmqctl")]
+    keys = {words[5]: words[7:] for words in calls if words[1] == "set_topic_permissions"}
+    classes = {"A": AccountClass.NODE, "lamp": AccountClass.DEVICE, "hub": AccountClass.HUB}
+    everybody = ["A", "B", "lamp", "lock", "hub"]
+    for user, of in classes.items():
+        for act, tried in ((Act.PUBLISH, places), (Act.SUBSCRIBE, filters)):
+            for topic in tried(everybody, "nodes"):
+                may = decide(act, user, topic, "nodes", of, MIXED.users).allowed
+                if language == "emqx":
+                    assert emqx_says(rules, user, act, topic) is may, (user, act, topic)
+                else:
+                    pattern = keys[user][0 if act is Act.PUBLISH else 1]
+                    assert bool(re.search(pattern, topic.replace("/", ".").replace("+", "*"))) is may
+
+
+def test_devices_need_a_hub_and_nobody_else_is_called_hub() -> None:
+    with pytest.raises(Malformed, match="--hub"):
+        Wanted(devices=["lamp"])
+    with pytest.raises(Malformed, match="the hub's own"):
+        Wanted(users=["hub"], hub="boss")
 
 
 def test_a_rabbitmq_user_has_his_own_sessions_only() -> None:

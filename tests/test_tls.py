@@ -65,7 +65,6 @@ async def test_a_hub_with_a_certificate_serves_mqtt_with_tls_beyond_this_machine
         token = await hub.accounts.add(Role.DEVICE, "lock")
         await hub.accounts.add(Role.APP, "phone")
         await hub.accounts.grant("phone", "lock")
-        await hub.renew_broker_users()
         where = hub.mqtt_url.replace("mqtts://", f"mqtts://lock:{token}@")
         device = Device(f"{where}?cafile={authority.ca}", name="lock")
 

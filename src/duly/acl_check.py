@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.acl import ANYBODY, LETTERS, STATUS, Act, covers, decide
+from duly.core.acl import ANYBODY, HUB, LETTERS, STATUS, AccountClass, Act, Decision, covers, decide
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
 from duly.transport import Ack
 from duly.transports.address import Address
@@ -41,6 +41,7 @@ Result = TypeVar("Result")
 class Login(Struct, frozen=True):
     name: str
     password: str
+    of: AccountClass = AccountClass.NODE
 
 
 class Finding(Struct, frozen=True):
@@ -131,6 +132,11 @@ class _Trial:
         self._address = address
         self._users = users
         self._names = [user.name for user in users]
+        self._peers: list[str] | None = None
+        """the nodes, where there are devices too"""
+        if any(user.of is AccountClass.DEVICE for user in users):
+            self._peers = [user.name for user in users if user.of is AccountClass.NODE]
+            self._names.append(HUB)
         self._prefix = prefix
         self._patience = patience
         self._grace = grace
@@ -202,9 +208,12 @@ class _Trial:
         await _together(self._publish(user, topic, letter) for user, topic, letter in tried)
         return await self._arrivals("publish", tried)
 
+    def _decide(self, act: Act, user: Login, topic: str) -> Decision:
+        return decide(act, user.name, topic, self._prefix, user.of, self._peers)
+
     async def _arrivals(self, act: str, tried: list[tuple[Login, str, str]]) -> list[Finding]:
         """Which of these letters have arrived, and which should have."""
-        may = {letter: decide(Act.PUBLISH, user.name, topic, self._prefix) for user, topic, letter in tried}
+        may = {letter: self._decide(Act.PUBLISH, user, topic) for user, topic, letter in tried}
         wanted = {(topic, letter) for _, topic, letter in tried if may[letter]}
         await self.observer.hear(wanted, self._patience)
         await asyncio.sleep(self._grace)
@@ -256,12 +265,10 @@ class _Trial:
                     {(topic, letter) for topic, letter in sent.items() if covers(each, topic)}, self._patience
                 )
                 for (user, each), ear in zip(tried, ears, strict=True)
-                if decide(Act.SUBSCRIBE, user.name, each, self._prefix)
+                if self._decide(Act.SUBSCRIBE, user, each)
             )
             await asyncio.sleep(self._grace)
-        return [
-            self._heard(user.name, each, ear, sent) for (user, each), ear in zip(tried, ears, strict=True)
-        ]
+        return [self._heard(user, each, ear, sent) for (user, each), ear in zip(tried, ears, strict=True)]
 
     async def _listen(self, user: Login, each: str, closing: AsyncExitStack) -> _Visitor:
         visitor = await self.enter(user.name, user.password, closing=closing)
@@ -270,14 +277,14 @@ class _Trial:
                 await visitor.link.subscribe(each)
         return visitor
 
-    def _heard(self, name: str, each: str, ear: _Visitor, sent: dict[str, str]) -> Finding:
-        may = decide(Act.SUBSCRIBE, name, each, self._prefix)
+    def _heard(self, user: Login, each: str, ear: _Visitor, sent: dict[str, str]) -> Finding:
+        may = self._decide(Act.SUBSCRIBE, user, each)
         if may:
             wanted = {(topic, letter) for topic, letter in sent.items() if covers(each, topic)}
-            return Finding(name, "subscribe", each, True, wanted <= set(ear.heard))
-        strange = [t for t, _ in ear.heard if not decide(Act.SUBSCRIBE, name, t, self._prefix)]
+            return Finding(user.name, "subscribe", each, True, wanted <= set(ear.heard))
+        strange = [topic for topic, _ in ear.heard if not self._decide(Act.SUBSCRIBE, user, topic)]
         detail = f"{may.reason}; heard {strange[0]}" if strange else may.reason
-        return Finding(name, "subscribe", each, False, bool(strange), detail)
+        return Finding(user.name, "subscribe", each, False, bool(strange), detail)
 
     async def taking_over(self) -> list[Finding]:
         """Whoever comes with somebody else's client id must not get what waits for him."""

@@ -54,6 +54,7 @@ class Role(StrEnum):
 
     APP = "app"
     DEVICE = "device"
+    NODE = "node"
     USER = "user"
     SENTINEL = "sentinel"
     ADMIN = "admin"
@@ -89,6 +90,8 @@ class _Stored(Struct, frozen=True):
     """the token's bcrypt, for a broker that checks it itself (devices)"""
     password: str = ""
     """the argon2id of a person's password; they have no token of their own, but one for each login"""
+    key: str = ""
+    """the public key with which a device signs what it says over MQTT; empty: it need not"""
 
 
 _decode: Final = msgspec.json.Decoder(_Stored).decode
@@ -160,20 +163,27 @@ class Accounts:
 
     # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
 
-    async def add(self, role: Role, name: str, *, replace: bool = False) -> str:
+    async def add(self, role: Role, name: str, *, replace: bool = False, key: str = "") -> str:
         """Make a principal; its token, which cannot be had again. With `replace` an existing one of this role
-        gets a new token, and its old one is void; its grants stay."""
+        gets a new token, and its old one is void; its grants stay, and its key unless another is given. `key`
+        is the public key of a device that signs what it says over MQTT."""
         check_name(name)
+        if key and role is not Role.DEVICE:
+            raise Malformed("only a device has a key; nodes keep theirs themselves, see 'duly keys'")
+        if key:
+            from duly.core.signing import read_key
+
+            key = read_key(key).shown
         token = PREFIX + secrets.token_urlsafe(32)
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
             broker = self._seal(name, "broker", _for_the_broker(role, token))
-            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), broker=broker)
+            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), broker=broker, key=key)
             if old is not None:
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=new.token, broker=new.broker)
+                new = changed(old, token=new.token, broker=new.broker, key=key or old.key)
                 await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
             else:
                 # A grant that was being made while its principal was removed must not be inherited.
@@ -328,6 +338,11 @@ class Accounts:
         one = self._book.stored.get(name)
         return None if one is None or one.disabled else one.role
 
+    def key_of(self, name: str) -> str:
+        """The public key with which a device must sign what it says over MQTT; empty if it need not."""
+        one = self._book.stored.get(name)
+        return "" if one is None else one.key
+
     def broker_logins(self) -> dict[str, str]:
         """Who may log in at the broker, with the bcrypt of their tokens."""
         stored = sorted(self._book.stored.items())
@@ -430,7 +445,7 @@ def _grant(app: str, device: str) -> str:
 
 
 def _for_the_broker(role: Role, token: str) -> str:
-    if role is not Role.DEVICE:
+    if role not in (Role.DEVICE, Role.NODE):
         return ""
     import bcrypt
 
@@ -458,7 +473,7 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
     match verb:
         case "add":
             role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted)
+            token = await accounts.add(role, name, replace="replace" in wanted, key=wanted.get("key", ""))
             return {"token": token, "name": name, "role": role.value}
         case "remove":
             return {"changed": await accounts.remove(wanted["name"])}

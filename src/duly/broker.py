@@ -5,16 +5,13 @@ unless `sync` is on, which costs a flush for every message (700 a second instead
 duly's own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing.
 It never outlives us: the kernel ends it with us, and one left over by accident is recognised by our own pid
 file and ended before the next starts. It comes back by itself when it dies, on the same port, with the same
-sessions; and is made to when it could not write, since a store that was full once never writes again. Who may
-connect, publish and subscribe is what `set_users` said last; nobody else gets in, and a user whose lists are
-empty may do nothing.
+sessions; and is made to when it could not write, since a store that was full once never writes again.
 
-Users are a generated file and a SIGHUP rather than an auth callout: the broker then decides alone, so it lets
-devices back in while the hub is busy or starting, and there is no second protocol (signed JWTs over a NATS
-connection) to get wrong. Passwords may be given as bcrypt hashes, so nobody needs to keep them readable.
+Who may connect, publish and subscribe we are asked for every client (`duly.broker_clients`, docs/adr/0015). A
+user whose lists are empty may do nothing.
 
 It writes its log to us, through a pipe: that is how we know without asking that it is ready, that a port was
-taken, that new users are in force, and that somebody tried what he may not.
+taken, and that a client tried what it may not.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -40,9 +38,12 @@ from typing import Final
 import msgspec
 
 from duly.backoff import Backoff
-from duly.broker_rules import BrokerUser, nats_users
+from duly.broker_callout import USER
+from duly.broker_clients import Clients, Refused, UserList, Users
+from duly.broker_rules import DEVICES, NODES, BrokerUser, check_users, topic_of
+from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
-from duly.core.units import MS, SECOND
+from duly.core.units import MS, SECOND, seconds
 from duly.errors import BrokerError
 from duly.files import PRIVATE_FILE, private_folder, write_private
 from duly.tasks import Life, Supervisor
@@ -70,6 +71,9 @@ a burst of acks and completes."""
 HANDSHAKE: Final = 10
 """Seconds for one of TLS; 2 by default, which a busy small machine does not always keep."""
 
+JUDGED_WITHIN: Final = 10
+"""Seconds we have to say whether a client may connect."""
+
 FLUSH_EVERY: Final = 5
 """Seconds between flushes to the disk, where not every message is flushed."""
 
@@ -78,12 +82,19 @@ DISK_LIMIT: Final = 4 << 30
 
 PAYLOAD_LIMIT: Final = 1 << 20
 
-_REFUSALS: Final = (
-    ("Publish Violation", "publish"),
-    ("Subscription Violation", "subscribe"),
-    ("authentication error - User", "connect"),
-)
-"""What the broker's log says when it stops somebody."""
+LOGGED: Final = Rate(200, SECOND)
+"""Lines about refused clients that go to the log file."""
+
+WATCH_EVERY: Final = 1.0
+HURRY_EVERY: Final = 0.1
+"""Seconds between two looks at who publishes how much: when all is quiet, and while it is not."""
+
+_VIOLATION: Final = re.compile(r'- mid:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"')
+"""What the broker's log says when it stops a client."""
+
+_ACTS: Final = {"Publish": "publish", "Subscription": "subscribe"}
+
+_OWN_PORT: Final = "Listening for client connections on "
 
 _STUCK: Final = "ritical write error"
 """What it says when it could not write; it goes on, and stores nothing more."""
@@ -116,9 +127,10 @@ class _LogFile(RotatingFileHandler):
 class Broker:
     """A nats-server as our child.
 
-    `port` 0 takes a free one and keeps it. With a certificate it speaks TLS and nothing else. `on_restart`
-    hears of every restart after a death, `on_refused` of every attempt that permissions stopped (the broker's
-    own sentence): brokers acknowledge a forbidden publish and drop it, so this is the only trace there is.
+    `port` 0 takes a free one and keeps it. With a certificate it speaks TLS and nothing else. `users` are
+    asked for every client, unless `set_users` names them. `on_restart` hears of every restart after a death,
+    `on_refused` of every attempt that was stopped: brokers acknowledge a forbidden publish and drop it, so
+    this is the only trace there is.
     """
 
     def __init__(
@@ -132,14 +144,13 @@ class Broker:
         tls_key: str = "",
         ack_wait: float = ACK_WAIT,
         on_restart: Callable[[int], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+        users: Users | None = None,
         tasks: Supervisor | None = None,
     ) -> None:
         self.port = port
         self.listen = listen
         self.restarts = 0
-        self.refused: Counter[str] = Counter()
-        """attempts that were stopped, by kind: publish, subscribe, connect"""
         self.problem: BrokerError | None = None
         """why it is not running now; None when all is well"""
         self._folder = Path(data_dir) / "broker"
@@ -147,17 +158,18 @@ class Broker:
         self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
         self._on_restart = on_restart
-        self._on_refused = on_refused
-        self._users: tuple[BrokerUser, ...] = ()
+        self._tasks = tasks or Supervisor()
+        self.clients = Clients(users or UserList(), on_refused, self._tasks)
+        self._logged = Quota(LOGGED)
+        self._own_port = 0
+        self._hurry = asyncio.Event()
         self._lock: int | None = None
         self._log: logging.Logger | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._reloaded: asyncio.Future[None] | None = None
-        self._reloading = asyncio.Lock()
         self._stopping = asyncio.Event()
-        self._tasks = tasks or Supervisor()
         self._watching: Life | None = None
+        self._counting: Life | None = None
         self._reading: Life | None = None
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
@@ -191,6 +203,7 @@ class Broker:
             raise
         self._stopping.clear()
         self._watching = self._tasks.spawn("broker", self._supervise)
+        self._counting = self._tasks.spawn("broker rates", self._watch)
 
     async def stop(self) -> None:
         """End it, letting it close its files."""
@@ -198,30 +211,43 @@ class Broker:
         if self._watching is not None:
             await self._watching.finish()
             self._watching = None
+        if self._counting is not None:
+            await self._counting.stop()
+            self._counting = None
         await self._end_child()
         self._release()
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Attempts that were stopped, by kind: publish, subscribe, connect, flood."""
+        return self.clients.refused
+
     async def set_users(self, users: Iterable[BrokerUser]) -> None:
         """From now on these users, and only these. Connected users who lost their place are cut off."""
-        wanted = tuple(users)
-        text = nats_users(wanted)
-        async with self._reloading:
-            self._users = wanted
-            if self._lock is None:
-                return
-            write_private(self._folder / "users.conf", text)
-            if self.pid is None:
-                return  # it reads the file when it starts again
-            self._reloaded = asyncio.get_running_loop().create_future()
-            assert self._process is not None
-            self._process.send_signal(signal.SIGHUP)
-            try:
-                async with asyncio.timeout(READY_WITHIN):
-                    await self._reloaded
-            except TimeoutError:
-                raise BrokerError("the broker did not take the new users; see nats.log") from None
-            finally:
-                self._reloaded = None
+        for name in self.clients.replace(UserList(check_users(users))):
+            await self.dismiss(name)
+
+    async def dismiss(self, name: str) -> None:
+        """Hang up on a user whose place is gone, or is another one now."""
+        if self.pid is not None:
+            await self.clients.dismiss(name)
+
+    def hurry(self) -> None:
+        """There is more to read than usual: look now who publishes how much."""
+        self._hurry.set()
+
+    async def _watch(self) -> None:
+        """Look now and then who publishes too fast."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_EVERY):
+                    await self._hurry.wait()
+            if self._hurry.is_set():
+                self._hurry.clear()
+                await asyncio.sleep(HURRY_EVERY)
+            if self.pid is not None:
+                with contextlib.suppress(BrokerError, msgspec.DecodeError):  # it is being started anew
+                    await self.clients.look()
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────
 
@@ -241,6 +267,7 @@ class Broker:
                 await self._ready
         except TimeoutError:
             raise BrokerError(f"the broker was not ready within {READY_WITHIN:g} s; see nats.log") from None
+        await self.clients.callout.start(self._own_port)
         self.problem = None
 
     async def _supervise(self) -> None:
@@ -251,7 +278,6 @@ class Broker:
             if code is None:
                 return
             self.problem = BrokerError(f"the broker died ({code}); it is being started again")
-            self._fail_reload()
             if loop.time() - started > STABLE:
                 backoff.worked()
             while True:
@@ -294,31 +320,31 @@ class Broker:
             if not read:
                 break
             line = read.decode(errors="replace").rstrip("\n")
-            if log is not None:
-                log.info(line)
             last = line
-            self._look_at(line)
+            refused = self._look_at(line)
+            now = seconds(asyncio.get_running_loop().time())
+            if log is not None and not (refused and self._logged.take("", now)):
+                log.info(line)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._explain(last))
 
-    def _look_at(self, line: str) -> None:
-        if "Server is ready" in line and self._ready is not None and not self._ready.done():
+    def _look_at(self, line: str) -> bool:
+        """Whether it is about a client that was stopped."""
+        if _OWN_PORT in line:
+            self._own_port = int(line.rpartition(":")[2])
+        elif "Server is ready" in line and self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         elif "address already in use" in line and self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._explain(line))
-        elif self._reloaded is not None and not self._reloaded.done():
-            if "Reloaded server configuration" in line:
-                self._reloaded.set_result(None)
-            elif "Failed to reload" in line:
-                self._reloaded.set_exception(BrokerError(f"the broker refused the new users: {line}"))
         if _STUCK in line and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()  # what comes after it can write, as soon as there is room
-        kind = next((word for mark, word in _REFUSALS if mark in line), None)
-        if kind is not None:
-            self.refused[kind] += 1
-            if self._on_refused is not None:
-                self._on_refused(line)
+        found = _VIOLATION.search(line)
+        if found is not None:
+            self.clients.violated(int(found[1]), _ACTS[found[2]], topic_of(found[3]))
+            if self.refused.total() % LOGGED.amount == 0:
+                self.hurry()
+        return found is not None or "authentication error" in line
 
     def _explain(self, line: str) -> BrokerError:
         if "address already in use" in line:
@@ -328,12 +354,8 @@ class Broker:
             )
         return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
 
-    def _fail_reload(self) -> None:
-        # The next start reads the new file, so these users come into force all the same.
-        if self._reloaded is not None and not self._reloaded.done():
-            self._reloaded.set_result(None)
-
     async def _end_child(self) -> None:
+        await self.clients.callout.stop()
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:
@@ -428,11 +450,19 @@ class Broker:
         )
         text = (
             b"server_name: duly\n"
-            b'listen: "127.0.0.1:-1"\n'  # NATS clients are not served: users may connect by MQTT only
+            b'listen: "127.0.0.1:-1"\n'  # for us alone: users may connect by MQTT only
             b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
             b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d%b }\n"
             b"max_payload: %d\n"
-            b"include users.conf\n"
+            b"system_account: duly_system\n"
+            b"accounts {\n"
+            b"  duly_system { users: [ { user: %b, password: %b } ] }\n"
+            b"  %b { jetstream: enabled }\n"
+            b"  %b { jetstream: enabled }\n"
+            b"}\n"
+            b"authorization { timeout: %d, auth_callout {\n"
+            b"  issuer: %b, account: duly_system, auth_users: [%b]\n"
+            b"} }\n"
         ) % (
             quoted(str(self._folder / "store")),
             b"always" if self._sync else b'"%ds"' % FLUSH_EVERY,
@@ -443,8 +473,15 @@ class Broker:
             ACK_PENDING,
             tls,
             PAYLOAD_LIMIT,
+            quoted(USER),
+            quoted(self.clients.callout.password),
+            DEVICES.encode(),
+            NODES.encode(),
+            JUDGED_WITHIN,
+            self.clients.callout.issuer.name.encode(),
+            quoted(USER),
         )
-        write_private(self._folder / "users.conf", nats_users(self._users))
+        (self._folder / "users.conf").unlink(missing_ok=True)  # what a duly before this one left
         write_private(self._folder / "nats.conf", text)
 
 

@@ -3,8 +3,11 @@
 The law: nothing is allowed that the table does not allow, and no name can make it so. A name that means more
 than itself to a broker (a dot to RabbitMQ, a blank to NATS) is refused here, before it becomes a hole.
 
-Mosquitto and EMQX put the username in themselves, so their rules hold for users yet to come. RabbitMQ and
-NATS want each user named. Who is to see and do everything, a hub or an observer, is named as an admin.
+There are two kinds of networks. Without a hub every user is a node. With one (`hub` names its user) every
+user is a device of that hub, and the nodes are named: so no node can command a device, and a device commands
+nothing. Mosquitto and EMQX put the username in themselves, so their rules hold for users yet to come
+(devices, where there is a hub). RabbitMQ and NATS want each user named. Who is to see and do everything, an
+observer, is named as an admin.
 
 Brokers differ in how they refuse: NATS and RabbitMQ refuse a forbidden subscription, Mosquitto grants it and
 delivers nothing; RabbitMQ hangs up on a forbidden publish, the others acknowledge and drop it. What a message
@@ -22,7 +25,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from duly.core.acl import Act, allowed
+from duly.core.acl import ANSWERS, HUB, AccountClass, Act, Rule, Whose, allowed
 from duly.dialects.fd import PREFIX, check_prefix, check_username
 from duly.errors import Malformed
 
@@ -41,18 +44,26 @@ _UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class Wanted(Struct, frozen=True):
-    """What rules are wanted for. `passwords` are bcrypt hashes, by name."""
+    """What rules are wanted for. `users` are nodes, `passwords` are bcrypt hashes, by name."""
 
     prefix: str = PREFIX
     users: Sequence[str] = ()
     admins: Sequence[str] = ()
     passwords: Mapping[str, str] = {}
+    devices: Sequence[str] = ()
+    hub: str = ""
+    """as whom the hub logs in; empty: there is none, and every user is a node"""
 
     def __post_init__(self) -> None:
         check_prefix(self.prefix)
         if re.search(r'[\s%${}"\\]', self.prefix):
             raise Malformed(f"the prefix {self.prefix!r} has characters that mean something else in rules")
-        everybody = [*self.users, *self.admins]
+        if self.devices and not self.hub:
+            raise Malformed("devices belong to a hub: name its user too, --hub hub")
+        hubs = [self.hub] if self.hub else []
+        everybody = [*self.users, *self.devices, *hubs, *self.admins]
+        if self.hub and HUB in (*self.users, *self.devices):
+            raise Malformed(f"the topics of {HUB!r} are the hub's own; choose another name")
         for name in everybody:
             check_username(name)
             if re.search(r"[\x00-\x1f\x7f]", name):
@@ -61,10 +72,29 @@ class Wanted(Struct, frozen=True):
         if twice:
             raise Malformed(f"{twice[0]!r} is named twice")
 
-    def named(self, broker: str) -> Sequence[str]:
-        if not self.users:
-            raise Malformed(f"{broker} wants each user named: --users A,B")
-        return self.users
+    @property
+    def peers(self) -> Sequence[str] | None:
+        """Whom a node may write to: every user, or, where there is a hub, the named nodes."""
+        return self.users if self.hub else None
+
+    @property
+    def special(self) -> list[tuple[str, AccountClass]]:
+        """Who has rules of their own where the broker puts the username in: with a hub, all but devices."""
+        nodes = [(name, AccountClass.NODE) for name in self.users]
+        return [*nodes, (self.hub, AccountClass.HUB)] if self.hub else []
+
+    def members(self, broker: str) -> list[tuple[str, AccountClass]]:
+        """Everybody but the admins, for a broker that wants each user named."""
+        found = [(name, AccountClass.NODE) for name in self.users]
+        found += [(name, AccountClass.DEVICE) for name in self.devices]
+        if not found:
+            also = ", or --devices C,D" if self.hub else ""
+            raise Malformed(f"{broker} wants each user named: --users A,B{also}")
+        return [*found, *([(self.hub, AccountClass.HUB)] if self.hub else [])]
+
+    def allows(self, act: Act, name: str, of: AccountClass) -> list[str]:
+        """The topic filters this user may use; the name may be a broker's own placeholder."""
+        return allowed(act, name, self.prefix, of, self.peers)
 
 
 # ── Mosquitto ────────────────────────────────────────────────────────────────────────────────────
@@ -72,18 +102,31 @@ class Wanted(Struct, frozen=True):
 
 def mosquitto(wanted: Wanted) -> str:
     """An `acl_file`."""
-    for name in wanted.admins:
+    for name in (*wanted.admins, *(name for name, _ in wanted.special)):
         if name != name.strip():
             raise Malformed(f"Mosquitto cannot name {name!r} in a rule: a blank at its end")
-    words = {Act.PUBLISH: "write", Act.SUBSCRIBE: "read"}
+    others = AccountClass.DEVICE if wanted.hub else AccountClass.NODE
     return _lines(
-        "# Mosquitto: seed 001's rules. In mosquitto.conf:",
+        f"# Mosquitto: {_who(wanted)}. In mosquitto.conf:",
         "#   allow_anonymous false",
         "#   password_file FILE        made by mosquitto_passwd",
         "#   acl_file THIS_FILE",
         *(line for name in wanted.admins for line in (f"user {name}", f"topic readwrite {EVERYTHING}")),
-        *(f"pattern {words[act]} {each}" for act in Act for each in allowed(act, "%u", wanted.prefix)),
+        *(line for name, of in wanted.special for line in _mosquitto_user(wanted, name, of)),
+        *(f"pattern {_MOSQUITTO[act]} {each}" for act in Act for each in wanted.allows(act, "%u", others)),
     )
+
+
+_MOSQUITTO: Final = {Act.PUBLISH: "write", Act.SUBSCRIBE: "read"}
+
+
+def _mosquitto_user(wanted: Wanted, name: str, of: AccountClass) -> list[str]:
+    """The rules of one who is no device. The patterns for devices hold for him too, hence the denials."""
+    topics = [f"topic {_MOSQUITTO[act]} {each}" for act in Act for each in wanted.allows(act, name, of)]
+    if of is AccountClass.NODE:
+        answers = (Rule(Act.PUBLISH, Whose.HUB, kind) for kind in ANSWERS)
+        topics += [f"topic deny {each}" for rule in answers for each in rule.topics(wanted.prefix, name)]
+    return [f"user {name}", *topics]
 
 
 # ── EMQX ─────────────────────────────────────────────────────────────────────────────────────────
@@ -92,15 +135,23 @@ def mosquitto(wanted: Wanted) -> str:
 def emqx(wanted: Wanted) -> str:
     """An `acl.conf`, of EMQX 5."""
     lines = [
-        "%% EMQX 5: seed 001's rules. In emqx.conf: authorization.no_match = deny",
-        "%% (the seed's own rules name nobody: EMQX expands ${username}, not $1)",
+        f"%% EMQX 5: {_who(wanted)}. In emqx.conf: authorization.no_match = deny",
+        "%% (EMQX expands ${username}, not $1)",
     ]
-    admins = (f"{{username, {_erlang(name)}}}" for name in wanted.admins)
-    lines += [f"{{allow, {who}, all, [{_erlang(EVERYTHING)}]}}." for who in admins]
+    everything = f"[{_erlang(EVERYTHING)}]"
+    lines += [f"{{allow, {{username, {_erlang(name)}}}, all, {everything}}}." for name in wanted.admins]
+    for name, of in wanted.special:
+        who = f"{{username, {_erlang(name)}}}"
+        lines += [f"{{allow, {who}, {act.value}, {_topics(wanted, act, name, of)}}}." for act in Act]
+        lines.append(f"{{deny, {who}, all, {everything}}}.")
+    others = AccountClass.DEVICE if wanted.hub else AccountClass.NODE
     for act in Act:
-        topics = ", ".join(map(_erlang, allowed(act, "${username}", wanted.prefix)))
-        lines.append(f"{{allow, all, {act.value}, [{topics}]}}.")
+        lines.append(f"{{allow, all, {act.value}, {_topics(wanted, act, '${username}', others)}}}.")
     return _lines(*lines, "{deny, all}.")
+
+
+def _topics(wanted: Wanted, act: Act, name: str, of: AccountClass) -> str:
+    return f"[{', '.join(map(_erlang, wanted.allows(act, name, of)))}]"
 
 
 def _erlang(text: str) -> str:
@@ -114,27 +165,27 @@ def rabbitmq(wanted: Wanted) -> str:
     """A shell script of `rabbitmqctl` calls. Topics are routing keys there, with dots between the levels."""
     lines = [
         "#!/bin/sh -e",
-        "# RabbitMQ: seed 001's rules, for users that exist (rabbitmqctl add_user NAME). Their client id is",
+        f"# RabbitMQ: {_who(wanted)}, for users that exist (rabbitmqctl add_user NAME). Their client id is",
         "# their name, or it begins with NAME- and hexadecimal digits, as those that nodes make up do.",
         "# In rabbitmq.conf: mqtt.allow_anonymous = false",
     ]
-    for name in wanted.named("RabbitMQ"):
-        for other in (*wanted.users, *wanted.admins):
+    for name, of in wanted.members("RabbitMQ"):
+        for other in (*wanted.users, *wanted.devices, *wanted.admins):
             if re.fullmatch(re.escape(name) + f"({_SESSION}){{1,2}}", other):
                 raise Malformed(f"{other!r} could be a client id of {name!r} on RabbitMQ; use another name")
         queue = rf"^mqtt-subscription-{_regex(name)}({_SESSION}){{0,2}}qos[01]$"
         shared = rf"{queue}|^amq\.topic$"
         lines.append(_ctl("set_permissions", name, queue, shared, shared))
-        lines.append(_ctl("set_topic_permissions", name, "amq.topic", *_keys(name, wanted.prefix)))
+        lines.append(_ctl("set_topic_permissions", name, "amq.topic", *_keys(wanted, name, of)))
     for name in wanted.admins:
         lines.append(_ctl("set_permissions", name, ".*", ".*", ".*"))
         lines.append(_ctl("set_topic_permissions", name, "amq.topic", ".*", ".*"))
     return _lines(*lines)
 
 
-def _keys(name: str, prefix: str) -> list[str]:
+def _keys(wanted: Wanted, name: str, of: AccountClass) -> list[str]:
     """The routing keys this user may write and read, as regular expressions."""
-    for text in (name, prefix):
+    for text in (name, wanted.prefix):
         if re.search(r"[\s.*>%]", text):
             raise Malformed(
                 f"RabbitMQ turns the / of a topic into a dot, and a client id is no free text, so {text!r} "
@@ -144,11 +195,11 @@ def _keys(name: str, prefix: str) -> list[str]:
     for act in (Act.PUBLISH, Act.SUBSCRIBE):
         # A subscription shows itself as it was asked for: with * for +. No topic is called that.
         anybody = r"(\*|[^.*#]+)" if act is Act.SUBSCRIBE else r"[^.*#]+"
-        keys = (each.split("/") for each in allowed(act, name, prefix))
+        keys = (each.split("/") for each in wanted.allows(act, name, of))
         texts = (
             r"\.".join(anybody if level == "+" else _regex(level) for level in levels) for levels in keys
         )
-        patterns.append(f"^({'|'.join(texts)})$")
+        patterns.append(f"^({'|'.join(texts)})$")  # never empty: every class may do something of either
     return patterns
 
 
@@ -166,6 +217,12 @@ def _ctl(*words: str) -> str:
 # ── NATS ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+DEVICES: Final = "duly"
+NODES: Final = "nodes"
+"""The accounts of the embedded broker, which have nothing in common: the hub and its devices in one, the
+nodes in the other."""
+
+
 class BrokerUser(Struct, frozen=True):
     """Who may connect, and which MQTT topic filters he may publish and subscribe to.
 
@@ -173,46 +230,69 @@ class BrokerUser(Struct, frozen=True):
     """
 
     name: str
-    password: str
+    password: str = ""
     publish: Sequence[str] = ()
     subscribe: Sequence[str] = ()
+    account: str = DEVICES
 
 
-def node(name: str, password: str, prefix: str = PREFIX) -> BrokerUser:
-    """A user who may do what a node may."""
-    return BrokerUser(
-        name, password, allowed(Act.PUBLISH, name, prefix), allowed(Act.SUBSCRIBE, name, prefix)
-    )
+def member(name: str, password: str, of: AccountClass, wanted: Wanted) -> BrokerUser:
+    """A user who may do what one of this class may."""
+    account = NODES if of is AccountClass.NODE and not wanted.hub else DEVICES
+    publish, subscribe = (wanted.allows(act, name, of) for act in (Act.PUBLISH, Act.SUBSCRIBE))
+    return BrokerUser(name, password, publish, subscribe, account)
+
+
+def node(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
+    """A user of the embedded broker who may do what a node may."""
+    return member(name, password, AccountClass.NODE, Wanted(prefix))
+
+
+def device(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
+    """A user of the embedded broker who may do what a device may."""
+    return member(name, password, AccountClass.DEVICE, Wanted(prefix))
+
+
+def hub(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
+    """A user of the embedded broker who may do what the hub may."""
+    return member(name, password, AccountClass.HUB, Wanted(prefix))
 
 
 def nats(wanted: Wanted) -> str:
     """An `accounts` block, to be included in a nats-server's configuration."""
     passwords = wanted.passwords
-    users = [node(name, passwords.get(name, NO_PASSWORD), wanted.prefix) for name in wanted.named("NATS")]
+    users = [
+        member(name, passwords.get(name, NO_PASSWORD), of, wanted) for name, of in wanted.members("NATS")
+    ]
     users += [
         BrokerUser(name, passwords.get(name, NO_PASSWORD), [EVERYTHING], [EVERYTHING])
         for name in wanted.admins
     ]
     return _lines(
-        "# NATS: seed 001's rules. In the server's configuration, with jetstream and mqtt: include THIS_FILE",
+        f"# NATS: {_who(wanted)}. In the server's configuration, with jetstream and mqtt: include THIS_FILE",
         nats_users(users).decode().rstrip(),
     )
 
 
 def nats_users(users: Iterable[BrokerUser]) -> bytes:
     """These users, and only these, with MQTT as their only way in."""
-    seen: set[str] = set()
-    lines: list[bytes] = []
+    lines = [_nats_user(user) for user in check_users(users)]
+    # An account without users would let everybody in.
+    lines.append(_nats_user(BrokerUser("$nobody", os.urandom(24).hex())))
+    return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
+
+
+def check_users(users: Iterable[BrokerUser]) -> list[BrokerUser]:
+    """These users, if all of them can be users of a NATS server."""
+    seen: dict[str, BrokerUser] = {}
     for user in users:
         if not user.name or not user.password or _UNSUPPORTED.search(user.name):
             raise Malformed(f"broker user {user.name!r} needs a name without white space, and a password")
         if user.name in seen:
             raise Malformed(f"broker user {user.name!r} is named twice")
-        seen.add(user.name)
-        lines.append(_nats_user(user))
-    # An account without users would let everybody in.
-    lines.append(_nats_user(BrokerUser("$nobody", os.urandom(24).hex())))
-    return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
+        _nats_user(user)
+        seen[user.name] = user
+    return list(seen.values())
 
 
 def _nats_user(user: BrokerUser) -> bytes:
@@ -224,7 +304,12 @@ def _nats_user(user: BrokerUser) -> bytes:
 
 
 def _subjects(topics: Sequence[str]) -> bytes:
-    return b"[" + b", ".join(_quoted(s) for s in [subject_of(t) for t in topics] or [_NOTHING]) + b"]"
+    return b"[" + b", ".join(map(_quoted, subjects(topics))) + b"]"
+
+
+def subjects(topics: Sequence[str]) -> list[str]:
+    """The NATS subjects of these topic filters; never none, which would mean all."""
+    return [subject_of(topic) for topic in topics] or [_NOTHING]
 
 
 def subject_of(topic: str) -> str:
@@ -247,10 +332,27 @@ def subject_of(topic: str) -> str:
     return ".".join(wild.get(level) or level.replace(".", "//") for level in levels)
 
 
+def topic_of(subject: str) -> str:
+    """The MQTT topic that a NATS subject was made of.
+
+    >>> topic_of("nodes.a//b.pending")
+    'nodes/a.b/pending'
+    """
+    return subject.replace("//", "\0").replace(".", "/").replace("\0", ".")
+
+
 def _quoted(text: str) -> bytes:
     if any(c < " " for c in text):
         raise Malformed(f"{text!r} contains a control character")
     return msgspec.json.encode(text)
+
+
+def _who(wanted: Wanted) -> str:
+    """For whom the rules are, for their first line."""
+    if not wanted.hub:
+        return "the rules of nodes (no hub)"
+    nodes = f", and for the nodes {', '.join(wanted.users)}" if wanted.users else ""
+    return f"the rules for the hub {wanted.hub} and its devices{nodes}"
 
 
 def _lines(*lines: str) -> str:

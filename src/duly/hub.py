@@ -33,12 +33,10 @@ from duly.apps.neighbours import LOOK_SECONDS
 from duly.apps.pushes import last_heard
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
-from duly.backoff import Backoff
 from duly.core.backlog import BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
 from duly.core.units import DAY, SECOND, seconds
-from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -47,7 +45,6 @@ from duly.errors import (
     NotAuthenticated,
     TooManyLogins,
 )
-from duly.files import write_private
 from duly.floor_watch import FloorWatch
 from duly.journal import Journal
 from duly.ledger import Ledger
@@ -110,8 +107,7 @@ class Hub:
         self.url = ""
         self.mqtt_url = ""
         self._broker: Broker | None = None
-        self._link: MqttLink | None = None
-        self._broker_password = ""
+        self._links: dict[str, MqttLink] = {}
         self._unforgotten: str | None = None
         """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
@@ -257,14 +253,23 @@ class Hub:
             return
         # Not everybody has MQTT devices: what only they need is only then loaded.
         from duly.broker import Broker
-        from duly.mqtt_devices import HUB, MqttDevices
+        from duly.broker_users import HubUsers, own_session, record, second_session
+        from duly.core.acl import HUB
+        from duly.mqtt_devices import MqttDevices, task_ids
         from duly.transports.address import Address
         from duly.transports.mqtt import MqttLink
 
-        devices = MqttDevices(self.gateway, self.accounts, self.journal)
+        def rush() -> None:
+            if self._broker is not None:
+                self._broker.hurry()
+
+        ids = await task_ids(self.ledger)
+        devices = MqttDevices(self.gateway, self.accounts, self.journal, ids, self.tasks, on_rush=rush)
+        self._mqtt_devices = devices
         if self.gateway.neighbours is not None:
             self.tasks.every("look at MQTT devices of other hubs", LOOK_SECONDS, devices.look)
         if not settings.mqtt:
+            users = HubUsers(self.accounts)
             self._broker = Broker(
                 self._data,
                 settings.mqtt_port,
@@ -272,10 +277,10 @@ class Hub:
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
                 on_restart=lambda _: devices.broker_restarted(),
+                on_refused=lambda refused: record(devices.refusals, refused),
+                users=users,
                 tasks=self.tasks,
             )
-            self._broker_password = secrets.token_urlsafe(32)
-            await self.renew_broker_users()
             await self._broker.start()
             closing.push_async_callback(self._broker.stop)
             self.mqtt_url = self._broker.url
@@ -283,84 +288,46 @@ class Hub:
             address = replace(
                 Address.parse(self.mqtt_url),
                 username=HUB,
-                password=self._broker_password,
-                client_id=HUB,
+                password=users.hub_password,
                 cafile=settings.tls_cert,
                 pinned=bool(settings.tls_cert),
             )
         else:
             address = Address.parse(settings.mqtt)
             self.mqtt_url = repr(replace(address, username=""))
-        arrivals: asyncio.Queue[tuple[str, bytes, bool, Callable[[], None]]] = asyncio.Queue()
-        current: tuple[str, bytes, bool, Callable[[], None]] | None = None
 
         def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
             # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
-            arrivals.put_nowait((topic, payload, old and self._broker is not None, ack))
+            devices.arrived(topic, payload, old and self._broker is not None, ack)
 
-        async def read() -> None:
-            nonlocal current
-            while True:
-                current = current or await arrivals.get()
-                topic, payload, old, ack = current
-                backoff = Backoff(RECOVERY)
-                while True:
-                    # Acknowledgements go out in order: one that never came would stop the broker in the end.
-                    try:
-                        await devices.receive(topic, payload, ack, old=old)
-                        break
-                    except LedgerError:
-                        await backoff.wait()
-                    except Exception as bug:  # no message ends the reader
-                        self.tasks.failed("mqtt reader", bug)
-                        self.tasks.do("mqtt refusal", self._refused_mqtt(topic, bug))
-                        ack()
-                        break
-                current = None  # not before: a reader that is started again goes on with it
+        def back(_: bool) -> None:
+            self.tasks.do("mqtt reconnection", devices.answers_back())
 
-        def back(session_present: bool) -> None:
-            self.tasks.do("mqtt reconnection", devices.reconnected(session_present))
-
-        if settings.mqtt and self.gateway.neighbours is not None and "client_id=" not in settings.mqtt:
-            address = replace(address, client_id=self._own_client_id())
-        link = self._link = devices.link = MqttLink(
+        if "client_id=" not in settings.mqtt:
+            address = await own_session(self._data, address, embedded=self._broker is not None)
+        devices.link = self._links["answers"] = MqttLink(
             address,
             heard,
-            subscriptions=devices.subscriptions,
+            subscriptions=devices.answers,
             on_connect=back,
+            tasks=self.tasks,
+        )
+        devices.reports_link = self._links["reports"] = MqttLink(
+            second_session(address),
+            heard,
+            subscriptions=devices.reports,
+            on_connect=devices.reports_back,
             on_disconnect=lambda _: devices.lost(),
             tasks=self.tasks,
         )
-        await link.start()
-        closing.push_async_callback(link.stop)
-        reader = self.tasks.spawn("mqtt reader", read)
-        closing.push_async_callback(reader.stop)
+        for link in self._links.values():
+            await link.start()
+            closing.push_async_callback(link.stop)
+        closing.push_async_callback(devices.stop)
         if self._broker is not None:
-            await link.connected()
+            for link in self._links.values():
+                await link.connected()
         self.tasks.every("sweep of silent MQTT devices", REFRESH_SECONDS, devices.sweep)
-
-    def _own_client_id(self) -> str:
-        """Hubs that share a broker must not share a session there. Its name is kept: the broker keeps what it
-        has for a session that comes back, and would keep it for ever for one that does not."""
-        place = self._data / "client_id"
-        if not place.exists():
-            write_private(place, f"hub-{secrets.token_hex(4)}".encode())
-        return place.read_text(encoding="utf-8")
-
-    async def renew_broker_users(self) -> None:
-        if self._broker is None:
-            return
-        from duly.broker_rules import BrokerUser, node
-        from duly.dialects.fd import PREFIX
-        from duly.mqtt_devices import HUB
-
-        users = [BrokerUser(HUB, self._broker_password, [f"{PREFIX}/#"], [f"{PREFIX}/#"])]
-        users += [node(name, password) for name, password in self.accounts.broker_logins().items()]
-        await self._broker.set_users(users)
-
-    async def _refused_mqtt(self, topic: str, bug: Exception) -> None:
-        with contextlib.suppress(DulyError):
-            await self.journal.refuse("mqtt", topic, "internal", f"a bug in handling it: {bug!r}")
 
     # ── chores ───────────────────────────────────────────────────────────────────────────────────
 
@@ -411,6 +378,10 @@ class Hub:
             # Nobody guesses 32 random bytes: only strangers wait. Otherwise one device with an old token
             # would lock out everybody else behind the same address.
             self._guard.succeeded(address)
+            if who.role is Role.NODE:
+                raise NotAllowed(
+                    f"{who.name} is a node: nodes talk over MQTT; 'duly add device' makes a device"
+                )
             return who
         now = self.ledger.clock.now()
         wait = self._guard.blocked(address, now)
@@ -458,7 +429,9 @@ class Hub:
             return str(unfit)
         neighbours = self.gateway.neighbours
         engines = (application.engine.down for application in self._applications)
-        problem = self._floor.problem or next(filter(None, engines), None) or (neighbours and neighbours.trouble)
+        problem = (
+            self._floor.problem or next(filter(None, engines), None) or (neighbours and neighbours.trouble)
+        )
         return str(problem) if problem else None
 
     @property
@@ -482,10 +455,10 @@ class Hub:
         }
 
     def _mqtt_state(self) -> dict[str, Any] | None:
-        link, broker = self._link, self._broker
-        if link is None:
+        links, broker = self._links.values(), self._broker
+        if not links:
             return None
-        problem = (broker and broker.problem) or (None if link.up else link.problem)
+        problem = (broker and broker.problem) or next((link.problem for link in links if not link.up), None)
         said = None if problem is None else str(problem)
         return {"url": self.mqtt_url, "embedded": broker is not None, "problem": said}
 
@@ -545,7 +518,6 @@ class Hub:
                     await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):
                     self._dismiss(wanted["name"])  # whoever came with a token that is void now
-                    await self.renew_broker_users()
                     await self.chat.see_off()
                 return result
 
@@ -554,8 +526,15 @@ class Hub:
         self._reception.dismiss(name)
 
     def _dismiss(self, name: str) -> None:
+        if self._broker is not None:
+            self.tasks.do("broker dismissal", _dismiss_from_broker(self._broker, name))
         self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
         self._reception.dismiss(name)
+
+
+async def _dismiss_from_broker(broker: Broker, name: str) -> None:
+    with contextlib.suppress(DulyError):  # a broker that is away has hung up on everybody
+        await broker.dismiss(name)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

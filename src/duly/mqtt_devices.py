@@ -1,9 +1,15 @@
 """MQTT devices of the gateway: they are FD nodes (seed 001), and so is the hub.
 
 The laws. A command is a `pending` task whose action is the command's type and whose msg_id is
-`{app}:{seq_id}`; `ack` means delivered, `complete` is code 0, `failed` its code; `status` is presence. What
-a device says is acknowledged to the broker (PUBACK) when it is committed, not before. An answer counts only
-for a task that this hub sent, and as the word of the device it was sent to.
+`{app}:{seq_id}:{tag}`; `ack` means delivered, `complete` is code 0, `failed` its code; `status` is presence.
+What a device says is acknowledged to the broker (PUBACK) when it is committed, not before. An answer counts
+only with the tag under which its device was given the task (`duly.dialects.task_ids`), and only if the task
+was handed over; from a device with a key, only with its signature.
+
+Answers and reports come in two sessions: a broker hands over only so much at a time that is not acknowledged,
+and a flood of reports would take all of it. What one device says makes no other wait (`duly.fair_reader`),
+and what it says too fast is refused. No message ends the reading: whatever is wrong with one is recorded, and
+it is acknowledged. What we did not subscribe to was planted in our session: it is unsubscribed.
 
 A will tells when a device is gone, unless the broker dies with it. So whoever says how often he speaks is
 given up after three times that in silence; and who is not heard of again after the broker has forgotten its
@@ -19,8 +25,11 @@ then takes it in also stores what it has told meanwhile.
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from math import inf
 from typing import Final, Protocol
 
@@ -29,20 +38,39 @@ from msgspec import Struct
 
 from duly.apps.gateway import Gateway
 from duly.auth import Accounts, Principal, Role
+from duly.core.acl import HUB
 from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
+from duly.core.quota import Quota, Rate
+from duly.core.signing import Keyring, read_key
 from duly.core.steps import Answered, Received
-from duly.core.units import MS, SECOND
+from duly.core.units import MS, SECOND, seconds
+from duly.core.writes import PutNew
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
-from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
+from duly.dialects.seal import Seal
+from duly.dialects.task_ids import SECRET_SIZE, TaskId, TaskIds, read_task_id
+from duly.engine import RECOVERY
+from duly.errors import (
+    DulyError,
+    Forged,
+    LedgerError,
+    Malformed,
+    NotAllowed,
+    RateLimited,
+    SenderError,
+    Stopped,
+)
+from duly.fair_reader import FairReader
 from duly.journal import Journal
+from duly.ledger import Ledger
+from duly.refusals import RefusalTally
+from duly.tasks import Supervisor
 from duly.transport import Unhurried
 
-HUB: Final = "hub"
-"""The hub's own name among the nodes."""
+LOG: Final = logging.getLogger("duly.mqtt")
 
 GRACE: Final = 30.0
 """Seconds that a device has to come back after the broker was started anew."""
@@ -50,11 +78,49 @@ GRACE: Final = 30.0
 MISSED: Final = 3
 """Heartbeats that may be missed."""
 
+TOLD: Final = Rate(200, SECOND, burst=500)
+"""What a device may tell: reports of its status, and pushes. A large one counts as several."""
+TOLD_BYTES: Final = 4_096
+"""What counts as one."""
+
+LATE: Final = Rate(1, SECOND, burst=10)
+"""How often a command may be answered that is no longer under way: each costs a look into the ledger."""
+
+RUSH: Final = 500
+RUSH_SECONDS: Final = 0.1
+"""So many messages within so long are a reason to look who sends them."""
+
+STRAYS: Final = 100
+"""Topics that were planted in our session, of which we remember that we have unsubscribed them."""
+
+_SECRETS: Final = "secrets"
+_TASKS: Final = "mqtt_tasks"
+
 
 class Link(Protocol):
     """What is needed of `duly.transports.mqtt.MqttLink`."""
 
     def post(self, topic: str, payload: bytes) -> None: ...
+
+    async def unsubscribe(self, *filters: str) -> None: ...
+
+
+class _Heard(Struct, frozen=True):
+    """A message from the broker; `old` if it may have been said before the broker started."""
+
+    topic: str
+    kind: Kind
+    payload: bytes
+    old: bool
+    ack: Callable[[], None]
+
+
+async def task_ids(ledger: Ledger) -> TaskIds:
+    """The ids of tasks, with the secret that all hubs on this ledger share."""
+    await ledger.write(PutNew(_SECRETS, _TASKS, secrets.token_bytes(SECRET_SIZE)))
+    secret = await ledger.item(_SECRETS, _TASKS)
+    assert secret is not None
+    return TaskIds(secret)
 
 
 class _Presence(Struct):
@@ -71,8 +137,12 @@ class _Presence(Struct):
 class MqttDevice(Unhurried):
     """A device behind the broker."""
 
-    def __init__(self, name: str, link: Link, prefix: str, session: str) -> None:
+    def __init__(
+        self, name: str, link: Link, prefix: str, session: str, ids: TaskIds, refusals: RefusalTally
+    ) -> None:
         self.name = name
+        self._ids = ids
+        self._refusals = refusals
         self.session = session
         """which of its connections this is, by its own word"""
         self._link = link
@@ -85,7 +155,7 @@ class MqttDevice(Unhurried):
         task = fd.Pending(
             sender=HUB,
             receiver=self.name,
-            msg_id=f"{command.from_}:{command.seq_id}",
+            msg_id=self._ids.mint(self.name, command.from_, command.seq_id),
             action=command.type,
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
@@ -93,9 +163,13 @@ class MqttDevice(Unhurried):
             order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
-        # Without a connection it is lost here; the outbox repeats it.
-        with suppress(DulyError):
+        try:
+            # Without a connection it is lost here; the outbox repeats it.
             self._link.post(topic, fd.encode(task))
+        except DulyError as problem:
+            self._refusals.note(
+                command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
+            )
 
     def close(self, reason: str) -> None:
         pass
@@ -105,12 +179,32 @@ class MqttDevices:
     """All of them, over one link."""
 
     def __init__(
-        self, gateway: Gateway, accounts: Accounts, journal: Journal, *, prefix: str = fd.PREFIX
+        self,
+        gateway: Gateway,
+        accounts: Accounts,
+        journal: Journal,
+        ids: TaskIds,
+        tasks: Supervisor | None = None,
+        *,
+        prefix: str = fd.PREFIX,
+        on_rush: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
-        self._journal = journal
         self._accounts = accounts
+        self._ids = ids
         self._prefix = prefix
+        self._on_rush = on_rush
+        """hears that more arrives than usual"""
+        self._tasks = tasks or Supervisor()
+        self.refusals = RefusalTally(journal, self._tasks)
+        self._reader: FairReader[_Heard] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
+        self._told = Quota(TOLD)
+        self._late = Quota(LATE)
+        self._seals: dict[tuple[str, str], Seal] = {}
+        """what checks the signatures of a device with this key"""
+        self._arrivals = 0
+        self._counted_at = -inf
+        self._strays: set[str] = set()
         self._devices: dict[str, MqttDevice] = {}
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
@@ -119,36 +213,155 @@ class MqttDevices:
         self._online: dict[str, _Presence] = {}
         self._claiming = asyncio.Lock()
         self.link: Link | None = None
+        self.reports_link: Link | None = None
 
     @property
-    def subscriptions(self) -> list[str]:
-        mine = [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
-        return [*mine, f"{self._prefix}/+/{Kind.STATUS.value}"]
+    def answers(self) -> list[str]:
+        """What is subscribed to in the session in which tasks are sent."""
+        return [fd.topic_of(self._prefix, HUB, kind) for kind in (Kind.ACK, Kind.COMPLETE, Kind.FAILED)]
 
-    async def receive(
-        self, topic: str, payload: bytes, ack: Callable[[], None], *, old: bool = False
-    ) -> None:
-        """Something from the broker; `old` if it may have been said before the broker started. What is wrong
-        with it is recorded, never raised."""
+    @property
+    def reports(self) -> list[str]:
+        """What is subscribed to in the other session."""
+        return [f"{self._prefix}/+/{Kind.STATUS.value}"]
+
+    async def stop(self) -> None:
+        await self._reader.stop()
+        with suppress(DulyError):
+            await self.refusals.stop()
+
+    # ── what arrives ─────────────────────────────────────────────────────────────────────────────
+
+    def arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+        """Something from the broker. It is acknowledged when it is committed, or refused and recorded."""
+        self._count()
+        try:
+            self._sort(topic, payload, old, ack)
+        except (SenderError, RateLimited) as problem:
+            self.refusals.note(HUB, topic, problem.word, str(problem))
+            ack()
+        except Exception as problem:
+            self._broken(HUB, topic, problem)
+            ack()
+
+    def _count(self) -> None:
+        self._arrivals += 1
+        if self._arrivals % RUSH == 0:
+            before, self._counted_at = self._counted_at, _now()
+            if self._on_rush is not None and self._counted_at - before < RUSH_SECONDS:
+                self._on_rush()
+
+    def _sort(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+        """Find out who says it, cheaply: anybody can send anything, and as much as a broker can carry."""
         try:
             username, kind = fd.parse_topic(self._prefix, topic)
-            if kind is Kind.STATUS:
-                await self._status(username, payload, old)
-                ack()
+        except SenderError:
+            self._stray(topic)
+            raise
+        heard = _Heard(topic, kind, payload, old, ack)
+        if kind is Kind.STATUS:
+            if self._reports(username, len(payload)):
+                self._reader.put(username, heard)
             else:
-                await self._answer(kind, payload, old, ack)
-        except SenderError as problem:
-            await self._journal.refuse("mqtt", topic, problem.word, str(problem))
-            ack()
+                ack()
+        elif username == HUB and kind is not Kind.PENDING:
+            self._reader.put(self._answerer(kind, payload), heard)
+        else:
+            self._stray(topic)
+            raise NotAllowed(f"the hub did not subscribe to {topic}; unsubscribed")
+
+    def _reports(self, name: str, size: int) -> bool:
+        """Whether a report of this account's status is of interest; raises if it must not come."""
+        role = self._accounts.role_of(name)
+        if name == HUB or role is Role.NODE:
+            return False
+        if role is not Role.DEVICE:
+            raise Malformed(f"{name} reports its status, but there is no such device")
+        wait = self._told.take(name, seconds(_now()), 1 + size // TOLD_BYTES)
+        if wait:
+            self.refusals.note(
+                name, Kind.STATUS.value, RateLimited.word, f"{name} reports too often; dropped"
+            )
+        return not wait
+
+    def _answerer(self, kind: Kind, payload: bytes) -> str:
+        """By whom an answer claims to be, as far as can be told without the ledger."""
+        task = self._task_of(kind, payload)
+        key = key_of(task.app, task.seq_id)
+        device = self._gateway.under_way_to(key)
+        if device is not None:
+            return device
+        late = f"{task.app}:{task.seq_id}"
+        if self._late.take(late, seconds(_now())):
+            raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
+        return late
+
+    def _task_of(self, kind: Kind, payload: bytes) -> TaskId:
+        answer = fd.decode(kind, payload)
+        assert isinstance(answer, fd.Ack | fd.Complete | fd.Failed)
+        task = read_task_id(answer.msg_id)
+        if not self._ids.known(task):
+            raise Forged(f"{answer.msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+        return task
+
+    def _stray(self, topic: str) -> None:
+        """Somebody has planted a subscription in our session: take it out."""
+        if topic not in self._strays and len(self._strays) < STRAYS:
+            self._strays.add(topic)
+            ours = {*self.answers, *self.reports}
+            for link in (self.link, self.reports_link):
+                if link is not None:
+                    filters = [each for each in _filters(topic) if each not in ours]
+                    self._tasks.do("mqtt unsubscription", self._unsubscribe(link, filters))
+
+    async def _unsubscribe(self, link: Link, filters: list[str]) -> None:
+        with suppress(DulyError):
+            await link.unsubscribe(*filters)
+
+    async def _handle(self, heard: _Heard) -> None:
+        if heard.kind is Kind.STATUS:
+            username, _ = fd.parse_topic(self._prefix, heard.topic)
+            await self._status(username, heard.payload, heard.old)
+            heard.ack()
+        else:
+            await self._answer(heard)
+
+    def _failed(self, sender: str, heard: _Heard, problem: Exception) -> None:
+        """What was wrong with a message is recorded, never raised."""
+        if isinstance(problem, Stopped):
+            return  # not acknowledged: it comes again
+        if isinstance(problem, SenderError):
+            scope = sender if self._accounts.role_of(sender) is Role.DEVICE else HUB
+            self.refusals.note(scope, heard.topic, problem.word, str(problem))
+        else:
+            self._broken(sender, heard.topic, problem)
+        heard.ack()
+
+    def _broken(self, sender: str, topic: str, problem: Exception) -> None:
+        LOG.error("a message on %s could not be handled", topic, exc_info=problem)
+        self.refusals.note(
+            HUB, topic, "internal", f"what {sender} said could not be handled: {problem!r}"[:500]
+        )
+
+    def _check_signature(self, message: fd.Fd, device: str) -> None:
+        """Refuse what a device with a key has not signed."""
+        key = self._accounts.key_of(device)
+        if not key:
+            return
+        seal = self._seals.get((device, key))
+        if seal is None:
+            ring = Keyring(HUB).trust(device, read_key(key))
+            seal = self._seals[device, key] = Seal(ring, prefix=self._prefix, required=True)
+        seal.check(message, by=device)
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
     async def _status(self, name: str, payload: bytes, old: bool) -> None:
-        if name == HUB:
-            return
-        if self._accounts.role_of(name) is not Role.DEVICE:
-            raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
+        if status is not None:
+            self._check_signature(status, name)
+        elif self._accounts.key_of(name):
+            raise Forged(f"the status of {name} was removed, which nobody can sign")
         if not old:
             self._heard(name)
         known = self._ours(name)
@@ -218,7 +431,8 @@ class MqttDevices:
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
-        device = self._devices[name] = MqttDevice(name, self.link, self._prefix, session)
+        device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals)
+        self._devices[name] = device
         await self._gateway.connected(device, Principal(name, Role.DEVICE))
 
     async def _disconnect(self, name: str) -> None:
@@ -243,16 +457,19 @@ class MqttDevices:
                 await self._gone(name)
 
     def lost(self) -> None:
-        """The link has broken."""
+        """The link for reports has broken."""
         self._lost = _now()
 
-    async def reconnected(self, session_present: bool) -> None:
-        """The link is back: what was on its way may be lost, so everybody gets it again."""
+    def reports_back(self, session_present: bool) -> None:
+        """The link for reports is up again."""
         if not session_present:  # a device that was here before us is known only by what was kept of it
             self._new = True
             for presence in self._online.values():
                 presence.until = presence.heard + presence.silence
             self._doubt(lambda presence: presence.heard < self._lost)
+
+    async def answers_back(self) -> None:
+        """The link for tasks is up again: what was on its way may be lost, so everybody gets it again."""
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
                 with suppress(LedgerError):  # then the outbox repeats it in its own time
@@ -260,17 +477,17 @@ class MqttDevices:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _answer(self, kind: Kind, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-        answer = fd.decode(kind, payload)
-        assert isinstance(answer, fd.Ack | fd.Complete | fd.Failed)
-        app, colon, seq_id = answer.msg_id.partition(":")
-        if not colon:
-            raise Malformed(f"{answer.msg_id!r} is no task of this hub; answer with the msg_id of the task")
-        key = key_of(app, seq_id)
-        device = await self._gateway.recipient_of(key)
+    async def _answer(self, heard: _Heard) -> None:
+        task, ack = self._task_of(heard.kind, heard.payload), heard.ack
+        answer = fd.decode(heard.kind, heard.payload)
+        key = key_of(task.app, task.seq_id)
+        device = await self._gateway.handed_to(key)
         if device is None:
-            raise Malformed(f"{answer.msg_id!r} is no task of this hub (any more)")
-        if not old:
+            raise Malformed(f"{task.app}:{task.seq_id} is no task that was handed to a device (any more)")
+        if answer is None or not self._ids.fits(task, device):
+            raise Forged(f"{task.app}:{task.seq_id} was given to {device}, under another msg_id")
+        self._check_signature(answer, device)
+        if not heard.old:
             self._heard(device)
         if await self._hears_it_too(key, device):
             ack()
@@ -304,6 +521,24 @@ def _push_in(status: fd.Status) -> tuple[str, object] | None:
             return kind, rest.get("data")
         case _:
             return None
+
+
+def _filters(topic: str) -> list[str]:
+    """The filters by which a topic may have been subscribed to.
+
+    >>> _filters("a/b")
+    ['a/b', 'a/+', '+/b', '+/+', '#', 'a/#', '+/#', 'a/b/#', 'a/+/#', '+/b/#', '+/+/#']
+    """
+    levels = topic.split("/")
+    if len(levels) > 4:
+        return [topic, "#"]
+    whole = ["/".join(each) for each in product(*((level, "+") for level in levels))]
+    below = [
+        "/".join([*each, "#"])
+        for n in range(len(levels) + 1)
+        for each in product(*((level, "+") for level in levels[:n]))
+    ]
+    return [*whole, *below]
 
 
 def _json(content: fd.Content) -> bytes:

@@ -62,7 +62,6 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
-    await hub.renew_broker_users()
     inside = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@")
     it = Place(hub, broker.url("lock") if outside else inside, phone)
     yield it
@@ -122,7 +121,6 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
     monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
     lamp = await place.hub.accounts.add(Role.DEVICE, "lamp")
-    await place.hub.renew_broker_users()
     login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
     dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
     async with alive:

@@ -170,6 +170,8 @@ async def test_what_comes_while_the_ledger_is_away_waits_for_it(
 
 
 async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(town: Town) -> None:
-    names = [hub._own_client_id() for hub in town.hubs]
-    assert len(set(names)) == 3
-    assert names == [hub._own_client_id() for hub in town.hubs]
+    names = [link.address.client_id for hub in town.hubs for link in hub._links.values()]
+    assert len(set(names)) == 6
+    kept = [hub._data / "client_id" for hub in town.hubs]
+    assert {place.read_text() for place in kept} < set(names)
+    assert {place.stat().st_mode & 0o777 for place in kept} == {0o600}, "they are secret"

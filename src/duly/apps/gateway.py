@@ -357,13 +357,20 @@ class Gateway:
         """Whether a command is under way here."""
         return self._inbox.is_live(key)
 
-    async def recipient_of(self, key: bytes) -> str | None:
-        """Whom a command was for, as long as anything is known of it."""
-        message = self._inbox.message(key)
-        if message is None:
-            record = await self._ledger.find(key)
-            message = None if record is None else record.message
+    def under_way_to(self, key: bytes) -> str | None:
+        """To whom a command is under way from here."""
+        message = self._inbox.under_way(key)
         return None if message is None else message.recipient
+
+    async def handed_to(self, key: bytes) -> str | None:
+        """To whom a command was handed over; None if to nobody yet, or if nothing is known of it."""
+        recipient = self.under_way_to(key)
+        if recipient is not None:
+            return recipient
+        record = None if self._inbox.is_live(key) else await self._ledger.find(key)
+        if record is None or not (record.state.terminal or self._handed_over(record)):
+            return None
+        return record.message.recipient
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 

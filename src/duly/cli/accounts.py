@@ -40,25 +40,37 @@ Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 class Kind(StrEnum):
     APP = "app"
     DEVICE = "device"
+    NODE = "node"
     USER = "user"
     SENTINEL = "sentinel"
     ADMIN = "admin"
 
 
 def add(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="app, device, user, sentinel or admin")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin")],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     replace: Annotated[
         bool, typer.Option("--replace", help="Give an existing one a new token; its old one is void.")
     ] = False,
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key", metavar="KEY", help="The public key (ed25519:…) with which a device signs over MQTT."
+        ),
+    ] = "",
     data: Data = None,
     ledger: LedgerUrl = None,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Make an account. Its token is printed once: only a hash of it is kept."""
+    """Make an account. Its token is printed once: only a hash of it is kept.
+
+    A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. With --key
+    the hub refuses whatever a device says over MQTT without its signature.
+    """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
+    wanted |= {"key": key} if key else {}
     made = _do("add", wanted, data, ledger, url, token)
     if json:
         print_json(made)

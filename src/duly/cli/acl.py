@@ -23,8 +23,17 @@ Prefix = Annotated[str, typer.Option("--prefix", metavar="P", help="What topics 
 Users = Annotated[
     str, typer.Option("--users", metavar="A,B", help="The nodes; RabbitMQ and NATS must know them.")
 ]
-Admins = Annotated[
-    str, typer.Option("--admins", metavar="X,Y", help="Who may do everything: a hub, an observer.")
+Admins = Annotated[str, typer.Option("--admins", metavar="X,Y", help="Who may do everything: an observer.")]
+Hub = Annotated[
+    str,
+    typer.Option(
+        "--hub",
+        metavar="NAME",
+        help="As whom a hub logs in: then users are its devices, unless named as nodes.",
+    ),
+]
+Devices = Annotated[
+    str, typer.Option("--devices", metavar="C,D", help="The hub's devices; RabbitMQ and NATS must know them.")
 ]
 Passwords = Annotated[
     typer.FileText | None,
@@ -34,34 +43,47 @@ NODES = "nodes"
 
 
 @app.command("mosquitto")
-def mosquitto(prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
-    """An acl_file. It holds for every user there is and will be."""
-    _print("mosquitto", prefix, "", admins, None, json)
+def mosquitto(
+    users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
+) -> None:
+    """An acl_file. It holds for every user there is and will be: nodes, or with --hub devices."""
+    _print("mosquitto", prefix, users, admins, None, json, hub=hub)
 
 
 @app.command("emqx")
-def emqx(prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
-    """An acl.conf of EMQX 5. It holds for every user there is and will be."""
-    _print("emqx", prefix, "", admins, None, json)
+def emqx(
+    users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
+) -> None:
+    """An acl.conf of EMQX 5. It holds for every user there is and will be: nodes, or with --hub devices."""
+    _print("emqx", prefix, users, admins, None, json, hub=hub)
 
 
 @app.command("rabbitmq")
-def rabbitmq(users: Users = "", prefix: Prefix = NODES, admins: Admins = "", json: Json = False) -> None:
+def rabbitmq(
+    users: Users = "",
+    devices: Devices = "",
+    prefix: Prefix = NODES,
+    hub: Hub = "",
+    admins: Admins = "",
+    json: Json = False,
+) -> None:
     """A script of rabbitmqctl calls, for users that exist."""
-    _print("rabbitmq", prefix, users, admins, None, json)
+    _print("rabbitmq", prefix, users, admins, None, json, hub=hub, devices=devices)
 
 
 @app.command("nats")
 def nats(
     users: Users = "",
+    devices: Devices = "",
     prefix: Prefix = NODES,
+    hub: Hub = "",
     admins: Admins = "",
     passwords: Passwords = None,
     json: Json = False,
 ) -> None:
     """An accounts block for a nats-server, with these users only. Passwords are written as bcrypt hashes; who
     has none in the file cannot get in until you put one there."""
-    _print("nats", prefix, users, admins, passwords, json)
+    _print("nats", prefix, users, admins, passwords, json, hub=hub, devices=devices)
 
 
 @app.command("test")
@@ -78,6 +100,10 @@ def try_(
         list[str] | None,
         typer.Option("--user", metavar="NAME:PASSWORD", help="A node to try things as; two at least."),
     ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME:PASSWORD", help="A device of a hub to try things as."),
+    ] = None,
     passwords: Passwords = None,
     prefix: Prefix = NODES,
     patience: Annotated[
@@ -91,10 +117,12 @@ def try_(
     Nodes on that broker see a few letters that they refuse as malformed; nothing else is left behind.
     """
     from duly.acl_check import Login, check
+    from duly.core.acl import AccountClass
     from duly.errors import ConnectionLost, ConnectionRefused
     from duly.transports.address import Address
 
-    logins = [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
+    logins = [Login(*_login(each), AccountClass.DEVICE) for each in device or ()]
+    logins += [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
     address = Address.parse(url)
     users = [login for login in logins if login.name != address.username]
     try:
@@ -135,17 +163,27 @@ def _row(finding: Finding) -> dict[str, object]:
 
 
 def _print(
-    broker: str, prefix: str, users: str, admins: str, passwords: typer.FileText | None, json: bool
+    broker: str,
+    prefix: str,
+    users: str,
+    admins: str,
+    passwords: typer.FileText | None,
+    json: bool,
+    *,
+    hub: str = "",
+    devices: str = "",
 ) -> None:
     from duly.broker_rules import LANGUAGES, Wanted
 
     given = dict(_login(each) for each in _lines(passwords))
-    named = _names(admins)
+    others = [*_names(admins), *_names(devices), hub]
     wanted = Wanted(
         prefix=prefix,
-        users=list(dict.fromkeys([*_names(users), *(name for name in given if name not in named)])),
-        admins=named,
+        users=list(dict.fromkeys([*_names(users), *(name for name in given if name not in others)])),
+        admins=_names(admins),
         passwords={name: _hashed(password) for name, password in given.items()},
+        devices=_names(devices),
+        hub=hub,
     )
     rules = LANGUAGES[broker](wanted)
     if json:

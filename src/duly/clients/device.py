@@ -27,12 +27,14 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Word, names_in
 from duly.core.order import LanePolicy
 from duly.core.outbox import OutboxPolicy
+from duly.core.signing import Keyring
 from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
 from duly.core.units import DAY, FOREVER, MINUTE
 from duly.dialects import frames
 from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
+from duly.keys import load
 from duly.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -70,8 +72,10 @@ class Device:
 
     await device.run()
 
-    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for
-    brokers where it logs in under another name than its own. `online` hears its name at every connection.
+    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for brokers
+    where it logs in under another name than its own. `online` hears its name at every connection. `keys` is a
+    keyring, or the file of one ('duly keys new'): what it says over MQTT is signed, as the hub demands from a
+    device that was added with --key.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class Device:
         data: str | None = None,
         name: str = "",
         online: Callable[[str], None] | None = None,
+        keys: str | Keyring | None = None,
     ) -> None:
+        self._keys = load(keys) if isinstance(keys, str) else keys
         self._url, self._token, self._data, self._node = url, token, data, name
         self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
@@ -135,7 +141,7 @@ class Device:
         if self._url.startswith("mqtt"):
             from duly.clients.fd_link import FdLink
 
-            link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node)
+            link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node, keys=self._keys)
             self.name = link.name  # tasks of a session that was kept come before its welcome
             return link
         return Link(self._url, self._token, up=self._up, heard=self._heard)

@@ -11,25 +11,32 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from duly.core.signing import Keyring
 from duly.core.units import MS, SECOND, seconds
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import Frame
+from duly.dialects.seal import Seal
+from duly.dialects.task_ids import read_task_id
 from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink, Will
 
 HEARTBEAT: Final = 60
 
+TASKS_KEPT: Final = 4_096
+"""Commands whose msg_id is remembered until they are answered."""
+
 
 class FdLink:
-    """The same as `Link`, for a URL like mqtt://lock-1:token@host."""
+    """The same as `Link`, for a URL like mqtt://lock-1:token@host. With `keys` what it says is signed."""
 
     def __init__(
         self,
@@ -39,6 +46,7 @@ class FdLink:
         heard: Callable[[Frame, Callable[[], None]], None],
         name: str = "",
         prefix: str = fd.PREFIX,
+        keys: Keyring | None = None,
     ) -> None:
         address = Address.parse(url)
         self.name = fd.check_username(name or address.username)
@@ -47,7 +55,10 @@ class FdLink:
         self._prefix = prefix
         self._session = ""
         self._beating: asyncio.TimerHandle | None = None
-        self._senders: dict[str, str] = {}
+        self._seal = None if keys is None else Seal(keys, prefix=prefix)
+        self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+        """who sent each command, and under which msg_id; the hub sends what is unanswered again to a device
+        that was started anew"""
         self._link = MqttLink(
             address,
             self._arrived,
@@ -104,9 +115,9 @@ class FdLink:
     def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:
             task = fd.decode_pending(payload)
-            app, colon, seq_id = task.msg_id.partition(":")
-            if not colon or (task.receiver and task.receiver != self.name):
-                ack()  # not a command of a hub, or not for us: nothing to run and nothing to say
+            id_ = read_task_id(task.msg_id)
+            if task.receiver and task.receiver != self.name:
+                ack()  # not for us: nothing to run and nothing to say
                 return
         except SenderError:
             ack()
@@ -114,16 +125,18 @@ class FdLink:
         value = task.payload.value
         frame = Frame(
             task.action,
-            seq_id,
-            from_=app,
+            id_.seq_id,
+            from_=id_.app,
             data=frames.dump(value),
             exp=task.exp // MS if task.exp else None,
             order=frames.load_order(task.order),
         )
-        self._senders[task.msg_id] = task.sender
+        self._tasks[id_.app, id_.seq_id] = (task.sender, task.msg_id)
+        if len(self._tasks) > TASKS_KEPT:
+            self._tasks.popitem(last=False)
 
         def stored() -> None:
-            self._link.post(self._topic(task.sender, Kind.ACK), fd.encode(fd.Ack(task.msg_id)))
+            self._answer(task.sender, Kind.ACK, fd.Ack(task.msg_id))
             ack()
 
         self._heard(frame, stored)
@@ -136,17 +149,27 @@ class FdLink:
             push = msgspec.json.encode({"type": said.type, "data": frames.load(said.data)})
             self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
-        msg_id = f"{said.to}:{said.seq_id}"
-        hub = self._senders.pop(msg_id, "hub")
+        hub, msg_id = self._tasks.pop((said.to or "", said.seq_id or ""), ("", ""))
+        if not msg_id:
+            return  # only the hub knows under which msg_id; it asks again
         if said.code == 0:
-            self._link.post(
-                self._topic(hub, Kind.COMPLETE), fd.encode(fd.Complete(msg_id, fd.Content(bytes(said.data))))
-            )
+            self._answer(hub, Kind.COMPLETE, fd.Complete(msg_id, fd.Content(bytes(said.data))))
             return
         why = {"code": said.code, "detail": said.detail or "", "state": said.state}
-        self._link.post(
-            self._topic(hub, Kind.FAILED), fd.encode(fd.Failed(msg_id, fd.Content(msgspec.json.encode(why))))
-        )
+        self._answer(hub, Kind.FAILED, fd.Failed(msg_id, fd.Content(msgspec.json.encode(why))))
+
+    def _answer(self, to: str, kind: Kind, answer: fd.Ack | fd.Complete | fd.Failed) -> None:
+        signed = answer if self._seal is None else self._signed(self._seal, answer, to)
+        self._link.post(self._topic(to, kind), fd.encode(signed))
+
+    def _signed(self, seal: Seal, answer: fd.Ack | fd.Complete | fd.Failed, to: str) -> fd.Fd:
+        match answer:
+            case fd.Ack():
+                return seal.sign(answer, to)
+            case fd.Complete():
+                return seal.sign(answer, to)
+            case fd.Failed():
+                return seal.sign(answer, to)
 
     def _topic(self, username: str, kind: Kind) -> str:
         return fd.topic_of(self._prefix, username, kind)
@@ -160,4 +183,4 @@ class FdLink:
             data=fd.Content(data),
             heartbeat=seconds(HEARTBEAT) if online else 0,
         )
-        return fd.encode(status)
+        return fd.encode(status) if self._seal is None else self._seal.encode(status)

@@ -1,27 +1,49 @@
-"""Who may publish and subscribe to what: seed 001's rules for a broker, as data.
+"""Who may publish and subscribe to what at an MQTT broker, as data.
 
-The law: the table below is all there is; what it does not allow is denied. Everything else is made from it:
-the rules for each kind of broker, the users of the embedded one, and the questions `duly acl test` asks.
+The law: the tables below are all there is; what they do not allow is denied. Everything else is made from
+them: the rules for each kind of broker, the users of the embedded one, and the questions `duly acl test`
+asks.
 
-A node reads its own letterbox, writes into anybody's, and speaks for itself alone about how it is:
+A node reads its own letterbox, writes into every other node's, and speaks for itself alone about how it is:
 
     nodes/{me}/pending ack complete failed    subscribe
-    nodes/{anybody}/pending ack complete failed    publish
+    nodes/{any node}/pending ack complete failed    publish
     nodes/{me}/status    publish
     nodes/{anybody}/status    subscribe
+
+A device is commanded by the hub alone. It answers the hub, tells how it is, and reads its own letterbox, into
+which only the hub writes:
+
+    nodes/{me}/pending ack complete failed    subscribe
+    nodes/hub/ack complete failed    publish
+    nodes/{me}/status    publish and subscribe
+
+The hub commands devices, reads their answers and what they tell:
+
+    nodes/{any device}/pending    publish
+    nodes/hub/ack complete failed    subscribe
+    nodes/{anybody}/status    subscribe
+
+Where devices and nodes share a broker, the nodes are named (`peers`): "any node" means one of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 from msgspec import Struct
 
-LETTERS: Final = ("pending", "ack", "complete", "failed")
+PENDING: Final = "pending"
+ANSWERS: Final = ("ack", "complete", "failed")
+LETTERS: Final = (PENDING, *ANSWERS)
 STATUS: Final = "status"
 
 ANYBODY: Final = "+"
+
+HUB: Final = "hub"
+"""The hub's own name among the nodes."""
 
 
 class Act(Enum):
@@ -29,24 +51,66 @@ class Act(Enum):
     SUBSCRIBE = "subscribe"
 
 
+class AccountClass(Enum):
+    """What kind of account at the broker it is."""
+
+    NODE = "node"
+    DEVICE = "device"
+    HUB = "hub"
+
+
+class Whose(Enum):
+    """In whose letterbox a topic lies."""
+
+    OWN = "own"
+    PEERS = "peers"
+    """any node's, where every account is a node; else those of the named nodes"""
+    ANYBODY = "anybody"
+    HUB = "hub"
+
+
 class Rule(Struct, frozen=True):
-    """Everybody may do this with the topic of this kind: his own only, or anybody's."""
+    """An account of some class may do this with topics of this kind."""
 
     act: Act
-    own: bool
+    whose: Whose
     kind: str
 
-    def topic(self, prefix: str, me: str) -> str:
-        """The topic filter this rule allows; `me` may be a broker's own placeholder for the username."""
-        return f"{prefix}/{me if self.own else ANYBODY}/{self.kind}"
+    def topics(self, prefix: str, me: str, peers: Sequence[str] | None = None) -> list[str]:
+        """The topic filters this rule allows; `me` may be a broker's own placeholder for the username."""
+        match self.whose:
+            case Whose.OWN:
+                names: Sequence[str] = (me,)
+            case Whose.PEERS:
+                names = (ANYBODY,) if peers is None else peers
+            case Whose.ANYBODY:
+                names = (ANYBODY,)
+            case Whose.HUB:
+                names = (HUB,)
+        return [f"{prefix}/{name}/{self.kind}" for name in names]
 
 
-RULES: Final = (
-    *(Rule(Act.SUBSCRIBE, True, kind) for kind in LETTERS),
-    *(Rule(Act.PUBLISH, False, kind) for kind in LETTERS),
-    Rule(Act.PUBLISH, True, STATUS),
-    Rule(Act.SUBSCRIBE, False, STATUS),
-)
+_LETTERBOX: Final = tuple(Rule(Act.SUBSCRIBE, Whose.OWN, kind) for kind in LETTERS)
+
+RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
+    AccountClass.NODE: (
+        *_LETTERBOX,
+        *(Rule(Act.PUBLISH, Whose.PEERS, kind) for kind in LETTERS),
+        Rule(Act.PUBLISH, Whose.OWN, STATUS),
+        Rule(Act.SUBSCRIBE, Whose.ANYBODY, STATUS),
+    ),
+    AccountClass.DEVICE: (
+        *_LETTERBOX,
+        *(Rule(Act.PUBLISH, Whose.HUB, kind) for kind in ANSWERS),
+        Rule(Act.PUBLISH, Whose.OWN, STATUS),
+        Rule(Act.SUBSCRIBE, Whose.OWN, STATUS),
+    ),
+    AccountClass.HUB: (
+        *(Rule(Act.SUBSCRIBE, Whose.HUB, kind) for kind in ANSWERS),
+        Rule(Act.SUBSCRIBE, Whose.ANYBODY, STATUS),
+        Rule(Act.PUBLISH, Whose.ANYBODY, PENDING),
+    ),
+}
 
 
 class Decision(Struct, frozen=True):
@@ -62,27 +126,44 @@ class Decision(Struct, frozen=True):
 ALLOW: Final = Decision(True)
 
 
-def allowed(act: Act, me: str, prefix: str) -> list[str]:
-    """The topic filters this user may use.
+def allowed(
+    act: Act,
+    me: str,
+    prefix: str,
+    of: AccountClass = AccountClass.NODE,
+    peers: Sequence[str] | None = None,
+) -> list[str]:
+    """The topic filters this account may use.
 
     >>> allowed(Act.PUBLISH, "lamp", "nodes")[-1]
     'nodes/lamp/status'
+    >>> allowed(Act.PUBLISH, "lamp", "nodes", AccountClass.DEVICE)
+    ['nodes/hub/ack', 'nodes/hub/complete', 'nodes/hub/failed', 'nodes/lamp/status']
     """
-    return [rule.topic(prefix, me) for rule in RULES if rule.act is act]
+    return [topic for rule in RULES[of] if rule.act is act for topic in rule.topics(prefix, me, peers)]
 
 
-def decide(act: Act, me: str, topic: str, prefix: str) -> Decision:
-    """May this user publish to this topic, or subscribe to this filter? A filter is allowed if everything it
-    can match is.
+def decide(
+    act: Act,
+    me: str,
+    topic: str,
+    prefix: str,
+    of: AccountClass = AccountClass.NODE,
+    peers: Sequence[str] | None = None,
+) -> Decision:
+    """May this account publish to this topic, or subscribe to this filter? A filter is allowed if everything
+    it can match is.
 
     >>> decide(Act.SUBSCRIBE, "A", "nodes/A/pending", "nodes").allowed
     True
     >>> decide(Act.SUBSCRIBE, "A", "nodes/B/pending", "nodes").reason
     "A may not subscribe to nodes/B/pending: pending is B's own"
+    >>> decide(Act.PUBLISH, "lamp", "nodes/lock/pending", "nodes", AccountClass.DEVICE).reason
+    'lamp may not publish to nodes/lock/pending: a device is commanded by the hub alone, and answers it alone'
     """
-    if any(covers(each, topic) for each in allowed(act, me, prefix)):
+    if any(covers(each, topic) for each in allowed(act, me, prefix, of, peers)):
         return ALLOW
-    return Decision(False, f"{me} may not {act.value} to {topic}: {_why(act, topic, prefix)}")
+    return Decision(False, f"{me} may not {act.value} to {topic}: {_why(act, topic, prefix, of, peers)}")
 
 
 def covers(wide: str, narrow: str) -> bool:
@@ -104,10 +185,14 @@ def covers(wide: str, narrow: str) -> bool:
     return len(wides) == len(narrows)
 
 
-def _why(act: Act, topic: str, prefix: str) -> str:
+def _why(act: Act, topic: str, prefix: str, of: AccountClass, peers: Sequence[str] | None) -> str:
     below = topic.removeprefix(f"{prefix}/").split("/")
     if topic.startswith(f"{prefix}/") and len(below) == 2 and below[1] in (*LETTERS, STATUS):
-        if below[0] == ANYBODY:
-            return f"{below[1]} is everybody's own"
-        return f"{below[1]} is {below[0]}'s own"
+        whose, kind = below
+        if act is Act.PUBLISH and kind in LETTERS:
+            if of is AccountClass.DEVICE:
+                return "a device is commanded by the hub alone, and answers it alone"
+            if peers is not None and whose not in peers:
+                return f"{whose} is no node; only the hub writes to devices, and only devices to the hub"
+        return f"{kind} is {'everybody' if whose == ANYBODY else whose}'s own"
     return f"nothing is for nodes there, only {prefix}/{{username}}/{' '.join((*LETTERS, STATUS))}"

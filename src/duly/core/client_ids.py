@@ -1,0 +1,70 @@
+"""Which account an MQTT client id belongs to.
+
+The laws. A client id that is an account's name, or begins with that name and a dash, belongs to that account
+for good: the longest such name decides. Any other id belongs to the account that used it first, for as long
+as it is remembered. So an account can end no session but its own, and take over none. Memory is bounded for
+each account: who uses many ids forgets its own oldest, never those of others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+REMEMBERED: Final = 64
+"""Client ids remembered for each account, besides those that begin with its name."""
+
+
+class ClientIds:
+    """The client ids of all accounts; `exists` says whether there is an account of a name.
+
+    >>> ids = ClientIds({"lock", "lamp"}.__contains__)
+    >>> [ids.owner(client_id, "lamp") for client_id in ("lamp", "lock", "lock-1f", "esp32")]
+    ['lamp', 'lock', 'lock', 'lamp']
+    >>> ids.owner("esp32", "lock")
+    'lamp'
+    """
+
+    def __init__(self, exists: Callable[[str], bool], remembered: int = REMEMBERED) -> None:
+        self._exists = exists
+        self._remembered = remembered
+        self._owners: dict[str, str] = {}
+        self._used: dict[str, OrderedDict[str, None]] = {}
+        """the ids of each account that it has by having used them first, oldest use first"""
+
+    def owner(self, client_id: str, user: str) -> str:
+        """Whose this client id is. One that is nobody's becomes this user's."""
+        named = self._named(client_id, user)
+        if named:
+            return named
+        owner = self._owners.get(client_id)
+        if owner is None or not self._exists(owner):
+            owner = user
+        if owner == user:
+            self._keep(client_id, user)
+        return owner
+
+    def forget(self, user: str) -> None:
+        """This account is gone, and its ids are free."""
+        for client_id in self._used.pop(user, ()):
+            if self._owners.get(client_id) == user:
+                del self._owners[client_id]
+
+    def _named(self, client_id: str, user: str) -> str:
+        name = client_id
+        while name:
+            if name == user or self._exists(name):
+                return name
+            name, _, _ = name.rpartition("-")
+        return ""
+
+    def _keep(self, client_id: str, user: str) -> None:
+        used = self._used.setdefault(user, OrderedDict())
+        used[client_id] = None
+        used.move_to_end(client_id)
+        self._owners[client_id] = user
+        if len(used) > self._remembered:
+            oldest, _ = used.popitem(last=False)
+            if self._owners.get(oldest) == user:
+                del self._owners[oldest]
