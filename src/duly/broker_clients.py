@@ -127,7 +127,7 @@ class Clients:
 
     async def _count(self, name: str, account: str, fresh: int) -> None:
         now = asyncio.get_running_loop().time()
-        if not self._published[account].take(name, seconds(now), fresh):
+        if not self._published[account].spend(name, seconds(now), fresh):
             return
         if self._banished.get(name, 0.0) <= now:
             rate = f"more than {PUBLISHED[account].amount:,} messages a second"

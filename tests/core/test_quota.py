@@ -55,6 +55,22 @@ def test_more_than_a_burst_counts_as_one_burst() -> None:
     assert quota.take("bob", 0, 100) == SECOND // 2
 
 
+def test_what_was_done_beyond_the_rate_is_seen_at_every_look() -> None:
+    quota = Quota(Rate(100))
+    assert [quota.spend("flooder", second * SECOND, 300) for second in range(3)] == [
+        2 * SECOND,
+        4 * SECOND,
+        6 * SECOND,
+    ]
+    assert [quota.spend("ann", second * SECOND, 90) for second in range(100)] == [0] * 100
+    assert quota.spend("flooder", 3600 * SECOND, 1) == 0
+
+
+def test_what_is_spent_is_forgiven_beyond_ten_bursts() -> None:
+    quota = Quota(Rate(100))
+    assert quota.spend("flooder", 0, 10**9) == 9 * SECOND
+
+
 def test_a_clock_set_back_costs_no_more_than_a_burst() -> None:
     quota = Quota(Rate(10))
     for _ in range(10):

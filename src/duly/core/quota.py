@@ -17,6 +17,8 @@ from duly.errors import Malformed
 
 REMEMBERED: Final = 10_000
 """Names that are counted each for itself."""
+DEBT: Final = 10
+"""Bursts that can be spent in advance; what goes beyond is forgiven."""
 _TRIED: Final = 4
 """Names looked at for one that can be forgotten, for each new one."""
 _REST: Final = ""
@@ -82,6 +84,18 @@ class Quota:
         self._full_at[name] = begin + cost
         self._full_at.move_to_end(name)
         return 0
+
+    def spend(self, name: str, now: int, amount: int) -> int:
+        """Count what was done already, also beyond the rate. Returns how long it takes until the allowance is
+        back within the burst, in microseconds; 0: it is. So a look now and then finds who is too fast."""
+        full_at = self._full_at.get(name)
+        if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
+            name = _REST
+            full_at = self._full_at.get(name)
+        begin = now if full_at is None or full_at < now else full_at
+        self._full_at[name] = min(begin + self._interval * amount, now + DEBT * self._span)
+        self._full_at.move_to_end(name)
+        return max(0, self._full_at[name] - now - self._span)
 
     def _forget(self, now: int) -> bool:
         """Make room by dropping names whose allowance is whole; whether there is room."""
