@@ -246,6 +246,8 @@ class MqttDevices:
         except (SenderError, RateLimited) as problem:
             self.refusals.note(HUB, topic, problem.word, str(problem))
             ack()
+        except Stopped:
+            return  # not acknowledged: it comes again
         except Exception as problem:
             self._broken(HUB, topic, problem)
             ack()
@@ -304,7 +306,7 @@ class MqttDevices:
         else:
             try:
                 self._gateway.engine.offer(self._end(heard, answer, device), heard.ack)
-            except Overloaded:
+            except (Overloaded, LedgerError):
                 self._reader.put(device, heard)
 
     def _read(self, heard: _Heard) -> _Answer:
