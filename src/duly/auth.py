@@ -86,8 +86,6 @@ class _Stored(Struct, frozen=True):
     """the token's SHA-256, in hex"""
     created: int
     disabled: bool = False
-    broker: str = ""
-    """the token's bcrypt, for a broker that checks it itself (devices)"""
     password: str = ""
     """the argon2id of a person's password; they have no token of their own, but one for each login"""
     key: str = ""
@@ -178,12 +176,11 @@ class Accounts:
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
-            broker = self._seal(name, "broker", _for_the_broker(role, token))
-            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), broker=broker, key=key)
+            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), key=key)
             if old is not None:
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=new.token, broker=new.broker, key=key or old.key)
+                new = changed(old, token=new.token, key=key or old.key)
                 await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
             else:
                 # A grant that was being made while its principal was removed must not be inherited.
@@ -343,15 +340,6 @@ class Accounts:
         one = self._book.stored.get(name)
         return "" if one is None else one.key
 
-    def broker_logins(self) -> dict[str, str]:
-        """Who may log in at the broker, with the bcrypt of their tokens."""
-        stored = sorted(self._book.stored.items())
-        return {
-            name: self._unseal(name, "broker", one.broker)
-            for name, one in stored
-            if one.broker and not one.disabled
-        }
-
     # ── hashes are sealed: a copy of the ledger gives nothing to try passwords on ────────────────
 
     def _seal(self, name: str, field: str, value: str) -> str:
@@ -368,11 +356,7 @@ class Accounts:
             await self._load()
             plain: list[Write] = []
             for name, old in self._book.stored.items():
-                new = changed(
-                    old,
-                    broker=self._seal(name, "broker", old.broker),
-                    password=self._seal(name, "password", old.password),
-                )
+                new = changed(old, password=self._seal(name, "password", old.password))
                 if new != old:
                     plain.append(Put(_PRINCIPALS, name, _encode(new)))
             if plain:
@@ -442,15 +426,6 @@ class _Book:
 def _grant(app: str, device: str) -> str:
     """The name of a grant on its shelf; no name of a principal has a slash."""
     return f"{app}/{device}"
-
-
-def _for_the_broker(role: Role, token: str) -> str:
-    if role not in (Role.DEVICE, Role.NODE):
-        return ""
-    import bcrypt
-
-    # The cheapest cost: a token has 256 random bits, there is nothing to guess.
-    return bcrypt.hashpw(token.encode(), bcrypt.gensalt(4)).decode()
 
 
 def digest(token: str) -> bytes:

@@ -53,6 +53,10 @@ class FairReader(Generic[Item]):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def busy(self, sender: str) -> bool:
+        """Whether something of this sender waits, or is being handled."""
+        return sender in self._queues
+
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 

@@ -59,6 +59,7 @@ from duly.errors import (
     LedgerError,
     Malformed,
     NotAllowed,
+    Overloaded,
     RateLimited,
     SenderError,
     Stopped,
@@ -113,6 +114,14 @@ class _Heard(Struct, frozen=True):
     payload: bytes
     old: bool
     ack: Callable[[], None]
+
+
+class _Answer(Struct, frozen=True):
+    """An answer with a tag of ours, and the key of its command."""
+
+    said: fd.Ack | fd.Complete | fd.Failed
+    task: TaskId
+    key: bytes
 
 
 async def task_ids(ledger: Ledger) -> TaskIds:
@@ -240,6 +249,8 @@ class MqttDevices:
         except (SenderError, RateLimited) as problem:
             self.refusals.note(HUB, topic, problem.word, str(problem))
             ack()
+        except Stopped:
+            return  # not acknowledged: it comes again
         except Exception as problem:
             self._broken(HUB, topic, problem)
             ack()
@@ -265,7 +276,7 @@ class MqttDevices:
             else:
                 ack()
         elif username == HUB and kind is not Kind.PENDING:
-            self._reader.put(self._answerer(kind, payload), heard)
+            self._sort_answer(heard)
         else:
             self._stray(topic)
             raise NotAllowed(f"the hub did not subscribe to {topic}; unsubscribed")
@@ -284,25 +295,30 @@ class MqttDevices:
             )
         return not wait
 
-    def _answerer(self, kind: Kind, payload: bytes) -> str:
-        """By whom an answer claims to be, as far as can be told without the ledger."""
-        task = self._task_of(kind, payload)
-        key = key_of(task.app, task.seq_id)
-        device = self._gateway.under_way_to(key)
-        if device is not None:
-            return device
-        late = f"{task.app}:{task.seq_id}"
-        if self._late.take(late, seconds(_now())):
-            raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
-        return late
+    def _sort_answer(self, heard: _Heard) -> None:
+        """An answer to a command that is under way needs no look into the ledger, and no waiting."""
+        answer = self._read(heard)
+        device = self._gateway.under_way_to(answer.key)
+        if device is None:
+            late = f"{answer.task.app}:{answer.task.seq_id}"
+            if self._late.take(late, seconds(_now())):
+                raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
+            self._reader.put(late, heard)
+        elif self._reader.busy(device):
+            self._reader.put(device, heard)
+        else:
+            try:
+                self._gateway.engine.offer(self._end(heard, answer, device), heard.ack)
+            except (Overloaded, LedgerError):
+                self._reader.put(device, heard)
 
-    def _task_of(self, kind: Kind, payload: bytes) -> TaskId:
-        answer = fd.decode(kind, payload)
-        assert isinstance(answer, fd.Ack | fd.Complete | fd.Failed)
-        task = read_task_id(answer.msg_id)
+    def _read(self, heard: _Heard) -> _Answer:
+        said = fd.decode(heard.kind, heard.payload)
+        assert isinstance(said, fd.Ack | fd.Complete | fd.Failed)
+        task = read_task_id(said.msg_id)
         if not self._ids.known(task):
-            raise Forged(f"{answer.msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
-        return task
+            raise Forged(f"{said.msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+        return _Answer(said, task, key_of(task.app, task.seq_id))
 
     def _stray(self, topic: str) -> None:
         """Somebody has planted a subscription in our session: take it out."""
@@ -478,29 +494,35 @@ class MqttDevices:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
     async def _answer(self, heard: _Heard) -> None:
-        task, ack = self._task_of(heard.kind, heard.payload), heard.ack
-        answer = fd.decode(heard.kind, heard.payload)
-        key = key_of(task.app, task.seq_id)
-        device = await self._gateway.handed_to(key)
+        answer = self._read(heard)
+        device = await self._gateway.handed_to(answer.key)
         if device is None:
-            raise Malformed(f"{task.app}:{task.seq_id} is no task that was handed to a device (any more)")
-        if answer is None or not self._ids.fits(task, device):
-            raise Forged(f"{task.app}:{task.seq_id} was given to {device}, under another msg_id")
-        self._check_signature(answer, device)
+            name = f"{answer.task.app}:{answer.task.seq_id}"
+            raise Malformed(f"{name} is no task that was handed to a device (any more)")
+        event = self._end(heard, answer, device)
+        if await self._hears_it_too(answer.key, device):
+            heard.ack()
+        else:
+            await self._gateway.engine.put(event, heard.ack)
+
+    def _end(self, heard: _Heard, answer: _Answer, device: str) -> Received | Answered:
+        """What an answer means, if it is this device's."""
+        if not self._ids.fits(answer.task, device):
+            raise Forged(
+                f"{answer.task.app}:{answer.task.seq_id} was given to {device}, under another msg_id"
+            )
+        self._check_signature(answer.said, device)
         if not heard.old:
             self._heard(device)
-        if await self._hears_it_too(key, device):
-            ack()
-            return
-        match answer:
+        match answer.said:
             case fd.Ack():
-                await self._gateway.engine.put(Received(key), ack)
+                return Received(answer.key)
             case fd.Complete(value=value):
                 done = Answer(DeviceCode.DONE, _json(value))
-                await self._gateway.engine.put(Answered(key, State.DONE, done, by=device), ack)
+                return Answered(answer.key, State.DONE, done, by=device)
             case fd.Failed(error=error):
                 state, failed = frames.answer_of(_failure(error))
-                await self._gateway.engine.put(Answered(key, state, failed, by=device), ack)
+                return Answered(answer.key, state, failed, by=device)
 
     async def _hears_it_too(self, key: bytes, device: str) -> bool:
         """Whether an answer is another hub's business, which has heard it as well."""

@@ -37,6 +37,7 @@ from duly.cli.common import (
     print_json,
     settings_of,
 )
+from duly.cli.keys import SignWith
 from duly.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def device(
     ] = None,
     url: Url = None,
     token: Token = None,
+    keys: SignWith = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -75,11 +77,11 @@ def device(
     A lock understands lock_control {"open": true}, a lamp dev_control {"on": true} or {"toggle": true}; both
     understand query, and do everything else they are told by writing it down. It needs an account: 'duly add
     device NAME'. Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it is behind a
-    broker. Ctrl-C stops it.
+    broker, and with --keys signs what it says. Ctrl-C stops it.
     """
     thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
     if url is not None and url.startswith(("mqtt:", "mqtts:")):
-        asyncio.run(_run(_through_broker(url, name, token, store), _plain(url), thing, store, json))
+        asyncio.run(_run(_through_broker(url, name, token, store, keys), _plain(url), thing, store, json))
         return
     hub = need_hub(data, url, token)
     if token is None:
@@ -224,7 +226,7 @@ def _at_hub(hub: Hub, name: str, data: str | None, token: str | None, store: Pat
     return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
 
 
-def _through_broker(url: str, name: str, token: str | None, store: Path | None) -> Make:
+def _through_broker(url: str, name: str, token: str | None, store: Path | None, keys: str | None) -> Make:
     """A device behind an MQTT broker; its name and token are what it logs in with, if the address does not
     say otherwise."""
     from duly.clients.device import Device
@@ -233,7 +235,8 @@ def _through_broker(url: str, name: str, token: str | None, store: Path | None) 
     if "@" not in rest:
         login = ":".join(quote(part, safe="") for part in (name, token) if part)
         rest = f"{login}@{rest}"
-    return lambda online: Device(f"{scheme}://{rest}", data=_memory(store), name=name, online=online)
+    where, memory = f"{scheme}://{rest}", _memory(store)
+    return lambda online: Device(where, data=memory, name=name, online=online, keys=keys)
 
 
 def _plain(url: str) -> str:

@@ -1,0 +1,58 @@
+"""Client ids belong to accounts, whoever else tries them, and however many are tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.core.client_ids import ClientIds
+
+
+@pytest.fixture
+def names() -> set[str]:
+    return {"lock", "lock-1", "lamp", "thief", "hub"}
+
+
+@pytest.fixture
+def ids(names: set[str]) -> ClientIds:
+    return ClientIds(names.__contains__, remembered=3)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "owner"),
+    [
+        ("lock", "lock"),
+        ("lock-1", "lock-1"),
+        ("lock-1-ff", "lock-1"),
+        ("lock-2", "lock"),
+        ("hub-ab-cd", "hub"),
+    ],
+)
+def test_an_id_that_begins_with_a_name_is_that_accounts_also_for_others(
+    ids: ClientIds, client_id: str, owner: str
+) -> None:
+    for user in ("thief", owner, "thief"):
+        assert ids.owner(client_id, user) == owner
+
+
+def test_any_other_id_is_the_first_ones(ids: ClientIds) -> None:
+    assert ids.owner("esp32", "lamp") == "lamp"
+    assert ids.owner("esp32", "thief") == "lamp"
+    assert ids.owner("lockpick", "thief") == "thief", "a name and a dash, not any beginning"
+
+
+def test_who_uses_many_ids_forgets_its_own_oldest_and_nobody_elses(ids: ClientIds) -> None:
+    ids.owner("esp32", "lamp")
+    for n in range(10_000):
+        ids.owner(f"x{n}", "thief")
+    assert ids.owner("esp32", "thief") == "lamp"
+    assert ids.owner("x9999", "lamp") == "thief"
+    assert ids.owner("x0", "lamp") == "lamp"
+    assert len(ids._owners) <= 6
+
+
+def test_the_ids_of_an_account_that_is_gone_are_free(ids: ClientIds, names: set[str]) -> None:
+    ids.owner("esp32", "lamp")
+    names.discard("lamp")
+    ids.forget("lamp")
+    assert ids.owner("esp32", "lock") == "lock"
+    assert ids.owner("lamp", "lock") == "lock"

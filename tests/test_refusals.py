@@ -1,0 +1,37 @@
+"""Refusals in floods: all are counted, few are rows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duly.journal import Journal
+from duly.ledgers.memory import MemoryLedger
+from duly.refusals import KINDS, RefusalTally
+
+
+async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
+    ledger = MemoryLedger()
+    tally = RefusalTally(Journal(ledger), period=60)
+    tally.note("bad", "nodes/hub/ack", "forged", "no")
+    async with asyncio.timeout(5):
+        while not await ledger.refusals():
+            await asyncio.sleep(0)
+    for _ in range(1_000):
+        tally.note("bad", "nodes/hub/ack", "forged", "no")
+    await tally.stop()
+    assert [(r.scope, r.id, r.reason) for r in await ledger.refusals()] == [
+        ("bad", "nodes/hub/ack", "no (1,000 times)"),
+        ("bad", "nodes/hub/ack", "no"),
+    ]
+    assert tally.total == 1_001
+
+
+async def test_a_flood_of_kinds_is_bounded_and_the_rest_counted_together() -> None:
+    ledger = MemoryLedger()
+    tally = RefusalTally(Journal(ledger), period=60)
+    for n in range(10_000):
+        tally.note(f"bad-{n}", "x", "forged", "no")
+    await tally.stop()
+    rows = await ledger.refusals(10_000)
+    assert len(rows) == KINDS + 1
+    assert [r.reason for r in rows if r.id == "(others)"] == [f"no ({10_000 - KINDS:,} times)"]
