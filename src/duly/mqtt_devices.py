@@ -36,7 +36,7 @@ from duly.core.steps import Answered, Received
 from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
-from duly.dialects.frames import DeviceCode, Frame
+from duly.dialects.frames import DeviceCode, Frame, ServerCode
 from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
 from duly.transport import Unhurried
@@ -154,7 +154,7 @@ class MqttDevices:
         known = self._ours(name)
         if status is not None and (push := _push_in(status)) is not None:
             if known is not None:
-                await self._gateway.push_from(name, *push)
+                await self._take_push(name, *push)
                 return
             if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
                 self._gateway.neighbours.overheard.keep(name, *push)
@@ -169,6 +169,20 @@ class MqttDevices:
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
+
+    async def _take_push(self, name: str, kind: str, data: object, seq_id: str | None = None) -> None:
+        """Store a push; one with an id is acknowledged, on the device's own `ack` or `failed`."""
+        verdict = await self._gateway.push_from(name, kind, data, seq_id)
+        if verdict is None or seq_id is None or self.link is None:
+            return
+        said = frames.server_ack(seq_id, verdict)
+        if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
+            letter, answer = Kind.ACK, fd.encode(fd.Ack(seq_id))
+        else:
+            why = {"code": said.code, "error": said.error, "detail": said.detail}
+            letter, answer = Kind.FAILED, fd.encode(fd.Failed(seq_id, fd.Content(msgspec.json.encode(why))))
+        with suppress(DulyError):  # the device sends it again
+            self.link.post(fd.topic_of(self._prefix, name, letter), answer)
 
     def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
         now, before = _now(), self._online.get(name)
@@ -205,7 +219,7 @@ class MqttDevices:
                 await self._connect(name, self._online[name].session)
             elif await neighbours.homes.claim(name):
                 for push in await neighbours.overheard.left(name):
-                    await self._gateway.push_from(name, *push)
+                    await self._take_push(name, *push)
                 if self._ours(name) is None and name in self._online:
                     await self._connect(name, self._online[name].session)
 
@@ -297,11 +311,12 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _push_in(status: fd.Status) -> tuple[str, object] | None:
+def _push_in(status: fd.Status) -> tuple[str, object, str | None] | None:
     """What a device tells besides its status: it has no other topic of its own to say it on."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
-            return kind, rest.get("data")
+            seq_id = rest.get("seq_id")
+            return kind, rest.get("data"), seq_id if isinstance(seq_id, str) else None
         case _:
             return None
 

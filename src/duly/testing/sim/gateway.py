@@ -347,7 +347,11 @@ class _SimDevice(Device):
         return self.node.ledger
 
     def _open_link(self) -> Link:
-        return SimLink(self.node, self._up, self._heard)  # type: ignore[return-value]
+        return SimLink(self.node, self._up, self._heard, down=self._down)  # type: ignore[return-value]
+
+    def _send(self, frame: bytes) -> None:
+        if self.node.alive:
+            super()._send(frame)
 
     def _perform(self, effect: Effect) -> None:
         if self.node.alive:
