@@ -152,7 +152,8 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        if status is not None and (push := _push_in(status)) is not None:
+        push = None if status is None else _push_in(status)
+        if push is not None:
             if known is not None:
                 await self._take_push(name, *push)
                 return
@@ -164,6 +165,8 @@ class MqttDevices:
             self._online[name] = self._presence(name, status, old)
             if known is None:
                 await self._claim(name)
+                if push is not None and self._gateway.neighbours is None:
+                    await self._take_push(name, *push)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
