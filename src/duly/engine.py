@@ -439,8 +439,8 @@ class Engine:
         return room - len(self._gathering.taken) if sender == NO_SENDER else room
 
     def _make_room(self) -> None:
-        """Let in those who wait, as far as there is room for them now; a few at a time: their size is not
-        known. When we stop, all of them: they are told."""
+        """Let in those who wait, as far as there is room for them now; a few at a time, since their
+        messages may be large. When we stop, all of them: they are told."""
         for sender, waiting in list(self._waiting.items()):
             room = len(waiting) if self._stopping else min(self._room(sender), LET_IN)
             while waiting and room > 0:

@@ -49,7 +49,7 @@ from duly.core.units import MS, SECOND, seconds
 from duly.core.writes import PutNew
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
-from duly.dialects.frames import DeviceCode, Frame
+from duly.dialects.frames import DeviceCode, Frame, ServerCode
 from duly.dialects.seal import Seal
 from duly.dialects.task_ids import SECRET_SIZE, TaskId, TaskIds, read_task_id
 from duly.engine import RECOVERY
@@ -381,9 +381,10 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        if status is not None and (push := _push_in(status)) is not None:
+        push = None if status is None else _push_in(status)
+        if push is not None:
             if known is not None:
-                await self._gateway.push_from(name, *push)
+                await self._take_push(name, *push)
                 return
             if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
                 self._gateway.neighbours.overheard.keep(name, *push)
@@ -393,11 +394,27 @@ class MqttDevices:
             self._online[name] = self._presence(name, status, old)
             if known is None:
                 await self._claim(name)
+                if push is not None and self._gateway.neighbours is None:
+                    await self._take_push(name, *push)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
+
+    async def _take_push(self, name: str, kind: str, data: object, seq_id: str | None = None) -> None:
+        """Store a push; one with an id is acknowledged, on the device's own `ack` or `failed`."""
+        verdict = await self._gateway.push_from(name, kind, data, seq_id)
+        if verdict is None or seq_id is None or self.link is None:
+            return
+        said = frames.server_ack(seq_id, verdict)
+        if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
+            letter, answer = Kind.ACK, fd.encode(fd.Ack(seq_id))
+        else:
+            why = {"code": said.code, "error": said.error, "detail": said.detail}
+            letter, answer = Kind.FAILED, fd.encode(fd.Failed(seq_id, fd.Content(msgspec.json.encode(why))))
+        with suppress(DulyError):  # the device sends it again
+            self.link.post(fd.topic_of(self._prefix, name, letter), answer)
 
     def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
         now, before = _now(), self._online.get(name)
@@ -434,7 +451,7 @@ class MqttDevices:
                 await self._connect(name, self._online[name].session)
             elif await neighbours.homes.claim(name):
                 for push in await neighbours.overheard.left(name):
-                    await self._gateway.push_from(name, *push)
+                    await self._take_push(name, *push)
                 if self._ours(name) is None and name in self._online:
                     await self._connect(name, self._online[name].session)
 
@@ -536,11 +553,12 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _push_in(status: fd.Status) -> tuple[str, object] | None:
+def _push_in(status: fd.Status) -> tuple[str, object, str | None] | None:
     """What a device tells besides its status: it has no other topic of its own to say it on."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
-            return kind, rest.get("data")
+            seq_id = rest.get("seq_id")
+            return kind, rest.get("data"), seq_id if isinstance(seq_id, str) else None
         case _:
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -85,3 +86,41 @@ async def test_chunks_leave_no_data_in_the_ledgers(place: Place, film: Path, tmp
             chunks = [r for r in page.records if r.message.kind == "media_download_chunk"]
             assert len(chunks) == 8
             assert all(r.answer is not None and r.answer.data == b"" for r in chunks)
+
+
+@pytest.mark.parametrize("what", ["device", "hub"])
+async def test_a_download_goes_on_after_a_brief_disconnect(place: Place, tmp_path: Path, what: str) -> None:
+    film = tmp_path / "long.mp4"
+    film.write_bytes(os.urandom(media.CHUNK_BYTES * 40))
+    device = Device(place.url, place.tokens["lock"])
+    device.serve("visit", film)
+    cuts: list[int] = []
+
+    async def cut() -> None:
+        if what == "hub":
+            await place.stop()
+            await place.start()
+        else:
+            place.hub.gateway._devices["lock"].close("a cut")
+
+    def progress(n: int, of: int) -> None:
+        if n >= 12 * (len(cuts) + 1) and len(cuts) < 2:
+            cuts.append(n)
+            tasks.append(asyncio.ensure_future(cut()))
+
+    tasks: list[asyncio.Future[None]] = []
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        async with asyncio.timeout(60):
+            got = await app.download("lock", "visit", tmp_path / "got.mp4", progress)
+        await asyncio.gather(*tasks)
+    assert len(cuts) == 2
+    assert got.read_bytes() == film.read_bytes()
+
+
+async def test_a_device_that_stays_away_is_given_up_in_the_end(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media, "PATIENCE", 0.5)
+    async with App(place.url, place.tokens["phone"]) as app:
+        with pytest.raises(MediaError, match="offline"):
+            await app.download("lock", "visit", tmp_path / "got.mp4")

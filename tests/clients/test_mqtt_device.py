@@ -256,6 +256,27 @@ async def test_tasks_that_overtake_each_other_take_effect_in_order(
     assert effects == [command.id for command in commands]
 
 
+async def test_a_push_is_kept_until_the_hub_has_stored_it(place: Place) -> None:
+    async with lock(place, []) as device:
+        await place.online("lock")
+        async with asyncio.timeout(60):
+            await device.push("event_report", 0)
+        await place.hub.stop()
+        sent = [device.push("event_report", n) for n in range(1, 20)]
+        await asyncio.sleep(0.2)
+        assert not any(push.stored for push in sent)
+        settings = place.hub.settings
+        port = int(place.hub.mqtt_url.rsplit(":", 1)[1]) if not settings.mqtt else 0
+        place.hub = Hub(msgspec.structs.replace(settings, mqtt_port=port))
+        await place.hub.start()
+        async with asyncio.timeout(90):
+            for push in sent:
+                await push
+        entries = await place.hub.ledger.entries("push/lock", 0, 1_000)
+        told = [msgspec.json.decode(entry.body) for entry in entries]
+        assert [frame["data"] for frame in told if frame["type"] == "event_report"] == list(range(20))
+
+
 async def test_what_a_device_pushes_reaches_the_apps(place: Place) -> None:
     async with lock(place, []) as device, App(place.hub.url, place.phone) as app:
         await place.online("lock")

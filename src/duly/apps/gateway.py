@@ -334,7 +334,7 @@ class Gateway:
         if frame.seq_id is None:
             await self.pushes.store(who.name, frame.type, frame.data)
             return False
-        verdict = await self.pushes.store_once(who.name, frame.seq_id, frame.type, frame.data)
+        verdict = await self.pushes.receive(session, who.name, frame)
         session.push(frames.encode(frames.server_ack(frame.seq_id, verdict)))
         return True
 

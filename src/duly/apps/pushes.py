@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Final
+from weakref import WeakSet
 
 import msgspec
 
@@ -23,7 +24,7 @@ from duly.core.window import next_page
 from duly.core.writes import Admit, Append, Recall, Write
 from duly.dialects import frames
 from duly.dialects.frames import Frame
-from duly.errors import DulyError
+from duly.errors import DulyError, LedgerError, LedgerUnavailable
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.transport import Session
@@ -63,6 +64,10 @@ class Pushes:
         self._behind: dict[Session, dict[str, None]] = {}
         """the devices of which a connection is just being told what it missed"""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """one push of a device after the other"""
+        self._cut: WeakSet[Session] = WeakSet()
+        """connections by which a push came that could not be stored"""
 
     # ── storing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -78,6 +83,20 @@ class Pushes:
         (n,) = await self._ledger.write(entry)
         assert isinstance(n, int)
         await self.tell(device, n, entry.body)
+
+    async def receive(self, session: Session, device: str, frame: Frame) -> Verdict:
+        """Store a push with an id that came by this connection; what to answer. After one that could not be
+        stored nothing more is taken from there: the device comes back and sends both, in order."""
+        assert frame.seq_id is not None
+        async with self._turns.setdefault(device, asyncio.Lock()):
+            if session in self._cut:
+                raise LedgerUnavailable("an earlier push could not be stored and comes first")
+            try:
+                return await self.store_once(device, frame.seq_id, frame.type, frame.data)
+            except LedgerError as problem:
+                self._cut.add(session)
+                session.close(f"come back soon: {problem}")
+                raise
 
     async def store_once(self, device: str, seq_id: str, kind: str, data: msgspec.Raw) -> Verdict:
         """Store a push under its id, unless it is stored already; what to answer."""

@@ -32,7 +32,7 @@ from duly.core.writes import Put
 from duly.dialects import frames
 from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, Refused, Stale, Stopped
+from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
 from duly.ledger import Ledger
 
 PATIENCE: Final = 60 * SECOND
@@ -228,7 +228,8 @@ class App:
     async def download(
         self, device: str, name: str, to: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Path:
-        """Fetch a file that a device serves. A cut is gone on from; the end is checked by its SHA-256."""
+        """Fetch a file that a device serves; it is checked by its SHA-256. A device, a hub or a network that
+        is away for less than two minutes is waited for; later, the same call goes on where it was."""
         return await media.download(self, device, name, Path(to), progress)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
@@ -304,13 +305,16 @@ class App:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 self._accepted(key)
                 self._offer(Received(key))
-            case ServerCode.INTERNAL | None:
+            case None:
+                pass
+            case ServerCode.INTERNAL if frame.error != RateLimited.word:
                 pass  # try again: the resend does
             case code if frame.error == Stale.word and (command is None or command._accepted.done()):
                 # The hub has forgotten what it took, or an earlier process of ours sent.
                 self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
+                refusal.wait = (frame.retry_after or 0) * SECOND
                 if command is not None:
                     command.refusal = refusal
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))

@@ -3,7 +3,7 @@
 The laws. A command is stored before it is run, and its answer before it is sent; a repeat, or a restart,
 never repeats an effect. Each handler declares what a crash in the middle means: `at_most_once` (then
 nobody can tell, and it is not run again) or `at_least_once` (it is). Commands of one sender run in its
-order, one at a time per order key.
+order, one at a time per order key. What a device pushes is kept until the hub has stored it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msgspec import Struct
 from duly.clients.link import Link
 from duly.clients.media import Shelf
 from duly.clients.memory import open_memory
+from duly.clients.pushes import Pushes, PushUnderWay
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
@@ -125,8 +126,10 @@ class Device:
             repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
+        self._pushes = Pushes(self._ledger, self._send)
         try:
             await self._engine.start()
+            await self._pushes.start()
             await self._link.start()
             self.name = (await self._link.ready()).you or ""
         except BaseException:
@@ -144,7 +147,7 @@ class Device:
             link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node, keys=self._keys)
             self.name = link.name  # tasks of a session that was kept come before its welcome
             return link
-        return Link(self._url, self._token, up=self._up, heard=self._heard)
+        return Link(self._url, self._token, up=self._up, heard=self._heard, down=self._down)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -157,6 +160,7 @@ class Device:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._engine.stop()
+        await self._pushes.stop()
         await self._ledger.close()
 
     async def run(self) -> None:
@@ -174,18 +178,31 @@ class Device:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def push(self, type: str, data: object = None) -> None:
-        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`."""
-        self._link.send(frames.encode(Frame(type, data=frames.dump(data))))
+    def push(self, type: str, data: object = None) -> PushUnderWay:
+        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`.
+
+        It is kept until the hub has stored it, over disconnects and, with `data=`, restarts. Await what is
+        returned to wait for that. Raises `RateLimited` if too much is waiting already.
+        """
+        return self._pushes.push(type, data)
+
+    def _send(self, frame: bytes) -> None:
+        self._link.send(frame)
 
     # ── the wire ─────────────────────────────────────────────────────────────────────────────────
 
     def _up(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
+        self._pushes.up()
         if self._online is not None:
             self._online(self.name)
 
+    def _down(self) -> None:
+        self._pushes.down()
+
     def _heard(self, frame: Frame, stored: Callable[[], None] | None = None) -> None:
+        if frame.type == "server_ack" and frame.seq_id is not None:
+            self._pushes.answered(frame)
         if frame.from_ is None or frame.seq_id is None:
             return
         try:

@@ -22,10 +22,10 @@ from duly.core.signing import Keyring
 from duly.core.units import MS, SECOND, seconds
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
-from duly.dialects.frames import Frame
+from duly.dialects.frames import Frame, ServerCode
 from duly.dialects.seal import Seal
 from duly.dialects.task_ids import read_task_id
-from duly.errors import ConnectionRefused, DulyError, NotAuthenticated, SenderError
+from duly.errors import ConnectionRefused, DulyError, Malformed, NotAuthenticated, SenderError
 from duly.transports.address import Address
 from duly.transports.mqtt import MqttLink, Will
 
@@ -33,6 +33,8 @@ HEARTBEAT: Final = 60
 
 TASKS_KEPT: Final = 4_096
 """Commands whose msg_id is remembered until they are answered."""
+LETTERS: Final = (Kind.PENDING, Kind.ACK, Kind.FAILED)
+"""Commands, and what the hub says of our pushes."""
 
 
 class FdLink:
@@ -62,7 +64,7 @@ class FdLink:
         self._link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[fd.topic_of(prefix, self.name, Kind.PENDING)],
+            subscriptions=[fd.topic_of(prefix, self.name, kind) for kind in LETTERS],
             will=self._will,
             on_connect=self._connected,
             on_disconnect=lambda _: self._still(),
@@ -114,6 +116,11 @@ class FdLink:
 
     def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:
+            _, kind = fd.parse_topic(self._prefix, topic)
+            if kind is not Kind.PENDING:
+                ack()
+                self._heard(_push_ack(kind, payload), ack)
+                return
             task = fd.decode_pending(payload)
             id_ = read_task_id(task.msg_id)
             if task.receiver and task.receiver != self.name:
@@ -146,7 +153,9 @@ class FdLink:
     def send(self, frame: bytes) -> None:
         said = frames.decode(frame)
         if said.type != "ack":
-            push = msgspec.json.encode({"type": said.type, "data": frames.load(said.data)})
+            push = msgspec.json.encode(
+                {"type": said.type, "data": frames.load(said.data), "seq_id": said.seq_id}
+            )
             self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
         hub, msg_id = self._tasks.pop((said.to or "", said.seq_id or ""), ("", ""))
@@ -184,3 +193,22 @@ class FdLink:
             heartbeat=seconds(HEARTBEAT) if online else 0,
         )
         return fd.encode(status) if self._seal is None else self._seal.encode(status)
+
+
+def _push_ack(kind: Kind, payload: bytes) -> Frame:
+    """What the hub says of a push, as the `server_ack` it stands for."""
+    match fd.decode(kind, payload):
+        case fd.Ack(msg_id=seq_id):
+            return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)
+        case fd.Failed(msg_id=seq_id, error=error):
+            why = error.value if isinstance(error.value, dict) else {}
+            code = why.get("code")
+            return Frame(
+                "server_ack",
+                seq_id,
+                code=code if isinstance(code, int) else ServerCode.BAD_PARAMETERS,
+                error=str(why.get("error", "")),
+                detail=str(why.get("detail", "")),
+            )
+        case other:
+            raise Malformed(f"{type(other).__name__} is no answer to a push")

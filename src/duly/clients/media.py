@@ -3,7 +3,8 @@
 The law: a chunk is read, not done, so it may be asked for again and again; it belongs to a dedup class of its
 own, is remembered briefly, and its data is stored nowhere on the way. A download is finished when its SHA-256
 is right, and not before: until then it lies beside its target under the hash's name, so that what was begun
-is gone on with, and a file that has changed meanwhile is begun anew.
+is gone on with, and a file that has changed meanwhile is begun anew. A device, a hub or a network that is
+away for a while is waited for: a download gives up only after `PATIENCE` without anything new.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from duly.dialects.frames import DeviceCode
-from duly.errors import MediaError
+from duly.backoff import Backoff
+from duly.core.lifecycle import State
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.dialects.frames import DeviceCode, ServerCode
+from duly.errors import MediaError, Refused
 
 CHUNK_BYTES: Final = 96 * 1024
 """As base64 in JSON it stays well below the limit of a frame."""
 ASK_AGAIN: Final = 5
+PATIENCE: Final = 120.0
+"""Seconds that a device may be away, or silent, in the middle of a download."""
+PAUSE: Final = RetryPolicy.exponential(200 * MS, 3 * SECOND)
 AT_ONCE: Final = 4
 
 
@@ -84,13 +92,31 @@ async def _chunk(app: Asker, device: str, media: Media, n: int) -> bytes:
 
 
 async def _ask(app: Asker, device: str, kind: str, data: object, type_: Any) -> Any:
-    for attempt in range(ASK_AGAIN):
-        ack = await app.send(device, kind, data)
-        if ack.done:
-            return msgspec.convert(ack.data, type_) if ack.data is not None else {}
-        if ack.state == "failed" or attempt == ASK_AGAIN - 1:
-            raise MediaError(f"{device}: {ack.detail or ack.state}")
-    raise AssertionError
+    """Ask until there is an answer. Reading changes nothing: whatever came of a try, another is safe."""
+    loop, pause = asyncio.get_running_loop(), Backoff(PAUSE)
+    until = loop.time() + PATIENCE
+    while True:
+        try:
+            ack = await app.send(device, kind, data)
+        except Refused as refusal:
+            if refusal.code not in _AWAY:
+                raise
+            why = refusal.detail
+        else:
+            if ack.done:
+                return msgspec.convert(ack.data, type_) if ack.data is not None else {}
+            if ack.state not in _LOST:
+                raise MediaError(f"{device}: {ack.detail or ack.state}")
+            why = ack.detail or ack.state
+        if loop.time() >= until:
+            raise MediaError(f"{device}: {why}")
+        await pause.wait()
+
+
+_AWAY: Final = (ServerCode.OFFLINE, ServerCode.INTERNAL)
+"""Codes of a hub that may be right again soon."""
+_LOST: Final = (State.UNKNOWN.word, State.EXPIRED.word, State.SUPERSEDED.word)
+"""Ends of a question that was not answered, because something was away."""
 
 
 class Shelf:

@@ -18,9 +18,10 @@ which only the hub writes:
     nodes/hub/ack complete failed    publish
     nodes/{me}/status    publish and subscribe
 
-The hub commands devices, reads their answers and what they tell:
+The hub commands devices and says that it has stored what they told, or why not; it reads their answers and
+what they tell:
 
-    nodes/{any device}/pending    publish
+    nodes/{any device}/pending ack failed    publish
     nodes/hub/ack complete failed    subscribe
     nodes/{anybody}/status    subscribe
 
@@ -108,7 +109,7 @@ RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
     AccountClass.HUB: (
         *(Rule(Act.SUBSCRIBE, Whose.HUB, kind) for kind in ANSWERS),
         Rule(Act.SUBSCRIBE, Whose.ANYBODY, STATUS),
-        Rule(Act.PUBLISH, Whose.ANYBODY, PENDING),
+        *(Rule(Act.PUBLISH, Whose.ANYBODY, kind) for kind in (PENDING, "ack", "failed")),
     ),
 }
 

@@ -244,7 +244,7 @@ class Inbox:
         todo: list[Todo] = []
         waiting: list[Message] = []
         started: list[Open] = []
-        for item in open_:
+        for item in _in_senders_order(open_):
             key = item.message.key
             listening = before[key].origins if key in before else []
             self._live[key] = _Live(item.message, listening, committed=True)
@@ -485,6 +485,26 @@ class Inbox:
         if moves := self.lanes.finished(message):
             todo += self._move_all(moves, now)
         return todo
+
+
+def _in_senders_order(open_: Sequence[Open]) -> list[Open]:
+    """The same deliveries, each sender's own in the order of its numbers: a ledger keeps what was accepted in
+    one moment by its key, where 10 comes before 9."""
+    places: dict[str, list[int]] = {}
+    for place, item in enumerate(open_):
+        if item.message.order is not None and item.message.order.n is not None:
+            places.setdefault(item.message.scope, []).append(place)
+    sorted_ = list(open_)
+    for taken in places.values():
+        items = sorted((open_[place] for place in taken), key=_number)
+        for place, item in zip(taken, items, strict=True):
+            sorted_[place] = item
+    return sorted_
+
+
+def _number(item: Open) -> tuple[int, int]:
+    order = item.message.order
+    return item.message.made, 0 if order is None else order.n or 0
 
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:

@@ -44,6 +44,8 @@ ANSWER_LIMIT = 256
 """bytes: a longer answer is sent, but only its code is kept"""
 WAITING_LIMIT = 100
 """commands: what comes on top is answered with busy"""
+PUSHES_LIMIT = 20
+"""pushes that the hub has not stored yet"""
 
 DONE, BUSY, BAD_PARAMETERS, HARDWARE_FAULT, TIMEOUT = 0, 1, 2, 3, 4
 NOT_AUTHORISED, OUT_OF_RESOURCES, NOT_SUPPORTED = 5, 6, 7
@@ -310,6 +312,9 @@ class Device:
         self._handlers: dict[str, tuple[Callable[[Command], Any], bool]] = {}
         self._waiting: list[Command] = []
         self._running: Command | None = None
+        self._pushes: list[dict[str, Any]] = []
+        self._told = 0
+        self._telling = asyncio.Lock()
         self._news = asyncio.Event()
         self._socket: WebSocket | None = None
         self._time = 0
@@ -332,11 +337,33 @@ class Device:
         return decorate
 
     async def push(self, type: str, data: object = None) -> bool:
-        """Tell the apps something. False if nobody can hear us now: then it is lost."""
+        """Tell the apps something. It is kept in memory, and sent again after a reconnect, until the hub has
+        stored it. False if too many wait already: then it is lost."""
+        if len(self._pushes) >= PUSHES_LIMIT:
+            return False
         frame: dict[str, Any] = {"type": type}
         if data is not None:
             frame["data"] = data
-        return await self._send(frame)
+        self._pushes.append(frame)
+        async with self._telling:
+            await self._tell([frame])
+        return True
+
+    async def _tell(self, pushes: "list[dict[str, Any]]") -> None:
+        for frame in pushes:
+            if self._socket is None:
+                return
+            if "seq_id" not in frame:
+                frame["seq_id"] = f"{self._now()}_{self._told}"
+                self._told += 1
+            await self._send(frame)
+
+    def _stored(self, frame: "dict[str, Any]") -> None:
+        if frame["code"] == 4:
+            return  # it comes again
+        if frame["code"] not in (0, 5):
+            self._log(f"the hub does not take a push: {frame.get('detail')}")
+        self._pushes = [push for push in self._pushes if push.get("seq_id") != frame["seq_id"]]
 
     async def run(self) -> None:
         """Serve until cancelled, connecting again for as long as it takes."""
@@ -371,7 +398,9 @@ class Device:
             await socket.send(TEXT, json.dumps({"type": "auth", "token": self._token}).encode())
             welcome = await asyncio.wait_for(socket.receive(), 10)
             self._greet(json.loads(welcome or b"{}"))
-            self._socket = socket
+            async with self._telling:  # what waits goes before what is pushed from now on
+                self._socket = socket
+                await self._tell(list(self._pushes))
             while True:
                 text = await socket.receive()
                 if text is None:
@@ -404,6 +433,8 @@ class Device:
     async def _hear(self, text: bytes) -> None:
         try:
             frame = json.loads(text)
+            if frame.get("type") == "server_ack" and "seq_id" in frame:
+                self._stored(frame)
             if "from" not in frame or "seq_id" not in frame:
                 return
         except (ValueError, TypeError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -24,6 +26,7 @@ from duly.core.messages import Answer, Message, Mode, Order, key_of
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
+from duly.core.window import Window
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.doorbell import Doorbell
@@ -45,6 +48,10 @@ POLICY: Final = ControlPolicy(
     max_age=2 * MINUTE, remember=5 * MINUTE, skew=MINUTE, patience=30 * SECOND, lasts=30 * SECOND,
     resend=RetryPolicy.fixed(3 * SECOND, tries=6),
 )  # fmt: skip
+AHEAD: Final = Window(frames=2, bytes=1_000)
+"""So small that something waits for it in most worlds."""
+PUSHED: Final = 40.0
+"""Until when devices push."""
 WANTED: Final = b'"wanted"'
 
 
@@ -234,7 +241,7 @@ class GatewayHub(Node):
         )
         journal = Journal(self.ledger)
         self.gateway = _SeenGateway(
-            self.ledger, accounts, journal, GatewayPolicy(control=POLICY), self.bell()
+            self.ledger, accounts, journal, GatewayPolicy(control=POLICY, ahead=AHEAD), self.bell()
         )
         self.reception = Reception(journal, [self.gateway])
         self.gateway.node = self
@@ -278,6 +285,8 @@ def end_client(client: App | Device | Chat) -> None:
     """A process is gone: its engine stands still and its socket breaks."""
     if hasattr(client, "_engine"):
         client._engine.kill()
+    if hasattr(client, "_pushes") and isinstance(client, Device):
+        client._pushes.engine.kill()
     if isinstance(client, Chat) and client._acking is not None:
         client._acking.cancel()
     link: Any = getattr(client, "_link", None)
@@ -347,7 +356,11 @@ class _SimDevice(Device):
         return self.node.ledger
 
     def _open_link(self) -> Link:
-        return SimLink(self.node, self._up, self._heard)  # type: ignore[return-value]
+        return SimLink(self.node, self._up, self._heard, down=self._down)  # type: ignore[return-value]
+
+    def _send(self, frame: bytes) -> None:
+        if self.node.alive:
+            super()._send(frame)
 
     def _perform(self, effect: Effect) -> None:
         if self.node.alive:
@@ -362,6 +375,17 @@ class GatewayDevice(Node):
         await device.__aenter__()
         if self.device is device:
             self.engine = device._engine
+            self.spawn(self._push(device))
+
+    async def _push(self, device: Device) -> None:
+        """Tell something now and then, whether or not it can be heard."""
+        draw = Random(f"pushes {self.world.plan.seed} {self.name} {self.incarnation}").random
+        loop = asyncio.get_running_loop()
+        while loop.time() < PUSHED:
+            await asyncio.sleep(draw() * 4)
+            for _ in range(1 + int(draw() * 4)):
+                with suppress(DulyError):
+                    device.push("event_report", "told")
 
     def die(self) -> None:
         end_client(self.device)

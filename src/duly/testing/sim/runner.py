@@ -18,6 +18,7 @@ from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.peers import NodesWorld
 from duly.testing.sim.plan import Plan, plan
 from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
+from duly.testing.sim.telling import GATEWAY_CHECKERS
 from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
 from duly.testing.sim.town import TOWN_CHECKERS, TownWorld
 from duly.testing.sim.world import World
@@ -51,7 +52,12 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "sentinels": SentinelWorld,
     "nodes": NodesWorld,
 }
-_CHECKERS: Final = {"town": TOWN_CHECKERS, "tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
+_CHECKERS: Final = {
+    "gateway": GATEWAY_CHECKERS,
+    "town": TOWN_CHECKERS,
+    "tower": TOWER_CHECKERS,
+    "sentinels": SENTINEL_CHECKERS,
+}
 """Worlds of other promises are judged by others, or by more."""
 
 

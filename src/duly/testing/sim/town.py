@@ -26,6 +26,7 @@ from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld
 from duly.testing.sim.nodes import Node
 from duly.testing.sim.plan import Plan
+from duly.testing.sim.telling import kept
 from duly.testing.sim.world import BUSY, Log, World
 from duly.transport import Session
 
@@ -227,5 +228,5 @@ def by_whom_it_was(world: World) -> Iterator[Finding]:
 
 
 TOWN_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, reachable, at_home, by_whom_it_was,
+    *CHECKERS, kept, reachable, at_home, by_whom_it_was,
 )  # fmt: skip

@@ -1,0 +1,39 @@
+"""What waits is counted by sender and by recipient, once each."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.core.backlog import Backlog, BacklogPolicy
+
+NAMES = st.sampled_from(["ann", "bob"])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), NAMES, NAMES, st.integers(0, 60)), max_size=80))
+def test_it_counts_what_was_added_and_not_removed(steps: list[tuple[bool, int, str, str, int]]) -> None:
+    backlog, waiting = Backlog(BacklogPolicy(messages=3, bytes=100)), dict[bytes, tuple[str, str, int]]()
+    for add, n, sender, recipient, size in steps:
+        key = b"%d" % n
+        if add:
+            backlog.add(key, sender, recipient, size)
+            waiting.setdefault(key, (sender, recipient, size))
+        else:
+            backlog.remove(key)
+            waiting.pop(key, None)
+        assert len(backlog) == len(waiting)
+        of = [size for by, _, size in waiting.values() if by == sender]
+        to = [size for _, whom, size in waiting.values() if whom == recipient]
+        too_much = max(len(of), len(to)) >= 3 or max(sum(of), sum(to)) >= 100
+        assert (backlog.excess(sender, recipient) is not None) is too_much
+
+
+def test_it_says_which_bound_and_whose() -> None:
+    backlog = Backlog(BacklogPolicy(messages=2, bytes=100))
+    backlog.add(b"1", "phone", "lock", 100)
+    assert backlog.excess("tablet", "lock") == "100 bytes of commands for lock are waiting, 100 may"
+    assert backlog.excess("tablet", "lamp") is None
+    backlog.add(b"2", "phone", "lamp", 0)
+    assert backlog.excess("phone", "door") == "2 commands of phone are waiting, 2 may"
+    backlog.clear()
+    assert backlog.excess("phone", "lock") is None

@@ -1,0 +1,105 @@
+"""Bugs to plant in windows, pushes and presence. The checkers must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duly.apps import pushes as hub_pushes
+from duly.apps.presence import ONLINE, Presence
+from duly.clients import pushes as device_pushes
+from duly.core.inbox import Inbox
+from duly.core.messages import FRESH, Verdict
+from duly.core.order import Lanes
+from duly.core.steps import Effect, Transmit
+from duly.core.window import Outstanding
+from duly.dialects.frames import DEVICE_STATUS
+
+Patch = pytest.MonkeyPatch
+
+
+def a_window_never_opens_again(patch: Patch) -> None:
+    """What was acknowledged still takes its place in the window."""
+    patch.setattr(Outstanding, "release", lambda self, recipient, key: False)
+
+
+def nothing_follows_an_acknowledgement(patch: Patch) -> None:
+    """The window has room again, and what waits for it is not looked at."""
+    finished = Lanes.finished
+
+    def idle(self: Lanes, message: Any) -> list[Any]:
+        moves = finished(self, message)
+        for move in moves:
+            if self._outstanding is not None:
+                self._outstanding.release(move.message.recipient, move.message.key)
+        return [] if self._outstanding is not None else moves
+
+    patch.setattr(Lanes, "finished", idle)
+
+
+def a_push_is_stored_each_time(patch: Patch) -> None:
+    """The hub does not look whether it has a push already."""
+
+    async def store(self: hub_pushes.Pushes, device: str, seq_id: str, kind: str, data: Any) -> Verdict:
+        from duly.core.messages import key_of
+        from duly.core.writes import Append
+
+        entry = self.entry(device, kind, data)
+        await self._ledger.write(Append(entry.stream, entry.body, entry.at, key_of(device, seq_id)))
+        return FRESH
+
+    patch.setattr(hub_pushes.Pushes, "store_once", store)
+
+
+def a_push_is_sent_once(patch: Patch) -> None:
+    """A device takes what it has sent for stored."""
+    perform = device_pushes.Pushes._perform
+
+    def hasty(self: device_pushes.Pushes, effect: Effect) -> None:
+        perform(self, effect)
+        if isinstance(effect, Transmit):
+            self.answered(
+                device_pushes.Frame("server_ack", effect.message.id, code=device_pushes.ServerCode.ACCEPTED)
+            )
+
+    patch.setattr(device_pushes.Pushes, "_perform", hasty)
+
+
+def pushes_overtake_one_that_failed(patch: Patch) -> None:
+    """After a push that could not be stored the next ones are taken."""
+
+    async def receive(self: hub_pushes.Pushes, session: Any, device: str, frame: Any) -> Verdict:
+        return await self.store_once(device, frame.seq_id, frame.type, frame.data)
+
+    patch.setattr(hub_pushes.Pushes, "receive", receive)
+
+
+def restarts_sort_by_key(patch: Patch) -> None:
+    """After a restart 10 comes before 9."""
+    patch.setattr("duly.core.inbox._in_senders_order", list)
+
+
+def presence_is_not_remembered(patch: Patch) -> None:
+    """A device that comes back after its hub died is told of again."""
+
+    async def came(self: Presence, device: str) -> None:
+        await self._pushes.store(device, DEVICE_STATUS, ONLINE)
+
+    patch.setattr(Presence, "came", came)
+
+
+def a_waiting_command_is_forgotten_at_restart(patch: Patch) -> None:
+    """What waited for its turn is not put back into its lane."""
+    patch.setattr(Inbox, "_queue", lambda self, message, now: [])
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        a_window_never_opens_again, nothing_follows_an_acknowledgement, a_push_is_stored_each_time,
+        a_push_is_sent_once, pushes_overtake_one_that_failed, restarts_sort_by_key,
+        presence_is_not_remembered, a_waiting_command_is_forgotten_at_restart,
+    )
+}  # fmt: skip
