@@ -259,7 +259,7 @@ class Broker:
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
             stdin=nowhere, stdout=nowhere, stderr=pipe,
         )  # fmt: skip
-        write_private(self._folder / "nats.pid", b"%d\n" % self._process.pid)
+        self._note_pid(self._process.pid)
         process = self._process
         self._reading = self._tasks.spawn("broker log", lambda: self._read_log(process))
         try:
@@ -393,6 +393,12 @@ class Broker:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _note_pid(self, pid: int) -> None:
+        """In place, without a second file: a disk that is full has room for no other."""
+        place = os.open(self._folder / "nats.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        with os.fdopen(place, "w") as file:
+            file.write(f"{pid}\n")
 
     async def _end_leftover(self) -> None:
         """We hold the folder, so a broker that still works in it belongs to a duly that was killed."""
