@@ -94,6 +94,8 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     n: int | None = None
     attempt: int | None = None
     edited: bool = False
+    retry_after: float | None = None
+    """seconds to wait before the next try"""
 
 
 # What goes out by the thousand, as frames of only the fields that they have: written in half the time.
@@ -119,6 +121,7 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     state: str | None = None
     error: str | None = None
     detail: str | None = None
+    retry_after: float | None = None
 
 
 class Ack(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
@@ -272,8 +275,19 @@ def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
             return trouble(seq_id, code, error, verdict.reason)
 
 
-def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str) -> ServerAck:
-    return ServerAck(seq_id, code, None, error, detail)
+def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
+    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
+    return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
+
+
+def seconds_of(wait: int) -> float:
+    """A wait (µs) as the wire says it: seconds, to the millisecond, never too early.
+
+    >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
+    (1.5, 0.001, 2)
+    """
+    ms = -(-wait // MS)
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
 def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack:
