@@ -211,7 +211,7 @@ class Hub:
         )
         runner = web.AppRunner(
             app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS,
-            lingering_time=2.0,
+            lingering_time=1.0, read_bufsize=16 * 1024,
         )  # fmt: skip
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
