@@ -347,7 +347,7 @@ class Engine:
             self._failures += 1
             await self._rest(RECOVERY.delay(self._failures, b"") or 0)
             try:
-                todo = await self._restore()
+                todo = await self._restore_meanwhile()
             except LedgerError as still:
                 self.down = still
             else:
@@ -356,6 +356,20 @@ class Engine:
         self._refuse_arrivals()
         self._events.clear()
         return []
+
+    async def _restore_meanwhile(self) -> list[Todo]:
+        """Rebuild the machine; a ledger that does not answer may take its time, who comes meanwhile is told
+        at once."""
+        restoring = asyncio.ensure_future(self._restore())
+        restoring.add_done_callback(lambda _: self._news.set())
+        try:
+            while not restoring.done():
+                self._refuse_arrivals()
+                await self._news.wait()
+                self._news.clear()
+            return restoring.result()
+        finally:
+            restoring.cancel()
 
     def _withdraw(self, *groups: _Group) -> None:
         """Nothing came of these: tell those who wait to try again."""

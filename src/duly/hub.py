@@ -52,11 +52,12 @@ from duly.ledgers import open_ledger
 from duly.notice import Notice
 from duly.people import People
 from duly.reception import Reception
-from duly.settings import Settings
+from duly.settings import LOOPBACK, Settings
 from duly.tasks import Supervisor
 from duly.transport import Session
-from duly.transports import alert_lists, http, logins, static, websocket
+from duly.transports import alert_lists, bodies, http, logins, static, visitors, websocket
 from duly.transports.express import Express
+from duly.transports.gate import Gate
 
 if TYPE_CHECKING:
     from duly.broker import Broker
@@ -195,7 +196,10 @@ class Hub:
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
         settings = self.settings
-        app = web.Application(client_max_size=http.BODY_LIMIT)
+        names = frozenset({settings.listen}) if settings.listen in LOOPBACK else None
+        gate = Gate(settings.origins, names)
+        app = web.Application(middlewares=[gate.middleware])
+        app[bodies.BODIES] = bodies.Bodies()
         sockets = websocket.WebSockets(self)
         post = http.Http(self)
         app.on_shutdown.append(sockets.close)
@@ -210,17 +214,24 @@ class Hub:
             ]
         )
         runner = web.AppRunner(
-            app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS
-        )
+            app, access_log=None, logger=http.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS,
+            lingering_time=1.0, read_bufsize=16 * 1024,
+        )  # fmt: skip
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
-        assert runner.server is not None
-        express = Express(post.express, runner.server, IDLE_SECONDS)
+        server = runner.server
+        assert server is not None
+        room = visitors.raise_descriptor_limit() - visitors.RESERVE
+        self.visitors = visitors.Visitors(room, settings.connections_per_address, IDLE_SECONDS)
+        express = Express(
+            post.express, lambda visitor: visitors.Handler(server, visitor), self.visitors, gate.answers_to
+        )
         self._closing.push_async_callback(express.close)
         try:
             listener = await asyncio.get_running_loop().create_server(
-                express, settings.listen, settings.port, ssl=tls, backlog=1024
-            )
+                express, settings.listen, settings.port, ssl=tls, backlog=1024,
+                ssl_handshake_timeout=visitors.GUEST_SECONDS if tls else None,
+            )  # fmt: skip
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
         self._closing.callback(listener.close)
@@ -368,8 +379,9 @@ class Hub:
     async def login(self, token: str | None, address: str) -> Principal:
         if token is None:
             raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
-        # Strangers send anything, also text that UTF-8 cannot carry.
-        if secrets.compare_digest(token.encode(errors="surrogatepass"), self._token.encode()):
+        if not (token.isascii() and token.isprintable()):
+            token = ""  # strangers send anything; it is no token of ours, and the guard counts it
+        if secrets.compare_digest(token.encode(), self._token.encode()):
             return Principal(LOCAL, Role.ADMIN)
         who = self._borrowed.get(token) or self.accounts.authenticate(token)
         if who is None:
@@ -386,7 +398,9 @@ class Hub:
         now = self.ledger.clock.now()
         wait = self._guard.blocked(address, now)
         if wait is not None:
-            raise TooManyLogins(f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s")
+            raise TooManyLogins(
+                f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s", wait
+            )
         self._guard.failed(address, now)
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
@@ -466,16 +480,15 @@ class Hub:
 
     async def _admin(self, request: web.Request) -> web.Response:
         try:
-            header = request.headers.get("Authorization", "")
-            who = await self.login(header.removeprefix("Bearer ").strip() or None, request.remote or "?")
+            who = await http.entered(self, request)
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
-            wanted = msgspec.json.decode(await request.read(), type=dict[str, str])
+            wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
             result = await self._administer(request.match_info["verb"], wanted)
-        except (msgspec.DecodeError, KeyError, ValueError) as problem:
-            return http.problem(Malformed(str(problem)))
         except DulyError as problem:
             return http.problem(problem)
+        except (msgspec.DecodeError, KeyError, ValueError) as problem:
+            return http.problem(Malformed(str(problem)))
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     async def _administer(self, verb: str, wanted: dict[str, str]) -> object:

@@ -15,7 +15,7 @@ from duly.auth import Principal, Role
 from duly.core.messages import Verdict, Word
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded, SenderError, Stopped
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
 from duly.journal import Journal
 from duly.transport import Session
 
@@ -159,7 +159,9 @@ class Reception:
 
 
 def _unable(session: Session, seq_id: str | None, problem: DulyError) -> bool:
-    session.push(frames.encode(frames.trouble(seq_id, ServerCode.INTERNAL, "internal", str(problem))))
+    word = problem.word if isinstance(problem, RateLimited) else "internal"
+    said = frames.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait)
+    session.push(frames.encode(said))
     return True
 
 

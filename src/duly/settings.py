@@ -24,6 +24,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SECTIONS: Final = frozenset({"sentinel"})
 """Tables of `duly.toml` that are not the hub's."""
 
+_ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
+
 T = TypeVar("T", bound=Struct)
 
 
@@ -62,6 +64,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_queued_bytes: int = 64 * 1024 * 1024
     """bytes of data in them"""
 
+    origins: list[str] = []
+    """pages of other origins that may use this hub: https://app.example"""
+    connections_per_address: int = 0
+    """how many connections one address may hold; 0: half of what there is room for"""
     registration: Literal["auto", "open", "closed"] = "auto"
     """whether strangers may register as people; auto: where only this machine can reach us"""
     friends_only: bool = False
@@ -92,6 +98,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.max_exp <= 0 or self.max_queued < 1 or self.max_queued_bytes < 1:
             raise Malformed("max_exp is seconds, more than 0; max_queued and max_queued_bytes are at least 1")
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise Malformed(
+                    f"an origin looks like https://app.example or http://localhost:8080, not {origin!r}"
+                )
+        if self.connections_per_address < 0:
+            raise Malformed("connections_per_address is a number of connections, or 0 for half of the room")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:
@@ -164,7 +177,7 @@ def _choose(
     for field in msgspec.structs.fields(kind):
         text = environment.get(f"{prefix}{field.name.upper()}")
         if text is not None:
-            chosen[field.name] = text
+            chosen[field.name] = text.split(",") if field.default_factory is list else text
     chosen |= {name: value for name, value in flags.items() if value is not None}
     try:
         return msgspec.convert(chosen, kind, strict=False)

@@ -99,6 +99,14 @@ class Life:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    def kill(self) -> None:
+        """End at once, as a crash would."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
     async def finish(self) -> None:
         """Wait until the work returns by itself, and do not start it again."""
         self._stopped = True
@@ -230,6 +238,15 @@ class Supervisor:
         for task in self._jobs:
             task.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
+
+    def kill(self) -> None:
+        """End everything at once, as a crash would."""
+        self._stopped = True
+        for life in self.lives:
+            life.kill()
+        self.lives.clear()
+        for task in self._jobs:
+            task.cancel()
 
     async def stop_periodic(self) -> None:
         """End what is due again and again; what must go on until the end goes on."""

@@ -104,8 +104,8 @@ async def site() -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub")
+async def place(tmp_path: Path, site: str) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub", origins=[site])
     await it.start()
     await it.add(Role.APP, "phone", "tablet")
     await it.add(Role.DEVICE, "lock")
@@ -299,7 +299,7 @@ async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
 async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
     context: Any, site: str, tmp_path: Path, postgres_server: servers.Postgres
 ) -> None:
-    town = Town(tmp_path, postgres_server)
+    town = Town(tmp_path, postgres_server, origins=[site])
     await town.start(2)
     nobody = f"http://127.0.0.1:{servers.quiet_port()}"
     urls = ", ".join([nobody, *(f"{hub.url}/" for hub in town.hubs)])

@@ -31,8 +31,8 @@ ENTER = """(() => {
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def town(tmp_path: Path) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub")
+async def town(tmp_path: Path, site: str) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub", origins=[site])
     await it.start()
     await it.add(Role.USER, "ann", "bob", "cid")
     yield it

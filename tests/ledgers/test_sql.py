@@ -18,7 +18,7 @@ from tests import servers
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
     "sqlite": ["sqlite.py", "sqlite_verbs.py", "sqlite_bulk.py"],
-    "postgres": ["postgres.py", "postgres_flush.py"],
+    "postgres": ["postgres.py", "postgres_flush.py", "postgres_watch.py"],
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(

@@ -16,6 +16,7 @@ import pytest
 from duly.auth import Role
 from duly.transports import http
 from duly.transports.express import PIECE, Express, Said
+from duly.transports.visitors import Visitor, Visitors
 from tests.places import Place
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer me\r\nContent-Length: %d\r\n\r\n%b"
@@ -46,7 +47,8 @@ class Road:
         self.others: list[Other] = []
         self.go = asyncio.Event()
         self.go.set()
-        self.express = Express(self._serve, self._other, idle)
+        self.visitors = Visitors(100, idle=idle)
+        self.express = Express(self._serve, self._other, self.visitors)
 
     async def _serve(self, token: str | None, address: str, body: bytes) -> Said:
         assert address == "127.0.0.1"
@@ -54,9 +56,9 @@ class Road:
         await self.go.wait()
         if body == b"bug":
             raise ZeroDivisionError
-        return Said(503 if body == b"later" else 202, b"<%b>" % body, body == b"later")
+        return Said(503 if body == b"later" else 202, b"<%b>" % body, 3 * (body == b"later"))
 
-    def _other(self) -> Other:
+    def _other(self, visitor: Visitor) -> Other:
         other = Other()
         other.heard = []
         self.others.append(other)
@@ -182,8 +184,11 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         writer.write(post(b"one"))
         await until(lambda: road.served)
         (connection,) = road.express.connections
-        timer = connection._timer
-        await until(lambda: connection._timer is not timer)
+        assert connection._visitor is not None
+        connection._visitor.recognise()  # a stranger has ten seconds
+        connection._visitor.watch()
+        timer = connection._visitor._timer
+        await until(lambda: connection._visitor._timer is not timer)
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
         assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -243,7 +248,7 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
                 body = body.replace(b"WAY", b"other" if way else b"plain")
                 token = place.tokens.get(who, who).encode()
                 head = b"Authorization: Bearer %b\r\nContent-Length: %d\r\n%b\r\n" % (token, len(body), way)
-                writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\n" + head + body)
+                writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n" + head + body)
                 status, heads, said = await answer(reader)
                 same = {name: heads.get(name) for name in ("Content-Type", "Retry-After")}
                 found[way].append((status, same, said.replace(b"other", b"plain")))

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from duly import hub as hub_module
-from duly.transports import http, websocket
+from duly.transports import bodies, visitors, websocket
 from tests.wire.conftest import Place
 from tests.wire.raw import Bare, Peer, address, bare, dial, handshake, join, ws_frame
 from tests.wire.test_fuzz import world
@@ -103,7 +102,7 @@ async def test_the_hubs_memory_stays_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_header_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(visitors, "GUEST_SECONDS", 0.5)
     await place.restart()
     async with place.join("lock") as lock, place.join("phone") as phone, AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(bare(place.url)) for _ in range(50)]
@@ -136,9 +135,9 @@ async def test_an_introduction_that_never_ends(place: Place, monkeypatch: pytest
 
 
 async def test_a_body_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(bodies, "READ_SECONDS", 0.3)
     head = (
-        f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.tokens['tablet']}\r\n"
+        f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {place.tokens['tablet']}\r\n"
         "Content-Length: 1000\r\n\r\n{"
     ).encode()
     async with place.join("lock") as lock, place.join("phone") as phone, AsyncExitStack() as stack:

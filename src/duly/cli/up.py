@@ -67,6 +67,10 @@ def up(
         bool | None,
         typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
     ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option("--origin", metavar="URL", help="A page of another origin that may use this hub."),
+    ] = None,
     registration: Annotated[
         Literal["open", "closed"] | None,
         typer.Option("--registration", metavar="open|closed", help="Whether strangers may register to chat."),
@@ -98,6 +102,7 @@ def up(
             "tls_key": tls_key,
             "insecure": insecure,
             "allow_private_webhooks": allow_private_webhooks,
+            "origins": origin or None,
             "registration": registration,
             "friends_only": friends_only,
         }

@@ -314,7 +314,7 @@ class App:
                 self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
-                refusal.wait = (frame.retry_after or 0) * SECOND
+                refusal.wait = seconds(frame.retry_after or 0)
                 if command is not None:
                     command.refusal = refusal
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))

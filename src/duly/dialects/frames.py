@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
-from duly.core.units import MS, SECOND
+from duly.core.units import MS
 from duly.dialects import limits
 from duly.errors import Malformed, RateLimited
 
@@ -83,7 +83,6 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     state: str | None = None
     error: str | None = None
     detail: str | None = None
-    retry_after: int | None = None
     cursor: int | None = None
     after: int | None = None
     first: int | None = None
@@ -95,6 +94,8 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     n: int | None = None
     attempt: int | None = None
     edited: bool = False
+    retry_after: float | None = None
+    """seconds to wait before the next try"""
 
 
 # What goes out by the thousand, as frames of only the fields that they have: written in half the time.
@@ -120,7 +121,7 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     state: str | None = None
     error: str | None = None
     detail: str | None = None
-    retry_after: int | None = None
+    retry_after: float | None = None
     """seconds"""
 
 
@@ -277,8 +278,18 @@ def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
 
 
 def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
-    """Why the hub did not take a frame; `wait` (µs) is when it may be sent again."""
-    return ServerAck(seq_id, code, None, error, detail, -(-wait // SECOND) or None)
+    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
+    return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
+
+
+def seconds_of(wait: int) -> float:
+    """A wait (µs) as the wire says it: seconds, to the millisecond, never too early.
+
+    >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
+    (1.5, 0.001, 2)
+    """
+    ms = -(-wait // MS)
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
 def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack:

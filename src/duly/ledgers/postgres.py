@@ -4,6 +4,7 @@ The laws. Callers gather (`duly.ledgers.gather`) and a flush is one transaction 
 connection that nobody else can keep busy. A transaction that lost a race is done again. Results are given
 out after the server has flushed them, whatever its default is. When the server is away, callers hear it
 at once and nothing is half stored; when it is back, the same ledger goes on.
+A server that does not answer is as good as away, within seconds (`postgres_watch`).
 Another hub may end a message, so whoever waits is served by looking: one query for all of them.
 """
 
@@ -35,21 +36,15 @@ from duly.ledger import (
 from duly.ledgers import rows, sql
 from duly.ledgers.gather import Batch, Gather
 from duly.ledgers.postgres_flush import Again, Flushed, flush
+from duly.ledgers.postgres_watch import Doubts, Watch, asyncpg, process_of
 from duly.tasks import report
-
-try:
-    import asyncpg
-except ImportError as missing:
-    raise LedgerUnavailable(
-        "PostgreSQL needs a driver that is not installed: pip install duly[postgres]"
-    ) from missing
 
 SESSIONS: Final = 8
 """Most transactions of callers at once; two more connections are for reading, one is for the flush."""
 ATTEMPTS: Final = 10
 POLL_SECONDS: Final = 0.025
 CONNECTING: Final[dict[str, Any]] = {
-    "timeout": 10,
+    "timeout": 3,
     "command_timeout": 60,
     # A plan made for an empty table would be kept while it grows: locking 200 of 300,000 rows took 830 ms
     # with it, 4 ms when planned for the table as it is. Planning costs 0.1 ms.
@@ -60,6 +55,9 @@ CONNECTING: Final[dict[str, Any]] = {
     },
 }
 
+
+RELEASE_SECONDS: Final = 3
+"""How long giving a connection back to the pool may take; then it is closed."""
 
 GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection says that is given back when its server is away."""
@@ -76,6 +74,10 @@ class PostgresLedger(Ledger):
         self._gather = Gather(self._start, self._learn)
         self._pool: Any = None
         self._line: Any = None
+        self._process: tuple[int, Any] = (0, None)
+        """the server's process behind the line"""
+        self._watch = Watch(url)
+        self._doubts = Doubts(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,9 +120,18 @@ class PostgresLedger(Ledger):
         if self._line is not None:
             line, self._line = self._line, None
             with suppress(*GONE):
-                await line.close()
+                await line.close(timeout=RELEASE_SECONDS)
+        self._watch.close()
         if self._pool is not None:
-            await self._pool.close()
+            await self._close_pool()
+
+    async def _close_pool(self) -> None:
+        """The pool waits for everybody to say goodbye; not for a server that does not answer."""
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -167,12 +178,12 @@ class PostgresLedger(Ledger):
     async def _transact(self, groups: list[w.Group]) -> Flushed:
         for _ in range(ATTEMPTS):
             with _translated():
-                if self._line is None or self._line.is_closed():
-                    self._line = await asyncpg.connect(self._url, **CONNECTING)
-                transaction = self._line.transaction(isolation="read_committed")
+                line = await self._ready_line()
+                transaction = line.transaction(isolation="read_committed")
                 try:
-                    await transaction.start()
-                    flushed = await flush(self._line, groups)
+                    with self._watch.over(line):
+                        await transaction.start()
+                        flushed = await flush(line, groups)
                 except (Again, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                     await transaction.rollback()
                     continue
@@ -181,12 +192,23 @@ class PostgresLedger(Ledger):
                     raise
             with _translated(committing=True):
                 try:
-                    await transaction.commit()
+                    with self._watch.over(line):
+                        await transaction.commit()
                 except BaseException:
+                    self._doubts.add(self._process)
                     self._hang_up()
                     raise
             return flushed
         raise LedgerUnavailable(OVERTAKEN)
+
+    async def _ready_line(self) -> Any:
+        if self._doubts:
+            await self._doubts.settle()
+        if self._line is None or self._line.is_closed():
+            self._line = await asyncpg.connect(self._url, **CONNECTING)
+            with self._watch.over(self._line):
+                self._process = await process_of(self._line)
+        return self._line
 
     def _hang_up(self) -> None:
         """Whatever was open on the connection is rolled back by the server."""
@@ -201,20 +223,20 @@ class PostgresLedger(Ledger):
     async def _transaction(self) -> AsyncIterator[Transaction]:
         with self._gather.within():
             async with self._sessions, self._connection() as connection:
-                session = _Session(connection)
+                session = _Session(connection, self._watch)
                 transaction = connection.transaction(isolation="read_committed")
-                with _translated():
+                with _translated(), self._watch.over(connection):
                     await transaction.start()
                 try:
                     yield session
                     session.check()
                 except BaseException:
-                    with suppress(*GONE):
+                    with suppress(*GONE), self._watch.over(connection):
                         await transaction.rollback()
                     raise
                 finally:
                     session.over = True
-                with _translated(committing=True):
+                with _translated(committing=True), self._watch.over(connection):
                     await transaction.commit()
         self._learn(session.applied)
 
@@ -234,18 +256,21 @@ class PostgresLedger(Ledger):
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         with self._asking_the_pool():
+            if self._doubts:
+                await self._doubts.settle()
             connection = await self._pool.acquire()
         try:
             yield connection
         finally:
             with suppress(*GONE):
-                await self._pool.release(connection)
+                await self._pool.release(connection, timeout=RELEASE_SECONDS)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, name: str, *args: Any) -> list[Any]:
-        with self._asking_the_pool():
-            found: list[Any] = await self._pool.fetch(sql.queries("postgres")[name], *args)
+        async with self._connection() as connection:
+            with self._asking_the_pool(), self._watch.over(connection):
+                found: list[Any] = await connection.fetch(sql.queries("postgres")[name], *args)
         return found
 
     async def find(self, key: bytes) -> Record | None:
@@ -402,8 +427,9 @@ class _Session:
     """A caller's transaction. The first error ends it, whatever its caller does about it: PostgreSQL would
     answer a COMMIT after it with a silent rollback."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, watch: Watch) -> None:
         self._connection = connection
+        self._watch = watch
         self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
@@ -435,7 +461,7 @@ class _Session:
                 raise ProgramError("this transaction has ended; open a new one")
             self.check()
             try:
-                with _translated():
+                with _translated(), self._watch.over(self._connection):
                     yield
                 if not self._connection.is_in_transaction():
                     raise ProgramError(

@@ -18,6 +18,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeAlias, cast
 
+from duly.transports.visitors import Visitor, Visitors
+
 LOG: Final = logging.getLogger("duly.http")
 
 PIECE: Final = 64 * 1024
@@ -30,12 +32,16 @@ _PLAIN: Final = frozenset({b"accept", b"accept-encoding", b"content-type", b"use
 """Heads that change nothing about the answer."""
 
 
+LATER: Final = 3
+"""Seconds after which to try again, where nothing more is known."""
+
+
 class Said(NamedTuple):
-    """An answer: its status, and its JSON. `later`: it may be tried again, in some seconds."""
+    """An answer: its status, and its JSON. `later`: it may be tried again, in so many seconds."""
 
     status: int
     body: bytes
-    later: bool = False
+    later: int = 0
 
 
 Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[Said]]
@@ -45,10 +51,17 @@ Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[Said]]
 class Express:
     """One hub's: its listener and the connections that nothing else is known of."""
 
-    def __init__(self, serve: Serve, otherwise: Callable[[], asyncio.BaseProtocol], idle: float) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        otherwise: Callable[[Visitor], asyncio.BaseProtocol],
+        visitors: Visitors,
+        answers_to: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self.serve = serve
         self.otherwise = otherwise
-        self.idle = idle
+        self.visitors = visitors
+        self.answers_to = answers_to
         self.connections: set[Connection] = set()
         self._day = (0, b"")
 
@@ -82,8 +95,7 @@ class Connection(asyncio.Protocol):
         self._head: Head | None = None
         self._kept = b""
         self._closing = self._stalled = False
-        self._heard = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._visitor: Visitor | None = None
         self.serving: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,30 +103,22 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else "?"
-        self._express.connections.add(self)
-        self._heard = self._loop.time()
-        self._look_at_the_clock()
+        self._visitor = self._express.visitors.enter(self._transport, self._address)
+        if self._visitor is not None:
+            self._express.connections.add(self)
+            self._visitor.watch()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         self._express.connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look_at_the_clock(self) -> None:
-        """Whoever has said nothing for too long is hung up on."""
-        over = self._heard + self._express.idle
-        if self.serving is None and over <= self._loop.time():
-            self._transport.close()
-        else:
-            again = over if self.serving is None else self._loop.time() + self._express.idle
-            self._timer = self._loop.call_at(again, self._look_at_the_clock)
+        if self._visitor is not None:
+            self._visitor.leave()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
+        visitor = self._visitor
+        if visitor is None:
+            return  # turned away
         if self.serving is not None:
             self._kept += data
             self._transport.pause_reading()  # one at a time
@@ -123,19 +127,26 @@ class Connection(asyncio.Protocol):
         if text != self._text:  # they are mostly the same
             self._text, self._head = text, read_head(text)
         head = self._head
-        if not found or head is None or head.length != len(body) or len(data) > PIECE:
-            self._hand_over(data)
+        if (
+            not found
+            or head is None
+            or head.length != len(body)
+            or len(data) > PIECE
+            or not self._express.answers_to(head.host)
+        ):
+            self._hand_over(data, visitor)
         else:
-            self.serving = self._loop.create_task(self._serve(head.token, body))
+            visitor.begin()
+            self.serving = self._loop.create_task(self._serve(head.token, body, visitor))
 
-    def _hand_over(self, data: bytes) -> None:
-        self._leave()
-        other = self._express.otherwise()
+    def _hand_over(self, data: bytes, visitor: Visitor) -> None:
+        self._express.connections.discard(self)
+        other = self._express.otherwise(visitor)
         self._transport.set_protocol(other)
         other.connection_made(self._transport)
         cast("asyncio.Protocol", other).data_received(data)
 
-    async def _serve(self, token: str | None, body: bytes) -> None:
+    async def _serve(self, token: str | None, body: bytes, visitor: Visitor) -> None:
         try:
             said = await self._express.serve(token, self._address, body)
         except Exception:
@@ -144,10 +155,12 @@ class Connection(asyncio.Protocol):
             return
         finally:
             self.serving = None
+            visitor.end()
+        if said.status not in _STRANGER:
+            visitor.recognise()
         if self._transport.is_closing():
             return
         self._transport.write(self._written(said))
-        self._heard = self._loop.time()
         if self._closing:
             self._transport.close()
         elif self._kept:
@@ -162,7 +175,7 @@ class Connection(asyncio.Protocol):
                 self.data_received(data)
 
     def _written(self, said: Said) -> bytes:
-        later = b"Retry-After: 3\r\n" if said.later else b""
+        later = b"Retry-After: %d\r\n" % said.later if said.later else b""
         length, date = len(said.body), self._express.date()
         return _ANSWER % (said.status, _PHRASES[said.status], length, date, later, said.body)
 
@@ -189,6 +202,8 @@ class Connection(asyncio.Protocol):
 _ANSWER: Final = (
     b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n%b\r\n%b"
 )
+_STRANGER: Final = frozenset({401, 429})
+"""What is said to those whom we do not know."""
 _PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
@@ -197,13 +212,14 @@ class Head(NamedTuple):
 
     token: str | None
     length: int
+    host: str
 
 
 def read_head(head: bytes) -> Head | None:
     """The head of a request that may go by express; None if it may not.
 
     >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2")
-    Head(token=None, length=2)
+    Head(token=None, length=2, host='hub')
     >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nExpect: 100-continue")
     """
     first, *lines = head.split(b"\r\n")
@@ -226,4 +242,4 @@ def read_head(head: bytes) -> Head | None:
     if seen.pop(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
     token = seen.pop(b"authorization", b"").decode().removeprefix("Bearer ").strip()
-    return None if seen else Head(token or None, int(length))
+    return None if seen else Head(token or None, int(length), host.decode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from math import ceil
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from msgspec import Raw
 
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
-from duly.core.units import FOREVER, MS
+from duly.core.units import FOREVER, MS, SECOND
 from duly.core.writes import Delivery
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
@@ -28,18 +29,20 @@ from duly.errors import (
     NotAllowed,
     NotAuthenticated,
     Overloaded,
+    RateLimited,
     SenderError,
     Stopped,
     TooManyLogins,
 )
 from duly.ledger import Ledger, Record
+from duly.logs import Seldom
 from duly.transport import Unhurried
-from duly.transports.express import Said
+from duly.transports import bodies
+from duly.transports.express import LATER, Said
+from duly.transports.visitors import visitor_of
 
 BATCH_LIMIT: Final = 1_000
-BODY_LIMIT: Final = 8 * 1024 * 1024
 WAIT_LIMIT: Final = 300.0
-READ_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 30.0
 
 
@@ -55,14 +58,20 @@ def _of_interest(record: logging.LogRecord) -> bool:
 LOG: Final = logging.getLogger("duly.http")
 """Where aiohttp says what surprised it."""
 LOG.addFilter(_of_interest)
+LOG.addFilter(Seldom())
 
 
-class Server(Protocol):
+class Login(Protocol):
+    """Who knows tokens."""
+
+    async def login(self, token: str | None, address: str) -> Principal: ...
+
+
+class Server(Login, Protocol):
     """What HTTP needs of its hub."""
 
     @property
     def ledger(self) -> Ledger: ...
-    async def login(self, token: str | None, address: str) -> Principal: ...
     async def receive_all(self, sessions: Sequence[Waiter], who: Principal, raws: Sequence[bytes]) -> None:
         """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
         ...
@@ -81,6 +90,20 @@ class Server(Protocol):
     def trail(self, key: bytes) -> list[Any]:
         """When what happened to a message here, if it is still remembered."""
         ...
+
+
+async def entered(server: Login, request: web.Request) -> Principal:
+    """Who makes this request; raises `NotAuthenticated`."""
+    who = await server.login(token_in(request), request.remote or "?")
+    visitor = visitor_of(request)
+    if visitor is not None:
+        visitor.recognise()
+    return who
+
+
+def token_in(request: web.Request) -> str | None:
+    """The token in the head of a request."""
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip() or None
 
 
 class Batch:
@@ -174,15 +197,7 @@ class Http:
 
         async def serve(request: web.Request) -> web.Response:
             try:
-                header = request.headers.get("Authorization", "")
-                who = await self._server.login(
-                    header.removeprefix("Bearer ").strip() or None, request.remote or "?"
-                )
-                return await inner(request, who)
-            except web.HTTPRequestEntityTooLarge:
-                return error(413, "too_large", f"the body is over {BODY_LIMIT} bytes; send less at once")
-            except web.HTTPException:
-                raise
+                return await inner(request, await entered(self._server, request))
             except DulyError as trouble:
                 return problem(trouble)
 
@@ -191,14 +206,7 @@ class Http:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
-        if request.content.is_eof():  # it is here already, as small ones are
-            raw = await request.read()
-        else:
-            try:
-                async with asyncio.timeout(READ_SECONDS):
-                    raw = await request.read()
-            except TimeoutError:
-                return error(408, "timeout", f"the body did not arrive within {READ_SECONDS:.0f} s")
+        raw = await bodies.read(request)
         wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
@@ -334,11 +342,18 @@ def _said(waiter: Waiter, wait: float) -> Said:
     status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
     if _is_all(frame):
         status = 200
-    return Said(status, waiter.said, frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL))
+    if frame.error == RateLimited.word:
+        status = 429
+    later = LATER if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else 0
+    return Said(status, waiter.said, _whole(frame.retry_after) or later)
+
+
+def _whole(seconds: float | None) -> int:
+    """As a header says it: whole seconds, never too early."""
+    return 0 if not seconds else max(1, ceil(seconds))
 
 
 _JSON: Final = {"Content-Type": "application/json"}
-_LATER: Final = _JSON | {"Retry-After": "3"}
 
 
 def _taken(said: bytes) -> bool:
@@ -401,7 +416,8 @@ def _key(text: str) -> bytes:
 
 
 def response(said: Said) -> web.Response:
-    return web.Response(body=said.body, status=said.status, headers=_LATER if said.later else _JSON)
+    headers = _JSON | {"Retry-After": str(said.later)} if said.later else _JSON
+    return web.Response(body=said.body, status=said.status, headers=headers)
 
 
 def as_json(value: object, status: int = 200) -> web.Response:
@@ -412,8 +428,13 @@ def error(status: int, word: str, detail: str) -> web.Response:
     return response(_trouble(status, word, detail))
 
 
-def _trouble(status: int, word: str, detail: str) -> Said:
-    return Said(status, msgspec.json.encode({"error": word, "detail": detail}), status == 503)
+def _trouble(status: int, word: str, detail: str, wait: int = 0) -> Said:
+    """An error as JSON; `wait` (µs) is how long to wait before the next try."""
+    said: dict[str, Any] = {"error": word, "detail": detail}
+    later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
+    if wait:
+        said["retry_after"] = frames.seconds_of(wait)
+    return Said(status, msgspec.json.encode(said), later)
 
 
 def problem(trouble: DulyError) -> web.Response:
@@ -422,7 +443,7 @@ def problem(trouble: DulyError) -> web.Response:
 
 def said_of(trouble: DulyError) -> Said:
     match trouble:
-        case TooManyLogins():
+        case TooManyLogins() | RateLimited():
             status = 429
         case NotAuthenticated():
             status = 401
@@ -434,7 +455,7 @@ def said_of(trouble: DulyError) -> Said:
             status = 503
         case _:
             status = 503 if trouble.retry else 500
-    return _trouble(status, trouble.word, str(trouble))
+    return _trouble(status, trouble.word, str(trouble), trouble.wait)
 
 
 ALERTS: Final = frozenset({"alert_event", "alert_update", "alert_cancel"})
@@ -469,6 +490,7 @@ _ACK_SCHEMA: Final = {
         "state": {"type": "string"},
         "error": {"type": "string"},
         "detail": {"type": "string"},
+        "retry_after": {"type": "number", "description": "seconds to wait before the next try"},
         "ack": {"type": "object"},
     },
 }
@@ -478,7 +500,8 @@ def _answers(*statuses: int) -> dict[str, Any]:
     words = {
         200: "ended; the ack is in the body", 202: "accepted and stored", 400: "malformed, stale or expired",
         401: "not authenticated", 403: "not allowed", 404: "not known", 409: "the first run is still going",
-        413: "too large", 422: "the same id with other content", 503: "try again",
+        413: "too large", 422: "the same id with other content", 429: "too much: wait as long as it says",
+        503: "try again",
     }  # fmt: skip
     schema = {"application/json": {"schema": _ACK_SCHEMA}}
     return {str(s): {"description": words[s], "content": schema} for s in statuses}
@@ -505,7 +528,7 @@ OPENAPI: Final[dict[str, Any]] = {
                     {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}},
                 ],
                 "requestBody": {"required": True, "content": {"application/json": {"schema": _FRAME_SCHEMA}}},
-                "responses": _answers(200, 202, 400, 401, 403, 409, 413, 422, 503),
+                "responses": _answers(200, 202, 400, 401, 403, 409, 413, 422, 429, 503),
             },
             "get": {"summary": "Messages, newest first, by page", "responses": _answers(200, 401)},
         },

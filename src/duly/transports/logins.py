@@ -13,8 +13,9 @@ from aiohttp import web
 from msgspec import Struct
 
 from duly.auth import Principal
-from duly.errors import DulyError, Malformed, NotAuthenticated
-from duly.transports.http import problem
+from duly.errors import DulyError, Malformed
+from duly.transports import bodies
+from duly.transports.http import entered, problem, token_in
 
 T = TypeVar("T")
 
@@ -93,10 +94,8 @@ class _Logins:
         return _json({"name": who.name})
 
     async def _who(self, request: web.Request) -> tuple[str, Principal]:
-        token = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if not token:
-            raise NotAuthenticated("no token; send Authorization: Bearer …")
-        return token, await self._server.login(token, _address(request))
+        who = await entered(self._server, request)
+        return token_in(request) or "", who
 
 
 def _guarded(
@@ -104,19 +103,17 @@ def _guarded(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def serve(request: web.Request) -> web.Response:
         try:
-            answer = await inner(request)
+            return await inner(request)
         except DulyError as trouble:
-            answer = problem(trouble)
-        # A page from elsewhere may log its user in: it has to be told the password for that, not a cookie.
-        answer.headers["Access-Control-Allow-Origin"] = "*"
-        return answer
+            return problem(trouble)
 
     return serve
 
 
 async def _body(request: web.Request, as_: type[T]) -> T:
+    raw = await bodies.read(request, guest=True)
     try:
-        return msgspec.json.decode(await request.read(), type=as_)
+        return msgspec.json.decode(raw, type=as_)
     except (msgspec.DecodeError, ValueError) as trouble:
         raise Malformed(f"the body does not fit: {trouble}") from None
 

@@ -21,8 +21,9 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from duly.auth import Principal
 from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, ServerCode
-from duly.errors import NotAuthenticated, SenderError
+from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.logs import Seldom
+from duly.transports.visitors import visitor_of
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(Seldom())
@@ -269,6 +270,9 @@ class WebSockets:
                         )
                     elif message.type in _OVER:
                         break
+        except Exception:
+            LOG.exception("a bug in serving a WebSocket")
+            session.close("a bug in the hub; come back")
         finally:
             self._sessions.discard(session)
             if who is not None:
@@ -290,7 +294,9 @@ async def _introduction(
     try:
         header = request.headers.get("Authorization")
         if header is not None:
-            return await server.login(header.removeprefix("Bearer ").strip(), address), None
+            who = await server.login(header.removeprefix("Bearer ").strip(), address)
+            _recognise(request)
+            return who, None
         async with asyncio.timeout(AUTH_SECONDS):
             message = await socket.receive()
         if message.type is not WSMsgType.TEXT:
@@ -298,13 +304,18 @@ async def _introduction(
         frame = frames.decode(message.data)
         if frame.type != "auth":
             raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
-        return await server.login(frame.token, address), frame.cursors
+        who = await server.login(frame.token, address)
+        _recognise(request)
+        return who, frame.cursors
     except TimeoutError:
         trouble = _trouble(
             "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED
         )
     except SenderError as problem:
-        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED)
+        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, problem.wait)
+    except DulyError as problem:
+        word = problem.word if isinstance(problem, RateLimited) else "internal"
+        trouble = _trouble(word, str(problem), ServerCode.INTERNAL, problem.wait)
     session.push(trouble)
     session.close("not authenticated")
     async for _ in socket:  # until the other side has seen it and hung up
@@ -312,5 +323,11 @@ async def _introduction(
     return None, None
 
 
-def _trouble(word: str, detail: str, code: ServerCode) -> bytes:
-    return frames.encode(frames.trouble(None, code, word, detail))
+def _recognise(request: web.Request) -> None:
+    visitor = visitor_of(request)
+    if visitor is not None:
+        visitor.recognise()
+
+
+def _trouble(word: str, detail: str, code: ServerCode, wait: int = 0) -> bytes:
+    return frames.encode(frames.trouble(None, code, word, detail, wait))

@@ -82,6 +82,7 @@ class Peer(Node):
             peer._timer.cancel()
         if peer is not None and hasattr(peer, "_mailbox"):
             peer._mailbox._cancel_timers()
+            peer._mailbox.link._tasks.kill()
         for task in list(self.own):
             task.cancel()
         self.world.broker.hang_up(self.name)

@@ -20,6 +20,14 @@ SELECT coalesce(max(number), 0) FROM duly_schema;
 -- name: migrated
 INSERT INTO duly_schema (number, name) VALUES ($1, $2);
 
+-- name: own_backend
+-- The server process behind this connection.
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: end_backend
+-- End a server process, if it is still that one; no row when it is gone.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2;
+
 -- name: admit
 -- Insert what is absent. What is being inserted by another hub is waited for.
 INSERT INTO duly_messages

@@ -1,0 +1,202 @@
+"""The connections to the hub's port, and how many of them there may be.
+
+The laws. An address may hold so many connections and no more, by default half of what there is room for. One
+that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
+ends it. When descriptors run short, those that have not authenticated go first, the oldest before the others;
+a connection that has is never closed for a stranger's sake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+GUEST_SECONDS: Final = 10.0
+"""How long somebody who has not said who they are may take for a request."""
+RESERVE: Final = 128
+"""Descriptors that are kept for the ledger, the broker and files."""
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    b"Retry-After: 3\r\nConnection: close\r\n\r\n%b"
+)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of open files to what it may have; what it is now."""
+    try:
+        import resource
+    except ImportError:  # a platform without such limits
+        return 1 << 20
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):
+            pass
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+@lru_cache(4_096)
+def place_of(address: str) -> str:
+    """What counts as one address: of IPv6 the network that one customer gets.
+
+    >>> place_of("192.0.2.7"), place_of("2001:db8::1")
+    ('192.0.2.7', '2001:db8::/64')
+    """
+    try:
+        if ":" in address:
+            return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    except ValueError:
+        pass
+    return address
+
+
+class Visitor:
+    """One connection."""
+
+    __slots__ = ("_heard", "_timer", "_transport", "_visitors", "address", "busy", "known", "place")
+
+    def __init__(self, visitors: Visitors, transport: asyncio.Transport, address: str) -> None:
+        self.address = address
+        self.place = place_of(address)
+        self.busy = 0
+        """requests that are being served"""
+        self.known = False
+        """they have said who they are"""
+        self._visitors = visitors
+        self._transport = transport
+        self._heard = asyncio.get_running_loop().time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def recognise(self) -> None:
+        """They have said who they are, and it was true."""
+        if not self.known:
+            self.known = True
+            self._visitors.guests.pop(self, None)
+
+    def begin(self) -> None:
+        """A request has come whole, or as far as its body."""
+        self.busy += 1
+
+    def end(self) -> None:
+        """It is answered."""
+        self.busy -= 1
+        self._heard = asyncio.get_running_loop().time()
+
+    def watch(self) -> None:
+        """Hang up on them when they are silent for too long, or do not come to an end."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        lasts = self._visitors.idle if self.known else GUEST_SECONDS
+        over = (loop.time() if self.busy else self._heard) + lasts
+        if over <= loop.time():
+            self._transport.abort()
+        else:
+            self._timer = loop.call_at(over, self.watch)
+
+    def leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._visitors.forget(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class Visitors:
+    """All connections of one hub. `room` is how many there may be, `each` how many of one address; 0 is half
+    of the room."""
+
+    def __init__(self, room: int, each: int = 0, idle: float = 75.0) -> None:
+        self.room = max(room, 16)
+        self.each = each or max(self.room // 2, 8)
+        self.idle = idle
+        self.refused = 0
+        self.guests: dict[Visitor, None] = {}
+        """those who have not said who they are, the oldest first"""
+        self._count = 0
+        self._places: dict[str, int] = {}
+
+    def enter(self, transport: asyncio.Transport, address: str) -> Visitor | None:
+        """Take a connection in; None if it was turned away."""
+        visitor = Visitor(self, transport, address)
+        here = self._places.get(visitor.place, 0)
+        if here >= self.each:
+            self._turn_away(transport, f"{here} connections from {visitor.place}; close some first")
+            return None
+        if self._count >= self.room and not self._make_room():
+            self._turn_away(transport, "all connections are in use; try again soon")
+            return None
+        self._count += 1
+        self._places[visitor.place] = here + 1
+        self.guests[visitor] = None
+        return visitor
+
+    def forget(self, visitor: Visitor) -> None:
+        self.guests.pop(visitor, None)
+        self._count -= 1
+        here = self._places.get(visitor.place, 0) - 1
+        if here > 0:
+            self._places[visitor.place] = here
+        else:
+            self._places.pop(visitor.place, None)
+
+    def _make_room(self) -> bool:
+        for guest in list(self.guests):
+            if not guest.busy:
+                self.guests.pop(guest)
+                guest.abort()
+                self.refused += 1
+                return True
+        return False
+
+    def _turn_away(self, transport: asyncio.Transport, why: str) -> None:
+        self.refused += 1
+        body = b'{"error":"overloaded","detail":"%b"}' % why.encode()
+        transport.write(_FULL % (len(body), body))
+        transport.close()
+
+
+class Handler(RequestHandler):
+    """aiohttp's end of a connection, that says when it is over."""
+
+    __slots__ = ("visitor",)
+
+    def __init__(self, server: web.Server, visitor: Visitor) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **server._kwargs)
+        self.visitor = visitor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.visitor.watch()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is said when aiohttp itself fails before anything of ours is asked: of an `Expect` that is no
+        text, for one."""
+        if isinstance(exc, UnicodeError):
+            self.force_close()
+            said = {"error": "malformed", "detail": "the head of this request is no text"}
+            return web.json_response(said, status=400)
+        return super().handle_error(request, status, exc, message)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.visitor.leave()
+
+
+def visitor_of(request: web.Request) -> Visitor | None:
+    """Whose request this is."""
+    return getattr(cast("Any", request.protocol), "visitor", None)
