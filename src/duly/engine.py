@@ -88,10 +88,6 @@ class _Group:
         """messages that need no step of their own: they share what becomes of another"""
         self._commit: asyncio.Future[list[Results]] | None = None
 
-    @property
-    def full(self) -> bool:
-        return len(self.steps) >= GROUP or self.size >= GROUP_BYTES or len(self.taken) >= CAPACITY
-
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
         """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
         try:
@@ -253,16 +249,20 @@ class Engine:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
                 now = self._look_at_the_clock()
-                while self._events and not gathering.full:
-                    taken = self._events.popleft()
+                events, steps = self._events, gathering.steps
+                for _ in range(min(len(events), CAPACITY - len(gathering.taken))):
+                    if len(steps) >= GROUP or gathering.size >= GROUP_BYTES:
+                        break
+                    taken = events.popleft()
                     gathering.taken.append(taken)
-                    if type(taken[0]) is Arrived:
-                        gathering.size += len(taken[0].message.body)
-                    todo = self._handle(taken[0], now)
+                    event = taken[0]
+                    todo = self._handle(event, now)
                     if todo:
                         self._perform_effects(todo, gathering)
-                    elif type(taken[0]) is Arrived:
-                        gathering.attached.append(taken[0])
+                    if type(event) is Arrived:
+                        gathering.size += len(event.message.body)
+                        if not todo:
+                            gathering.attached.append(event)
                 todo = []
                 if self._waiting:
                     self._make_room()

@@ -30,19 +30,19 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from duly.core.lane import Lane, Release
 from duly.core.messages import Message, Mode, Order
 from duly.core.units import MS, SECOND
 from duly.core.window import Outstanding, Window
 from duly.core.writes import is_later
 from duly.errors import Malformed
 
+__all__ = ["LATE", "LanePolicy", "Lanes", "Move", "Release", "Supersede", "mark_name"]
+
 CHAINS_KEPT: Final = 50_000
 MARKS_KEPT: Final = 100_000
 AHEAD_KEPT: Final = 1_024
 """A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
-
-TIDY_AFTER: Final = 32
-"""Messages that have ended and may lie in a lane's queue, besides half of what is queued."""
 
 LATE: Final = "a later one took effect before it arrived"
 
@@ -71,17 +71,6 @@ class LanePolicy(Struct, frozen=True):
             raise Malformed("a lane is bounded by acknowledgements or by what is under way, not by both")
         if self.window < 0 or self.drift < 0:
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
-
-
-class Release(Struct, frozen=True, gc=False):
-    """This message's turn. `n` and `ms` are what its lane's mark is raised to; `after` is the number
-    that went before it in the lane, -1 if none is known."""
-
-    message: Message
-    mark: str
-    n: int
-    ms: int
-    after: int
 
 
 class Supersede(Struct, frozen=True):
@@ -126,42 +115,6 @@ class _Chain:
         return not self.ahead and not self.held
 
 
-class _Lane:
-    """A lane that has something under way, or queues."""
-
-    __slots__ = ("_over", "holders", "queue", "width")
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        """how many may be under way at once; 0: nobody counts"""
-        self.holders: set[bytes] = set()
-        self.queue: deque[Release] = deque()
-        self._over: set[bytes] = set()
-        """keys of what is still queued and has ended"""
-
-    def drop(self, key: bytes) -> None:
-        """A queued message has ended: it expired, or was cancelled."""
-        if self.queue:
-            self._over.add(key)
-            if len(self._over) > len(self.queue) // 2 + TIDY_AFTER:
-                self.queue = deque(queued for queued in self.queue if queued.message.key not in self._over)
-                self._over.clear()
-
-    def next(self) -> Release | None:
-        """The next that has not ended."""
-        while self.queue:
-            queued = self.queue.popleft()
-            if queued.message.key not in self._over:
-                return queued
-            self._over.discard(queued.message.key)
-        self._over.clear()
-        return None
-
-    @property
-    def free(self) -> bool:
-        return not self.width or len(self.holders) < self.width
-
-
 class Lanes:
     """All lanes of one inbox."""
 
@@ -181,7 +134,7 @@ class Lanes:
         """the number last left to another hub, by its mark"""
         self._of: dict[str, set[str]] = {}
         """the marks of each recipient"""
-        self._lanes: dict[str, dict[str | None, _Lane]] = {}
+        self._lanes: dict[str, dict[str | None, Lane]] = {}
         self.reachable: set[str] = set()
         self._deadlines: list[tuple[int, str]] = []
         self._turn = 0
@@ -570,12 +523,12 @@ class Lanes:
             return self._policy.width or 0
         return 1 if self._policy.serial else 0
 
-    def _lane(self, message: Message) -> _Lane:
+    def _lane(self, message: Message) -> Lane:
         lanes = self._lanes.setdefault(message.recipient, {})
         key = _lane_key(message)
         lane = lanes.get(key)
         if lane is None:
-            lane = lanes[key] = _Lane(self._width(message))
+            lane = lanes[key] = Lane(self._width(message))
         return lane
 
 

@@ -93,13 +93,18 @@ class WebSocketSession:
             return
         self._queue.append(frame)
         self._size += len(frame)
-        if self._watch is None and self.congested:
-            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
-        if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
-            self._hang_up()
+        if self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES:
+            self._crowd()
         if not self._due:
             self._due = True
             self._soon(self._flush)
+
+    def _crowd(self) -> None:
+        """It is congested: see whether it moves, and that it does not become too much."""
+        if self._watch is None:
+            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
+        if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
+            self._hang_up()
 
     @property
     def congested(self) -> bool:
