@@ -38,7 +38,7 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
-from duly.journal import Journal
+from duly.journal import MQTT, Journal
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -137,7 +137,7 @@ class MqttDevices:
             else:
                 await self._answer(kind, payload, old, ack)
         except SenderError as problem:
-            await self._journal.refuse("mqtt", topic, problem.word, str(problem))
+            await self._journal.refuse(MQTT, topic, problem.word, str(problem))
             ack()
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +145,7 @@ class MqttDevices:
     async def _status(self, name: str, payload: bytes, old: bool) -> None:
         if name == HUB:
             return
-        if self._accounts.role_of(name) is not Role.DEVICE:
+        if await self._accounts.look(name, MQTT) is not Role.DEVICE:
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
         if not old:

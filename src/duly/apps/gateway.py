@@ -26,7 +26,7 @@ from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Mode, Order, Verdict, Word, key_of, names_in, parts_of
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
@@ -46,7 +46,7 @@ from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded
+from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded, Stale
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -228,13 +228,32 @@ class Gateway:
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._end_of(frame))
-        if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
-            raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
+        if who.role is Role.DEVICE:
+            raise _not_granted(who.name, message.recipient)
+        if not self._accounts.may(who, message.recipient):
+            return self._look_for_grant(session, who, frame, message)
+        return self._admit(session, who, frame, message)
+
+    async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
+        """Another hub may have made it a moment ago."""
+        if not await self._accounts.look_for_grant(who, message.recipient):
+            raise _not_granted(who.name, message.recipient)
+        said = self._admit(session, who, frame, message)
+        return said if isinstance(said, bool) else await said
+
+    def _admit(
+        self, session: Session, who: Principal, frame: Frame, message: Message
+    ) -> bool | Awaitable[bool]:
+        if message.made and message.made <= self._accounts.predecessor(who.name):
+            raise Stale(
+                f"this id is older than the account {who.name}, whose name was another's before; "
+                "send it again with a new id, and check the clock"
+            )
         if frame.queue and not message.expires:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
             message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
-        event = Arrived(message, session, frame.queue)
+        event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
         if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
             return self._ask_around(event)
         return self._hand_over(event, answered=True)
@@ -395,6 +414,9 @@ class Gateway:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = frames.encode(frames.ack(id_, recipient, state, answer))
         _push_to(origins, frame)
+        before = self._accounts.predecessor(scope)
+        if before and int.from_bytes(key[:6], "big") * MS <= before:
+            return  # another app of that name asked for it
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
         for session in self._apps.get(scope, ()):
             if session not in origins:
@@ -463,6 +485,8 @@ class Gateway:
                     for entry in entries:
                         if entry.n > told[device]:  # it may have been told while we read
                             told[device] = entry.n
+                            if entry.at < self._accounts.born(device):
+                                continue  # another device of that name said it
                             session.push(_numbered(entry.body, entry.n))
         finally:
             self._behind.pop((session, device), None)
@@ -511,6 +535,10 @@ async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
         for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
             heard[device] = entry.at // MS
     return heard
+
+
+def _not_granted(app: str, device: str) -> NotAllowed:
+    return NotAllowed(f"{app} may not command {device}; ask for a grant")
 
 
 def _stream(device: str) -> str:

@@ -18,7 +18,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from duly.auth import Principal
 from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, ServerCode
-from duly.errors import NotAuthenticated, SenderError
+from duly.errors import LedgerError, NotAuthenticated, SenderError
 
 AUTH_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 20.0
@@ -230,6 +230,8 @@ async def _introduction(
         )
     except SenderError as problem:
         trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED)
+    except LedgerError as problem:
+        trouble = _trouble("internal", str(problem), ServerCode.INTERNAL)
     session.push(trouble)
     session.close("not authenticated")
     async for _ in socket:  # until the other side has seen it and hung up
