@@ -34,7 +34,7 @@ async def settled(work: Work, count: int) -> None:
 
 
 async def test_those_who_were_here_before_go_first_and_are_never_refused_for_strangers() -> None:
-    queue, work = HashQueue(1, waiting=3), Work()
+    queue, work = HashQueue(1, 0, waiting=3), Work()
     tasks = [
         asyncio.create_task(queue.run(lambda n=n: work.of(f"stranger{n}"), f"net{n}"))
         for n in range(6)  # type: ignore[misc]
@@ -51,7 +51,7 @@ async def test_those_who_were_here_before_go_first_and_are_never_refused_for_str
 
 
 async def test_one_network_has_only_a_few_places() -> None:
-    queue, work = HashQueue(1, waiting=64, per_network=2), Work()
+    queue, work = HashQueue(1, 0, per_network=2), Work()
     tasks = [asyncio.create_task(queue.run(lambda: work.of("x"), "flood")) for _ in range(10)]
     await settled(work, 1)
     other = asyncio.create_task(queue.run(lambda: work.of("y"), "other"))
@@ -67,7 +67,7 @@ async def test_one_network_has_only_a_few_places() -> None:
 
 
 async def test_who_gives_up_leaves_the_thread_to_its_work_and_the_turn_to_the_next() -> None:
-    queue, work = HashQueue(1), Work()
+    queue, work = HashQueue(1, 0), Work()
     running = asyncio.create_task(queue.run(lambda: work.of("running"), "a"))
     await settled(work, 1)
     waiting = [asyncio.create_task(queue.run(lambda: work.of("waiting"), f"n{n}")) for n in range(2)]
@@ -81,4 +81,17 @@ async def test_who_gives_up_leaves_the_thread_to_its_work_and_the_turn_to_the_ne
     async with asyncio.timeout(5):
         while queue._free != 1:
             await asyncio.sleep(0.001)
+    queue.close()
+
+
+async def test_one_thread_is_kept_for_those_who_were_here_before() -> None:
+    queue, work = HashQueue(2, 1), Work()
+    strangers = [asyncio.create_task(queue.run(lambda: work.of("stranger"), f"n{n}")) for n in range(3)]
+    await settled(work, 1)
+    known = asyncio.create_task(queue.run(lambda: work.of("ann"), "home", first=True))
+    await settled(work, 2)
+    assert work.begun == ["stranger", "ann"]
+    work.end(4)
+    await asyncio.gather(known, *strangers)
+    assert queue._free == 2
     queue.close()
