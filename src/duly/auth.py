@@ -6,43 +6,52 @@ when it is made; only its SHA-256 is kept, so whoever reads the ledger can imper
 
 A name is free again when its account was removed; but of a person something may be left: see LEAVING.
 
-The ledger is the truth, and every question is answered from memory: who connects is checked without I/O.
-What other processes have changed is seen at the next `refresh`.
+The ledger is the truth. Where this process alone writes it, every question is answered from memory. Where
+other hubs write it too, memory is never enough to let anybody in: who connects is confirmed by a read
+(`identify`, `confirm`), what a live connection sends is admitted only if its account still stands (`proof`,
+judged in the same transaction), and what memory does not know is looked up before it is refused (`look`,
+`look_for_grant`).
 
-Guessing is slowed down by `LoginGuard`: each claimed account and each address for itself.
+An account has an epoch: it changes when its token or password does, and when all its logins are ended; what
+was shown before is void then. A name that is given again is another account: `born`
+bounds what it may read, and ids made before its predecessor was removed are not its own (`predecessor`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
-from collections import OrderedDict
 from contextlib import suppress
 from enum import StrEnum
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as changed
 
-from duly.core.retry import RetryPolicy
-from duly.core.units import MINUTE, SECOND
+from duly.account_names import NAME, check_account_name, check_name
+from duly.core.quota import Quota, Rate
 from duly.core.writes import Drop, Given, Put, PutNew, Write
-from duly.errors import Conflict, Malformed
+from duly.errors import Conflict, Malformed, NotAuthenticated
+from duly.item_loader import ItemLoader
 from duly.ledger import Ledger
 from duly.secret_box import SecretBox, is_sealed
 
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners know one when they see it."""
 
-RESERVED: Final = frozenset({"hub", "local"})
-"""The hub among the MQTT nodes, and whoever may read its data folder."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _PRINCIPALS: Final = "principals"
 _GRANTS: Final = "grants"
+_TOKENS: Final = "tokens"
+"""whose token has this SHA-256: so that any hub finds a token by one look"""
+_REMOVED: Final = "removed"
+"""when the last account of a name was removed, in microseconds"""
+VERSIONS: Final = "versions"
+"""items that change whenever what they are named after does: one look tells whether to read it again"""
+_VERSION: Final = (VERSIONS, "accounts")
+MISSES: Final = Rate(20)
+"""Names that one account may have looked up in the ledger for nothing."""
 LEAVING: Final = "leaving"
 """people whose account was removed, and when: what they were in has to be ended"""
 FORMER: Final = "former"
@@ -67,6 +76,10 @@ class Principal(Struct, frozen=True):
     role: Role
     device: str = ""
     """which of their logins, for people who have several"""
+    epoch: int = 0
+    """the account's when they showed it; 0 stands for whoever has the name"""
+    login: str = ""
+    """the name of their session on its shelf, for people who logged in"""
 
 
 class Account(Struct, frozen=True):
@@ -90,6 +103,14 @@ class _Stored(Struct, frozen=True):
     """the argon2id of a person's password; they have no token of their own, but one for each login"""
     key: str = ""
     """the public key with which a device signs what it says over MQTT; empty: it need not"""
+    voided: int = 0
+    """the epoch, once what was shown at first has become void"""
+    after: int = 0
+    """when the last account of this name was removed; 0 if there was none"""
+
+    @property
+    def epoch(self) -> int:
+        return self.voided or self.created
 
 
 _decode: Final = msgspec.json.Decoder(_Stored).decode
@@ -101,22 +122,6 @@ def sessions(name: str) -> str:
     return f"sessions/{name}"
 
 
-def check_name(name: str) -> str:
-    """The name if it can be one: it also has to serve as an MQTT username and as a level of a topic.
-
-    >>> check_name("lock-1")
-    'lock-1'
-    """
-    if name in RESERVED:
-        raise Malformed(f"{name!r} is the hub's own name; choose another")
-    if not _NAME.fullmatch(name):
-        raise Malformed(
-            f"{name[:80]!r} cannot be a name; use 1 to 64 letters a–z, digits and . _ -, "
-            "not starting with a dot or a dash"
-        )
-    return name
-
-
 class Accounts:
     """The principals and grants of one ledger; one of these per process. `refresh` it once before use: until
     then it knows nobody."""
@@ -124,8 +129,14 @@ class Accounts:
     def __init__(self, ledger: Ledger, box: SecretBox | None = None) -> None:
         self._ledger = ledger
         self._box = box
+        self.items = ItemLoader(ledger)
+        self._misses = Quota(MISSES)
         self._book = _Book()
         self._loaded = False
+        self.version: bytes | None = None
+        """changes with every change of an account or a grant, wherever it was made"""
+        self._lapsed: set[str] = set()
+        """who was known and turned out to have lost their standing, until `refresh` or `catch_up` tells"""
         self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
 
     # ── asking: from memory ──────────────────────────────────────────────────────────────────────
@@ -137,11 +148,47 @@ class Accounts:
     def may(self, principal: Principal, device: str) -> bool:
         """Whether they may command the device. A connection can outlive its account: whoever was removed or
         disabled since may nothing."""
-        book = self._book
-        standing = book.standing.get(principal.name)
+        if not self.stands(principal):
+            return False
+        return principal.role is Role.ADMIN or device in self._book.granted.get(principal.name, _NOBODY)
+
+    def stands(self, principal: Principal) -> bool:
+        """Whether their account is still the one they were let in as."""
+        standing = self._book.standing.get(principal.name)
         if standing is None or standing.role is not principal.role:
             return False
-        return principal.role is Role.ADMIN or device in book.granted.get(principal.name, _NOBODY)
+        return principal.epoch in (0, standing.epoch)
+
+    def proof(self, principal: Principal, device: str = "") -> tuple[Given, ...]:
+        """What has to be so in the ledger for them to stand, and, if they are an app, to command the device.
+        Empty where memory knows it: where nobody else writes the ledger."""
+        body = self._book.bodies.get(principal.name)
+        if self._ledger.sole or body is None:
+            return ()
+        needed = [Given(_PRINCIPALS, principal.name, body)]
+        if device and principal.role is Role.APP:
+            needed.append(Given(_GRANTS, _grant(principal.name, device)))
+        if principal.login:
+            needed.append(Given(sessions(principal.name), principal.login))
+        return tuple(needed)
+
+    def row(self, name: str) -> Given:
+        """That a user's account still is what it is in memory."""
+        return Given(_PRINCIPALS, name, self._book.bodies.get(name, b""))
+
+    def epoch(self, name: str) -> int:
+        """Which epoch an account is in; 0 if there is none."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.epoch
+
+    def born(self, name: str) -> int:
+        """When an account was made; 0 if there is none."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.created
+
+    def predecessor(self, name: str) -> int:
+        """When another account of this name was removed; 0 if there was none."""
+        return self._book.after.get(name, 0)
 
     def allows(self, sender: str, device: str) -> bool:
         """Whether the sender of a command may still command the device, and that is still there."""
@@ -159,13 +206,88 @@ class Accounts:
         """The apps that may command this device, and so hear what it says."""
         return self._book.apps_of.get(device, _NOBODY)
 
+    # ── asking the ledger, where other hubs write it too ─────────────────────────────────────────
+
+    async def identify(self, token: str) -> Principal | None:
+        """Whose token this is, by what the ledger holds now."""
+        key = digest(token)
+        who = self._book.by_token.get(key)
+        if self._ledger.sole:
+            return who
+        if who is None:
+            (owner,) = await self.items.get((_TOKENS, key.hex()))
+            name = "" if owner is None else owner.decode()
+        else:
+            name = who.name
+        one = await self.confirmed(name) if name else None
+        if one is None or one.disabled or one.token != key.hex():
+            return None
+        return self._book.standing.get(name)
+
+    async def confirmed(self, name: str) -> _Stored | None:
+        """An account as it is in the ledger now; memory learns it."""
+        while not self._ledger.sole:
+            before = self._book.bodies.get(name)
+            (body,) = await self.items.get((_PRINCIPALS, name))
+            if self._book.bodies.get(name) == before:  # else it was changed here meanwhile: look again
+                if body != before:
+                    self._learn(name, body)
+                break
+        return self._book.stored.get(name)
+
+    def _learn(self, name: str, body: bytes | None) -> None:
+        book = self._book
+        before = book.standing.get(name)
+        one: _Stored | None = None
+        with suppress(msgspec.DecodeError):  # a role that only a newer duly knows
+            one = None if body is None else _decode(body)
+        if one is None or body is None:
+            book.unseat(name)
+        else:
+            book.seat(name, one, body)
+        if before is not None and book.standing.get(name) != before:
+            self._lapsed.add(name)
+
+    async def confirm(self, principal: Principal) -> None:
+        """Raises `NotAuthenticated` if they no longer stand, by what the ledger holds now."""
+        login: bytes | None = b""
+        if not self._ledger.sole:
+            await self.confirmed(principal.name)
+            if principal.login:
+                (login,) = await self.items.get((sessions(principal.name), principal.login))
+        if login is None or not self.stands(principal):
+            raise NotAuthenticated("your login is no longer valid; log in again")
+
+    async def look(self, name: str, asker: str = "") -> Role | None:
+        """What kind of principal this is; also of one that another hub has made just now. `asker` is the
+        account on whose behalf it is asked: it may ask for so many that there are not."""
+        looks = self._is_worth_a_look(self._book.stored.get(name) is None, name, asker)
+        if looks and await self.confirmed(name) is not None:
+            self._misses.give_back(asker)
+        return self.role_of(name)
+
+    async def look_for_grant(self, principal: Principal, device: str) -> bool:
+        """`may`, also by a grant that another hub has made just now."""
+        app = principal.name
+        if self._is_worth_a_look(not self.may(principal, device), device, app):
+            (grant,) = await self.items.get((_GRANTS, _grant(app, device)))
+            if grant is not None:
+                await asyncio.gather(self.confirmed(app), self.confirmed(device))
+                self._book.link(app, device)
+                self._misses.give_back(app)
+        return self.may(principal, device)
+
+    def _is_worth_a_look(self, unknown: bool, name: str, asker: str) -> bool:
+        if not unknown or self._ledger.sole or not NAME.fullmatch(name):
+            return False
+        return not self._misses.take(asker, self._ledger.clock.now())
+
     # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
 
     async def add(self, role: Role, name: str, *, replace: bool = False, key: str = "") -> str:
         """Make a principal; its token, which cannot be had again. With `replace` an existing one of this role
         gets a new token, and its old one is void; its grants stay, and its key unless another is given. `key`
         is the public key of a device that signs what it says over MQTT."""
-        check_name(name)
         if key and role is not Role.DEVICE:
             raise Malformed("only a device has a key; nodes keep theirs themselves, see 'duly keys'")
         if key:
@@ -173,41 +295,53 @@ class Accounts:
 
             key = read_key(key).shown
         token = PREFIX + secrets.token_urlsafe(32)
+        hashed = digest(token).hex()
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
-            new = _Stored(role, digest(token).hex(), self._ledger.clock.now(), key=key)
             if old is not None:
+                check_name(name)
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=new.token, key=key or old.key)
-                await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
+                new = changed(old, token=hashed, key=key or old.key, voided=self._next_epoch(old))
+                await self._replace(name, new, Drop(_TOKENS, old.token), Put(_TOKENS, hashed, name.encode()))
             else:
+                check_account_name(name)
+                new = _Stored(role, hashed, self._ledger.clock.now(), key=key)
                 # A grant that was being made while its principal was removed must not be inherited.
                 left = [grant for grant in book.dangling if name in grant]
                 drops = tuple(Drop(_GRANTS, _grant(*grant)) for grant in left)
-                await self._put_new(name, new, drops)
+                await self._put_new(name, new, (*drops, Put(_TOKENS, hashed, name.encode()), _news()))
                 book.dangling.difference_update(left)
-            book.seat(name, new)
         return token
+
+    def _next_epoch(self, old: _Stored) -> int:
+        return max(self._ledger.clock.now(), old.epoch + 1)
+
+    async def _replace(self, name: str, new: _Stored, *also: Write) -> None:
+        body = _encode(new)
+        await self._ledger.write(Put(_PRINCIPALS, name, body), *also, _news())
+        self._book.seat(name, new, body)
 
     async def register(self, name: str, password: str) -> None:
         """Make a user who logs in with a password, of which this is the hash."""
-        check_name(name)
+        check_account_name(name)
         async with self._changing:
-            book = await self._current()
             sealed = self._seal(name, "password", password)
             new = _Stored(Role.USER, "", self._ledger.clock.now(), password=sealed)
             with suppress(Conflict):  # strangers are not told by whom
-                if name not in book.stored:
+                if name not in self._book.stored:
                     await self._put_new(name, new)
-                    book.seat(name, new)
                     return
             raise Conflict(f"the name {name!r} is taken; choose another")
 
     async def _put_new(self, name: str, new: _Stored, then: tuple[Write, ...] = ()) -> None:
         """Lay a principal on its shelf; raises `Conflict` if the name is not free."""
-        put = PutNew(_PRINCIPALS, name, _encode(new), then=then)
+        removed = await self._ledger.item(_REMOVED, name)
+        if removed is not None:
+            new = changed(new, after=int(removed))
+        body = _encode(new)
+        put = PutNew(_PRINCIPALS, name, body, then=then)
         leaving = Given(LEAVING, name, otherwise=(put,))
         match await self._ledger.write(Given(FORMER, name, otherwise=(leaving,))):
             case [True, *_]:
@@ -218,31 +352,30 @@ class Accounts:
                 )
             case [_, _, False, *_]:
                 raise _taken(name, "made by another process just now")
+        self._book.seat(name, new, body)
 
     async def set_password(self, name: str, password: str) -> None:
-        """Give a user another password; this is its hash."""
+        """Give a user another password; this is its hash. All their logins are void."""
+        await self._change_user(name, password=password)
+
+    async def void_logins(self, name: str) -> None:
+        """Make all logins of a user void."""
+        with suppress(Malformed):  # there is no such user (any more), and so no login of theirs
+            await self._change_user(name)
+
+    async def _change_user(self, name: str, **fields: str) -> None:
         async with self._changing:
             old = (await self._current()).stored.get(name)
             if old is None or old.role is not Role.USER:
                 raise Malformed(f"there is no user named {name!r}; check the name")
-            new = changed(old, password=self._seal(name, "password", password))
-            await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
-            self._book.seat(name, new)
+            if "password" in fields:
+                fields["password"] = self._seal(name, "password", fields["password"])
+            await self._replace(name, changed(old, voided=self._next_epoch(old), **fields))
 
     def password_of(self, name: str) -> str:
         """The hash of a user's password; empty if they have none, or may not log in."""
         one = self._book.stored.get(name)
         return "" if one is None or one.disabled else self._unseal(name, "password", one.password)
-
-    async def look(self, name: str) -> Role | None:
-        """What kind of principal this is; also of one that another process has made just now."""
-        if self._book.stored.get(name) is None and not self._ledger.sole and _NAME.fullmatch(name):
-            async with self._changing:
-                body = await self._ledger.item(_PRINCIPALS, name)
-                with suppress(msgspec.DecodeError):
-                    if body is not None:
-                        self._book.seat(name, _decode(body))
-        return self.role_of(name)
 
     async def remove(self, name: str) -> bool:
         """Forget a principal with all its grants and logins; whether there was one. Its name is free again,
@@ -251,10 +384,13 @@ class Accounts:
             book = await self._current()
             grants = book.grants_of(name)
             also: list[Write] = [Drop(_GRANTS, _grant(*grant)) for grant in grants]
+            if name in book.stored:
+                also.append(Put(_REMOVED, name, b"%d" % self._ledger.clock.now()))
+                also.append(Drop(_TOKENS, book.stored[name].token))
             if name in book.stored and book.stored[name].role is Role.USER:
                 also.append(Put(LEAVING, name, b"%d" % self._ledger.clock.now()))
                 also += [Drop(sessions(name), key) for key in await self._ledger.shelf(sessions(name))]
-            gone, *_ = await self._ledger.write(Drop(_PRINCIPALS, name), *also)
+            gone, *_ = await self._ledger.write(Drop(_PRINCIPALS, name), *also, _news())
             for grant in grants:
                 book.unlink(*grant)
             book.unseat(name)
@@ -274,9 +410,7 @@ class Accounts:
             old = book.stored.get(name)
             if old is None:
                 raise Malformed(f"there is nobody named {name!r}; check the name")
-            new = changed(old, disabled=disabled)
-            await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
-            book.seat(name, new)
+            await self._replace(name, changed(old, disabled=disabled))
 
     async def grant(self, app: str, device: str) -> bool:
         """Let an app command a device, and hear it; whether that is new."""
@@ -287,7 +421,7 @@ class Accounts:
                     raise Malformed(
                         f"there is no {role.value} named {name!r}; check the name, or add it first"
                     )
-            (new,) = await self._ledger.write(Put(_GRANTS, _grant(app, device), b""))
+            new, *_ = await self._ledger.write(Put(_GRANTS, _grant(app, device), b""), _news())
             book.link(app, device)
         return bool(new)
 
@@ -295,7 +429,7 @@ class Accounts:
         """Take a grant back; whether there was one."""
         async with self._changing:
             book = await self._current()
-            (gone,) = await self._ledger.write(Drop(_GRANTS, _grant(app, device)))
+            gone, *_ = await self._ledger.write(Drop(_GRANTS, _grant(app, device)), _news())
             book.unlink(app, device)
         return bool(gone)
 
@@ -303,13 +437,19 @@ class Accounts:
         """Read everything again. Returns who was known before and has lost their standing (removed, disabled,
         another token): hang up on them."""
         async with self._changing:
-            before, standing = self._book.by_token, self._book.standing
             await self._load()
-            after = self._book
-            gone = {name for name, who in standing.items() if after.standing.get(name) != who}
-            return frozenset(
-                gone | {who.name for token, who in before.items() if after.by_token.get(token) != who}
-            )
+            return self._drain()
+
+    def _drain(self) -> frozenset[str]:
+        lapsed, self._lapsed = frozenset(self._lapsed), set()
+        return lapsed
+
+    async def catch_up(self) -> frozenset[str]:
+        """`refresh`, if anything was changed since: one small read, to be asked often. Returns the same."""
+        (version,) = await self.items.get(_VERSION)
+        if version != self.version:
+            return await self.refresh()
+        return self._drain()
 
     async def _current(self) -> _Book:
         """What stands now. Of a ledger that nobody else writes we know it."""
@@ -319,16 +459,20 @@ class Accounts:
 
     async def _load(self) -> None:
         book = _Book()
+        version = await self._ledger.item(*_VERSION)  # first: what changes while we read is read again
         principals, grants = await self._ledger.shelf(_PRINCIPALS), await self._ledger.shelf(_GRANTS)
         for name, body in principals.items():
             try:
-                book.seat(name, _decode(body))
+                book.seat(name, _decode(body), body)
             except msgspec.DecodeError:
                 continue  # a role that only a newer duly knows: whom we cannot judge we do not let in
         for grant in grants:
             app, _, device = grant.partition("/")
             book.link(app, device)
-        self._book, self._loaded = book, True
+        before = self._book
+        self._book, self._loaded, self.version = book, True, version
+        self._lapsed |= {name for name, who in before.standing.items() if book.standing.get(name) != who}
+        self._lapsed |= {who.name for key, who in before.by_token.items() if book.by_token.get(key) != who}
 
     def role_of(self, name: str) -> Role | None:
         """What kind of principal this is; None for nobody, or somebody disabled."""
@@ -360,7 +504,7 @@ class Accounts:
                 if new != old:
                     plain.append(Put(_PRINCIPALS, name, _encode(new)))
             if plain:
-                await self._ledger.write(*plain)
+                await self._ledger.write(*plain, _news())
                 await self._load()
         return len(plain)
 
@@ -378,6 +522,10 @@ class _Book:
 
     def __init__(self) -> None:
         self.stored: dict[str, _Stored] = {}
+        self.bodies: dict[str, bytes] = {}
+        """as they lie on the shelf"""
+        self.after: dict[str, int] = {}
+        """when the predecessors of those accounts were removed whose names were somebody else's before"""
         self.standing: dict[str, Principal] = {}
         self.by_token: dict[bytes, Principal] = {}
         self.granted: dict[str, frozenset[str]] = {}
@@ -385,11 +533,13 @@ class _Book:
         self.dangling: set[tuple[str, str]] = set()
         """grants of which one side is not there: of no effect"""
 
-    def seat(self, name: str, one: _Stored) -> None:
+    def seat(self, name: str, one: _Stored, body: bytes) -> None:
         self.unseat(name)
-        self.stored[name] = one
+        self.stored[name], self.bodies[name] = one, body
+        if one.after:
+            self.after[name] = one.after
         if not one.disabled:
-            self.standing[name] = who = Principal(name, one.role)
+            self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
             if one.token:
                 self.by_token[bytes.fromhex(one.token)] = who
 
@@ -398,6 +548,8 @@ class _Book:
         if old is not None:
             self.by_token.pop(bytes.fromhex(old.token), None)
             self.standing.pop(name, None)
+            self.bodies.pop(name, None)
+            self.after.pop(name, None)
 
     def link(self, app: str, device: str) -> None:
         one, other = self.stored.get(app), self.stored.get(device)
@@ -426,6 +578,11 @@ class _Book:
 def _grant(app: str, device: str) -> str:
     """The name of a grant on its shelf; no name of a principal has a slash."""
     return f"{app}/{device}"
+
+
+def _news() -> Put:
+    """That accounts have changed."""
+    return Put(*_VERSION, secrets.token_bytes(8))
 
 
 def digest(token: str) -> bytes:
@@ -465,64 +622,3 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
             }
         case _:
             raise Malformed(f"there is no verb {verb!r}")
-
-
-# ── guessing ─────────────────────────────────────────────────────────────────────────────────────
-
-LOGIN: Final = RetryPolicy.exponential(SECOND, 5 * MINUTE, jitter=0)
-"""How long one has to wait after a failed login too many: 1 s, 2 s, 4 s … 5 min."""
-
-
-class LoginGuard:
-    """Slows guessing down. Ask `blocked` first, for the claimed account and for the address; if either says
-    how long to wait, say so and look at nothing, and count nothing. Then tell it how the login went.
-
-    Failures below the limit cost nothing: people mistype. Memory is bounded: whoever failed longest ago is
-    forgotten. If the clock is set back, what lies in its future is void: better a few guesses too many than
-    a person locked out for as long as the clock was wrong.
-
-    >>> guard = LoginGuard()
-    >>> for _ in range(6):
-    ...     guard.failed("account eve", now=0)
-    >>> guard.blocked("account eve", now=250_000), guard.blocked("account eve", now=SECOND)
-    (750000, None)
-    """
-
-    def __init__(self, policy: RetryPolicy = LOGIN, *, free: int = 5, remembered: int = 10_000) -> None:
-        if free < 0 or remembered < 1:
-            raise Malformed("a login guard needs free >= 0 and remembered >= 1")
-        self._policy = policy
-        self._free = free
-        self._remembered = remembered
-        self._failures: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-
-    def blocked(self, who: str, now: int) -> int | None:
-        """How long they have to wait before the next try, in microseconds; None if they need not."""
-        count, at = self._failures.get(_short(who), (0, 0))
-        left = at + self._wait(count) - now
-        return left if left > 0 and at <= now else None
-
-    def failed(self, who: str, now: int) -> None:
-        """They were not who they said."""
-        key = _short(who)
-        count, _ = self._failures.pop(key, (0, 0))
-        self._failures[key] = (count + 1, now)
-        if len(self._failures) > self._remembered:
-            self._failures.popitem(last=False)
-
-    def succeeded(self, who: str) -> None:
-        """They were: what they got wrong before is forgotten."""
-        if self._failures:
-            self._failures.pop(_short(who), None)
-
-    def __len__(self) -> int:
-        return len(self._failures)
-
-    def _wait(self, count: int) -> int:
-        over = count - self._free
-        return (self._policy.delay(over, b"") or self._policy.cap) if over > 0 else 0
-
-
-def _short(who: str) -> bytes:
-    """Of fixed length, whatever strangers call themselves."""
-    return blake2b(who.encode(errors="surrogatepass"), digest_size=16).digest()

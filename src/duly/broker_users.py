@@ -41,13 +41,12 @@ class HubUsers:
         return name == HUB or self._accounts.role_of(name) in (Role.DEVICE, Role.NODE)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user who logs in like this. An account that another hub has made just now is looked up."""
+        """The user who logs in like this, by what the ledger holds now."""
         if username == HUB:
             if secrets.compare_digest(password.encode(errors="replace"), self.hub_password.encode()):
                 return broker_rules.hub(HUB)
             raise NotAuthenticated("only the hub itself logs in as 'hub'")
-        await self._accounts.look(username)
-        who = self._accounts.authenticate(password)
+        who = await self._accounts.identify(password)
         if who is None or who.name != username:
             raise NotAuthenticated(f"the password is not the token of {username!r}; 'duly add' makes one")
         if who.role is Role.DEVICE:

@@ -32,30 +32,39 @@ from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.apps.pushes import last_heard
 from duly.archive import Archive
-from duly.auth import Accounts, LoginGuard, Principal, Role, administer
+from duly.auth import Accounts, Principal, Role, administer
+from duly.authenticator import Authenticator
 from duly.core.backlog import BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
-from duly.core.units import DAY, SECOND, seconds
+from duly.core.units import DAY, seconds
 from duly.errors import (
     DulyError,
     LedgerError,
     Malformed,
     NotAllowed,
-    NotAuthenticated,
-    TooManyLogins,
 )
 from duly.floor_watch import FloorWatch
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers import open_ledger
+from duly.login_guard import LoginGuard
 from duly.notice import Notice
 from duly.people import People
 from duly.reception import Reception
 from duly.settings import LOOPBACK, Settings
 from duly.tasks import Supervisor
 from duly.transport import Session
-from duly.transports import alert_lists, bodies, http, logins, static, visitors, websocket
+from duly.transports import (
+    alert_lists,
+    bodies,
+    http,
+    logins,
+    page_cursors,
+    static,
+    visitors,
+    websocket,
+)
 from duly.transports.express import Express
 from duly.transports.gate import Gate
 
@@ -70,10 +79,10 @@ PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
+REVOKED_SECONDS: Final = 1.0
+"""How long a connection may outlive its account at another hub where no ring is heard."""
 ACCOUNTS: Final = "accounts"
-"""What is rung when accounts or grants have changed."""
-LOCAL: Final = "local"
-"""The name of whoever may read the data folder."""
+"""What is rung when accounts, grants or logins have changed."""
 
 
 SWITCH_SECONDS: Final = 0.001
@@ -101,8 +110,6 @@ class Hub:
         self.settings = settings
         self._data = Path(settings.data)
         self._token = f"duly_{secrets.token_urlsafe(32)}"
-        self._borrowed: dict[str, Principal] = {}
-        self._guard = LoginGuard()
         self.tasks = Supervisor()
         self._closing = contextlib.AsyncExitStack()
         self.url = ""
@@ -142,8 +149,14 @@ class Hub:
         self._bell = await self._hang_bell()
         self.gateway = Gateway(self.ledger, self.accounts, journal, policy, self._bell)
         self.chat = Chat(self.ledger, self.accounts, journal, ChatPolicy(settings.friends_only), self._bell)
-        self.people = People(self.ledger, self.accounts, self._guard, open_=settings.open_registration)
+        guard = LoginGuard()
+        self.people = People(
+            self.ledger, self.accounts, guard, open_=settings.open_registration, ended=self._logged_out
+        )
         closing.callback(self.people.close)
+        self._authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
+        self.login = self._authenticator.login
+        self.cursors = await page_cursors.open_cursors(self.ledger)
         self.alerts = Alerts(
             self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box
         )
@@ -165,6 +178,8 @@ class Hub:
         await self._listen(tls)
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
+        if not self.ledger.sole:
+            self.tasks.every("hanging up on the revoked", REVOKED_SECONDS, self._hang_up_on_revoked)
         closing.push_async_callback(self.tasks.stop_periodic)
         notice.post(self._data, Notice(self.url, self._token, os.getpid()))
         closing.callback(notice.remove, self._data)
@@ -180,7 +195,7 @@ class Hub:
         bell.tasks = self.tasks
 
         def changed(_: str) -> None:
-            self.tasks.do("refreshing accounts", self._refresh())
+            self.tasks.do("hanging up on the revoked", self._hang_up_on_revoked())
 
         bell.listen(ACCOUNTS, changed)
         await bell.start()
@@ -361,13 +376,35 @@ class Hub:
             await self.chat.see_off()
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                for name in await self.accounts.refresh() | await self.people.refresh():
-                    self._dismiss(name)
+                await self._hang_up(await self.accounts.refresh(), await self.people.refresh())
                 await self.alerts.refresh()
             before, self._others = self._others, self._living()
             if before - self._others:  # somebody has died: what they were at must not wait for the next round
                 with contextlib.suppress(DulyError):
                     await self.alerts.adopt(self._others)
+
+    async def _hang_up_on_revoked(self) -> None:
+        """Hang up on those whose account or login has ended at another hub, and cancel what is no longer
+        allowed."""
+        with contextlib.suppress(LedgerError):
+            before = self.accounts.version
+            await self._hang_up(await self.accounts.catch_up(), await self.people.catch_up())
+            if self.accounts.version != before:
+                await self.gateway.review()
+
+    async def _hang_up(self, accounts: frozenset[str], logins_: frozenset[Principal] = frozenset()) -> None:
+        for name in accounts:
+            self._reception.dismiss(name)
+            if self._broker is not None:
+                self.tasks.do("broker dismissal", _dismiss_from_broker(self._broker, name))
+        for who in logins_:
+            self.chat.dismiss(who.name, who.device)
+
+    def _logged_out(self, name: str, device: str) -> None:
+        """Somebody's login has ended here, or all of them."""
+        self.chat.dismiss(name, device)
+        if self._bell is not None:
+            self._bell.ring(ACCOUNTS)
 
     def _living(self) -> frozenset[str]:
         """The hubs on this ledger."""
@@ -376,33 +413,9 @@ class Hub:
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def login(self, token: str | None, address: str) -> Principal:
-        if token is None:
-            raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
-        if not (token.isascii() and token.isprintable()):
-            token = ""  # strangers send anything; it is no token of ours, and the guard counts it
-        if secrets.compare_digest(token.encode(), self._token.encode()):
-            return Principal(LOCAL, Role.ADMIN)
-        who = self._borrowed.get(token) or self.accounts.authenticate(token)
-        if who is None:
-            who = await self.people.recognise(token)
-        if who is not None:
-            # Nobody guesses 32 random bytes: only strangers wait. Otherwise one device with an old token
-            # would lock out everybody else behind the same address.
-            self._guard.succeeded(address)
-            if who.role is Role.NODE:
-                raise NotAllowed(
-                    f"{who.name} is a node: nodes talk over MQTT; 'duly add device' makes a device"
-                )
-            return who
-        now = self.ledger.clock.now()
-        wait = self._guard.blocked(address, now)
-        if wait is not None:
-            raise TooManyLogins(
-                f"too many failed logins from {address}; try again in {wait / SECOND:.0f} s", wait
-            )
-        self._guard.failed(address, now)
-        raise NotAuthenticated("this token is not known; 'duly add' makes one")
+    def born(self, who: Principal) -> int:
+        """When somebody's account was made: what is older was another's of that name. An admin sees all."""
+        return 0 if who.role is Role.ADMIN else self.accounts.born(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         try:
@@ -424,10 +437,10 @@ class Hub:
         return self.gateway.trail(key)
 
     async def list_alerts(
-        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes]
+        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
         alerts, following = await self.alerts.desk.page(
-            standing=standing, sentinel=sentinel, limit=limit, before=before
+            standing=standing, sentinel=sentinel, limit=limit, before=before, since=since
         )
         return [desk.show(alert) for alert in alerts], following
 
@@ -494,16 +507,10 @@ class Hub:
     async def _administer(self, verb: str, wanted: dict[str, str]) -> object:
         match verb:
             case "borrow":
-                name = wanted["name"]
-                found = [account for account in self.accounts.list() if account.name == name]
-                if not found:
-                    raise NotAllowed(f"there is no {name}; 'duly add' it first")
-                token = f"duly_{secrets.token_urlsafe(32)}"
-                self._borrowed[token] = Principal(name, found[0].role)
-                return {"token": token}
+                return {"token": await self._authenticator.lend(wanted["name"])}
             case "login":
                 name = wanted["name"]
-                if self.accounts.role_of(name) is not Role.USER:
+                if await self.accounts.look(name) is not Role.USER:
                     raise NotAllowed(f"there is no user {name}; 'duly add user {name}' first")
                 return {"token": await self.people.let_in(name, wanted.get("device", ""))}
             case "list":
@@ -530,19 +537,9 @@ class Hub:
                 if verb == "remove":
                     await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):
-                    self._dismiss(wanted["name"])  # whoever came with a token that is void now
+                    await self._hang_up(frozenset({wanted["name"]}))  # who came with a token that is void now
                     await self.chat.see_off()
                 return result
-
-    def dismiss(self, name: str) -> None:
-        """Hang up on somebody who has logged out."""
-        self._reception.dismiss(name)
-
-    def _dismiss(self, name: str) -> None:
-        if self._broker is not None:
-            self.tasks.do("broker dismissal", _dismiss_from_broker(self._broker, name))
-        self._borrowed = {token: who for token, who in self._borrowed.items() if who.name != name}
-        self._reception.dismiss(name)
 
 
 async def _dismiss_from_broker(broker: Broker, name: str) -> None:

@@ -286,7 +286,10 @@ class MqttDevices:
         role = self._accounts.role_of(name)
         if name == HUB or role is Role.NODE:
             return False
-        if role is not Role.DEVICE:
+        if role not in (
+            Role.DEVICE,
+            None,
+        ):  # one that is not known may have been made at another hub just now
             raise Malformed(f"{name} reports its status, but there is no such device")
         wait = self._told.take(name, seconds(_now()), 1 + size // TOLD_BYTES)
         if wait:
@@ -373,6 +376,8 @@ class MqttDevices:
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
     async def _status(self, name: str, payload: bytes, old: bool) -> None:
+        if self._accounts.role_of(name) is None and await self._accounts.look(name, HUB) is not Role.DEVICE:
+            raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
         if status is not None:
             self._check_signature(status, name)

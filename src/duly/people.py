@@ -1,11 +1,13 @@
 """People: register, log in, and be logged in on several devices at once.
 
-The laws. A password is kept as argon2id, worked out beside the event loop and a few at a time: it costs 64 MB
-and a tenth of a second, and a crowd at the door must not stop those inside. A login is a session with a token
-of its own, of which only the SHA-256 is kept; logging out everywhere ends them all. Wrong name and wrong
-password are answered alike and take as long; `LoginGuard` slows guessing down, by name and by address.
+The laws. A password is kept as argon2id, worked out beside the event loop a few at a time (`hash_queue`). A
+login is a session with a token of its own, of which only the SHA-256 is kept; it counts as long as its row is
+there and its account is in the epoch in which it was made, so that one write ends them all: another
+password, or logging out everywhere. Wrong name and wrong password are answered alike and take as long;
+`LoginGuard` counts every try before its password is looked at.
 
-A session's token names its owner, so that any hub finds it in the ledger by one look.
+A session's token names its owner, so that any hub finds it in the ledger by one look. Where other hubs write
+the ledger too, every session is looked up each time it is shown.
 """
 
 from __future__ import annotations
@@ -13,29 +15,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from msgspec import Struct
+from msgspec.structs import replace
 
-from duly.auth import PREFIX, Accounts, LoginGuard, Principal, Role, check_name, digest, sessions
-from duly.core.units import SECOND
-from duly.core.writes import Drop, Put
-from duly.errors import Conflict, Malformed, NotAllowed, NotAuthenticated, Overloaded, TooManyLogins
+from duly.account_names import NAME, check_account_name
+from duly.auth import PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
+from duly.core.networks import network_of
+from duly.core.writes import Drop, Given, Put
+from duly.errors import Conflict, DulyError, Malformed, NotAllowed, NotAuthenticated
+from duly.hash_queue import HashQueue
 from duly.ledger import Ledger
+from duly.login_guard import LoginGuard, pair_of
 
 PASSWORD_LEAST: Final = 8
 PASSWORD_MOST: Final = 1_024
-AT_ONCE: Final = 2
-WAITING: Final = 64
-"""Logins that may wait for their hash; more are told to come back."""
 SESSIONS_KEPT: Final = 50
 """Of one person: the oldest login ends when there are more."""
-
-T = TypeVar("T")
+_VERSION: Final = (VERSIONS, "sessions")
 
 
 class Login(Struct, frozen=True):
@@ -44,10 +45,15 @@ class Login(Struct, frozen=True):
     created: int
     device: str = ""
     """what its owner calls it"""
+    epoch: int = 0
+    """its account's when it was made; 0: made before accounts had epochs"""
+    pair: str = ""
+    """a digest of the account and the network it was made from"""
 
 
 class People:
-    """Those who log in with a password. `open_`: strangers may register themselves."""
+    """Those who log in with a password. `open_`: strangers may register themselves. `ended(name, device)` is
+    called when a login of somebody ends here; an empty device stands for all of them."""
 
     def __init__(
         self,
@@ -57,20 +63,22 @@ class People:
         *,
         open_: bool,
         hasher: PasswordHasher | None = None,
+        ended: Callable[[str, str], None] = lambda name, device: None,
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
         self._guard = guard
         self._open = open_
         self._hasher = hasher or PasswordHasher()
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="duly-argon2")
-        self._waiting = 0
+        self._hashing = HashQueue()
+        self._ended = ended
+        self._version: bytes | None = None
         self._known: dict[bytes, Principal] = {}
-        """sessions that were seen here; of a ledger that others write too, `refresh` asks for them again"""
+        """sessions that were seen here; of a ledger that others write too, each is looked up again"""
         self._decoy = ""
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hashing.close()
 
     # ── by password ──────────────────────────────────────────────────────────────────────────────
 
@@ -78,118 +86,181 @@ class People:
         """Make a user. `trusted`: an admin does it, also where strangers may not."""
         if not (self._open or trusted):
             raise NotAllowed("nobody may register here by themselves; ask whoever runs this hub")
-        check_name(name)
+        check_account_name(name)
         _check_password(password)
+        network = network_of(address)
         if not trusted:
-            self._let_through(f"register {address}")
-            self._guard.failed(f"register {address}", self._now())  # each one counts: the disk is not endless
-        if await self._accounts.look(name) is not None:
+            self._guard.register(network, self._now())
+        if await self._accounts.look(name, f"register {network}") is not None:
             raise Conflict(f"the name {name!r} is taken; choose another")
-        await self._accounts.register(name, await self._beside(lambda: self._hasher.hash(password)))
+        hashed = await self._hashing.run(lambda: self._hasher.hash(password), network, first=trusted)
+        await self._accounts.register(name, hashed)
 
     async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
         """The token of a new session."""
-        for who in (f"account {name}", f"address {address}"):
-            self._let_through(who)
-        if not await self._is_password(name, password):
-            for who in (f"account {name}", f"address {address}"):
-                self._guard.failed(who, self._now())
+        network = network_of(address)
+        known = await self._was_here(name, network)
+        row = await self._judge(name, password, network, known=known)
+        if row is None:
             raise NotAuthenticated("the name or the password is wrong")
-        self._guard.succeeded(f"account {name}")
-        return await self.let_in(name, device)
+        self._guard.learn(name, network)
+        return await self._enter(name, row, device, pair_of(name, network))
 
     async def let_in(self, name: str, device: str = "") -> str:
         """The token of a new session, for whoever has shown otherwise that they may."""
-        token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
-        login = msgspec.json.encode(Login(self._now(), device[:100]))
-        await self._ledger.write(Put(sessions(name), digest(token).hex(), login), *await self._surplus(name))
-        return token
+        await self._accounts.confirmed(name)
+        return await self._enter(name, self._accounts.row(name), device)
 
     async def change_password(self, name: str, old: str, new: str, address: str) -> None:
         """Another password. All sessions end: whoever changes it may have a reason."""
         _check_password(new)
-        self._let_through(f"account {name}")
-        if not await self._is_password(name, old):
-            self._guard.failed(f"account {name}", self._now())
+        network = network_of(address)
+        if await self._judge(name, old, network, known=True) is None:
             raise NotAuthenticated("the password is wrong")
-        await self._accounts.set_password(name, await self._beside(lambda: self._hasher.hash(new)))
-        await self.log_out_everywhere(name)
+        hashed = await self._hashing.run(lambda: self._hasher.hash(new), network, first=True)
+        await self._accounts.set_password(name, hashed)
+        await self._clear(name)
 
-    async def _is_password(self, name: str, password: str) -> bool:
-        await self._accounts.look(name)
-        stored = self._accounts.password_of(name)
-        if not self._decoy:
-            self._decoy = await self._beside(lambda: self._hasher.hash(secrets.token_urlsafe(16)))
+    async def _was_here(self, name: str, network: str) -> bool:
+        """Whether the account has logged in from this network before."""
+        if self._guard.knows(name, network):
+            return True
+        if not NAME.fullmatch(name):
+            return False
+        pair = pair_of(name, network)
+        logins = (await self._ledger.shelf(sessions(name))).values()
+        return any(msgspec.json.decode(body, type=Login).pair == pair for body in logins)
 
-        def check() -> bool:
-            # A name that nobody has costs the same, or the time would tell who is here.
-            try:
-                self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
-                return bool(stored)
-            except (VerificationError, InvalidHashError):
-                return False
-
-        return await self._beside(check)
-
-    async def _beside(self, work: Callable[[], T]) -> T:
-        if self._waiting >= WAITING:
-            raise Overloaded("too many are logging in at this moment; try again in a few seconds")
-        self._waiting += 1
+    async def _judge(self, name: str, password: str, network: str, *, known: bool) -> Given | None:
+        """The account that this is the password of; None if it is not. The try is counted first."""
+        give_back = self._guard.begin(name, network, self._now(), known=known)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._waiting -= 1
+            if NAME.fullmatch(name):
+                await self._accounts.confirmed(name)
+            row, stored = self._accounts.row(name), self._accounts.password_of(name)
+            right = await self._hashing.run(lambda: self._is(stored, password), network, first=known)
+        except DulyError:
+            give_back()  # nothing was looked at
+            raise
+        if right:
+            give_back()
+        return row if right else None
 
-    def _let_through(self, who: str) -> None:
-        wait = self._guard.blocked(who, self._now())
-        if wait is not None:
-            raise TooManyLogins(f"too many tries; try again in {wait / SECOND:.0f} s")
+    def _is(self, stored: str, password: str) -> bool:
+        """Whether it is the password; in a thread. A name that nobody has costs the same, or the time would
+        tell who is here."""
+        if not self._decoy:
+            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
+        try:
+            self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
+            return bool(stored)
+        except (VerificationError, InvalidHashError):
+            return False
+
+    async def _enter(self, name: str, row: Given, device: str, pair: str = "") -> str:
+        """Begin a session, if the account still is as it was judged."""
+        token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
+        login = Login(self._now(), device[:100], self._accounts.epoch(name), pair)
+        surplus = await self._surplus(name)
+        also = [Drop(sessions(name), key) for key in surplus]
+        begin = Put(sessions(name), digest(token).hex(), msgspec.json.encode(login))
+        news = [_news()] if surplus else []
+        if not (await self._ledger.write(replace(row, then=(begin, *also, *news))))[0]:
+            raise NotAuthenticated("the account was changed at this moment; log in again")
+        for key in surplus:
+            self._known.pop(bytes.fromhex(key), None)
+            self._ended(name, _device(key))
+        return token
+
+    async def _surplus(self, name: str) -> list[str]:
+        """The sessions that end when there is one more, the oldest first."""
+        logins = await self._ledger.shelf(sessions(name))
+        oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=Login).created)
+        return oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]
 
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
+
+    def has_seen(self, token: str) -> bool:
+        """Whether this session was shown here before."""
+        return digest(token) in self._known
 
     async def recognise(self, token: str) -> Principal | None:
         """Whose session this is."""
         name, colon, _ = token.removeprefix(PREFIX).rpartition(":")
-        if not colon:
+        if not colon or not NAME.fullmatch(name):
             return None
         key = digest(token)
         who = self._known.get(key)
-        if who is None and await self._ledger.item(sessions(name), key.hex()) is not None:
-            who = self._known[key] = Principal(name, Role.USER, key.hex()[:12])
-        if who is None or await self._accounts.look(name) is not Role.USER:
+        if who is None or not self._ledger.sole:
+            read = self._accounts.items.get((sessions(name), key.hex()))
+            (body,), _ = await asyncio.gather(read, self._accounts.confirmed(name))
+            who = self._owner(name, key, body)
+        if who is None or not self._accounts.stands(who):
+            self._known.pop(key, None)
             return None
+        self._known[key] = who
         return who
+
+    def _owner(self, name: str, key: bytes, body: bytes | None) -> Principal | None:
+        if body is None:
+            return None
+        epoch = msgspec.json.decode(body, type=Login).epoch or self._accounts.born(name)
+        return Principal(name, Role.USER, _device(key.hex()), epoch, key.hex())
 
     async def log_out(self, token: str) -> bool:
         """End one session; whether there was one."""
-        name = token.removeprefix(PREFIX).rpartition(":")[0]
-        self._known.pop(digest(token), None)
-        return bool((await self._ledger.write(Drop(sessions(name), digest(token).hex())))[0])
+        name, key = token.removeprefix(PREFIX).rpartition(":")[0], digest(token)
+        self._known.pop(key, None)
+        gone, *_ = await self._ledger.write(Drop(sessions(name), key.hex()), _news())
+        self._ended(name, _device(key.hex()))
+        return bool(gone)
 
     async def log_out_everywhere(self, name: str) -> int:
         """End all sessions of somebody; how many there were."""
-        ended = await self._ledger.shelf(sessions(name))
-        if ended:
-            await self._ledger.write(*(Drop(sessions(name), key) for key in ended))
-        self._known = {key: who for key, who in self._known.items() if who.name != name}
-        return len(ended)
+        await self._accounts.void_logins(name)
+        return await self._clear(name)
 
-    async def refresh(self) -> frozenset[str]:
-        """Ask for the sessions seen here again; whose have ended elsewhere: hang up on them."""
+    async def _clear(self, name: str) -> int:
+        """Forget sessions that are void."""
+        void = await self._ledger.shelf(sessions(name))
+        if void:
+            await self._ledger.write(*(Drop(sessions(name), key) for key in void), _news())
+        self._known = {key: who for key, who in self._known.items() if who.name != name}
+        self._ended(name, "")
+        return len(void)
+
+    async def catch_up(self) -> frozenset[Principal]:
+        """`refresh`, if any session has ended since: one small read, to be asked often."""
+        (version,) = await self._accounts.items.get(_VERSION)
+        return frozenset() if version == self._version else await self.refresh()
+
+    async def refresh(self) -> frozenset[Principal]:
+        """Ask for the sessions seen here again; which have ended elsewhere: hang up on them."""
+        version = await self._ledger.item(*_VERSION)  # first: what ends while we read is read again
         known = list(self._known.items())
         found = await self._ledger.items([(sessions(who.name), key.hex()) for key, who in known])
-        ended = [(key, who) for (key, who), login in zip(known, found, strict=True) if login is None]
+        ended = [
+            (key, who)
+            for (key, who), login in zip(known, found, strict=True)
+            if login is None or not self._accounts.stands(who)
+        ]
         for key, _ in ended:
             self._known.pop(key, None)
-        return frozenset(who.name for _, who in ended)
-
-    async def _surplus(self, name: str) -> list[Drop]:
-        logins = await self._ledger.shelf(sessions(name))
-        oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=Login).created)
-        return [Drop(sessions(name), key) for key in oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]]
+        self._version = version
+        return frozenset(who for _, who in ended)
 
     def _now(self) -> int:
         return self._ledger.clock.now()
+
+
+def _device(key: str) -> str:
+    """What a session is called among its owner's, by its name on the shelf."""
+    return key[:12]
+
+
+def _news() -> Put:
+    """That sessions have ended."""
+    return Put(*_VERSION, secrets.token_bytes(8))
 
 
 def _check_password(password: str) -> None:

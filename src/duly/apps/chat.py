@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from duly.apps import conversations as c
 from duly.apps.audience import AGAIN, Audience, Seat
@@ -139,9 +140,11 @@ class Chat:
         if seat is not None:
             await self._come_or_go(seat, online=False)
 
-    def dismiss(self, name: str) -> None:
+    def dismiss(self, name: str, device: str = "") -> None:
+        """Hang up on somebody; with `device`, on that one of their logins."""
         for seat in list(self.audience.seats(name)):
-            seat.session.close("your token is no longer valid")
+            if device in ("", seat.who.device):
+                seat.session.close("your token is no longer valid")
 
     async def _come_or_go(self, seat: Seat, *, online: bool) -> None:
         """Friends see each other come with the first device and go with the last."""
@@ -179,7 +182,7 @@ class Chat:
             seat = self.audience.seat(session)
             if seat is not None and self.audience.acknowledge(seat, frame.conv, frame.n):
                 return False
-        if who.role is not Role.USER or self._accounts.role_of(me) is not Role.USER:
+        if who.role is not Role.USER or not self._accounts.stands(who):
             raise NotAllowed(f"only people chat; {me} is not one (any more)")
         if type_ == "ack":
             await self._reached(session, who, frame, read=False)
@@ -188,6 +191,7 @@ class Chat:
             await self._pass_on(session, who, frame)
             return False
         if type_ in ASKING:
+            await self._accounts.confirm(who)
             data = await self._ask(frame, me)
             session.push(_answer(frame.seq_id, data))
             return True
@@ -201,6 +205,10 @@ class Chat:
             request = await self._friends.request(frame, me)
         else:
             request = await (self._edit if type_ == "edit" else self._delete)(frame, me)
+        proof = self._accounts.proof(who)
+        if proof:
+            needed = tuple(Guard(one.shelf, one.name, one.body, refusal=c.REVOKED) for one in proof)
+            request = replace(request, guards=(*needed, *request.guards))
         await self.engine.put(Arrived(request.message, Asked(session, request)))
         return True
 
@@ -209,7 +217,7 @@ class Chat:
         if not other:
             raise Malformed("a one_chat needs 'to': the person it is for")
         message = c.message_of(frame, me, other)
-        if not await self._knows(other):
+        if not await self._knows(other, me):
             raise NotAllowed(NOT_YOURS.reason)
         conv = c.direct(me, other)
         also: tuple[Write, ...] = ()
@@ -288,11 +296,13 @@ class Chat:
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _knows(self, name: str) -> bool:
-        return await self._accounts.look(name) is Role.USER
+    async def _knows(self, name: str, asker: str = "") -> bool:
+        return await self._accounts.look(name, asker) is Role.USER
 
     async def _may_add(self, me: str, other: str) -> bool:
-        if not await self._knows(other) or await self._ledger.item(c.BARRED, c.direct(me, other)) is not None:
+        if not await self._knows(other, me):
+            return False
+        if await self._ledger.item(c.BARRED, c.direct(me, other)) is not None:
             return False
         return not self.policy.friends_only or await self._ledger.item(c.friends(me), other) is not None
 

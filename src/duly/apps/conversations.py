@@ -164,6 +164,11 @@ NOT_YOURS: Final = Verdict(
 """The same words whether something does not exist or is not for them: nothing leaks."""
 
 
+REVOKED: Final = Verdict(
+    Word.REFUSED, reason="your login is no longer valid; log in again", cause="not_allowed"
+)
+
+
 class Guard(Struct, frozen=True, gc=False):
     """What has to be so: an item lies on a shelf (with this body, if one is named); or does not."""
 

@@ -159,22 +159,30 @@ class Desk:
         sentinel: str = "",
         limit: int = 50,
         before: tuple[int, bytes] = NEWEST,
+        since: int = 0,
     ) -> tuple[list[Alert], tuple[int, bytes] | None]:
-        """The newest alerts below `before`, and where the next page begins; None: that was all. A page may be
-        short, or empty, and still have a next one: nothing else was found where it looked."""
+        """The newest alerts below `before` that were accepted `since` then, and where the next page begins;
+        None: that was all. A page may be short, or empty, and still have a next one: nothing else was found
+        where it looked."""
         wanted = None if not standing else _standing(standing)
         said = await self._ledger.shelf(STATUSES) if wanted is not None else {}
         found: list[Alert] = []
-        most = SEARCHED if standing or sentinel else limit
-        looked = 0
+        most = SEARCHED if standing or sentinel else limit + 1
+        looked, place = 0, before
         async for record in self.newest(most, before):
+            if record.accepted_at < since:
+                break
             looked += 1
             if sentinel in ("", record.message.scope) and (
                 wanted is None or read_status(said.get(name_on_shelf(record.message.key))).standing is wanted
             ):
+                if len(found) == limit:
+                    return found, place
                 found.append(await self._whole(record))
-            if len(found) == limit or looked == most:
-                return found, (record.accepted_at, record.message.key)
+            if len(found) < limit or found[-1].record is record:
+                place = (record.accepted_at, record.message.key)
+            if looked == most:
+                return found, place
         return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:

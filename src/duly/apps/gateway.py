@@ -52,7 +52,7 @@ from duly.dialects import frames
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded, RateLimited
+from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded, RateLimited, Stale
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -129,7 +129,7 @@ class Gateway:
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=ours)
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
-        self.pushes = Pushes(ledger, journal, self._listeners, self._stored)
+        self.pushes = Pushes(ledger, journal, self._listeners, self._stored, accounts.born)
         self._presence = None if bell is not None else Presence(ledger, self.pushes)
         self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
         """hops as they are noted: there are three to a command, and hardly anybody asks"""
@@ -248,8 +248,27 @@ class Gateway:
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._end_of(frame))
-        if who.role is Role.DEVICE or not self._accounts.may(who, message.recipient):
-            raise NotAllowed(f"{who.name} may not command {message.recipient}; ask for a grant")
+        if who.role is Role.DEVICE:
+            raise _not_granted(who.name, message.recipient)
+        if not self._accounts.may(who, message.recipient):
+            return self._look_for_grant(session, who, frame, message)
+        return self._admit(session, who, frame, message)
+
+    async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
+        """Another hub may have made it a moment ago."""
+        if not await self._accounts.look_for_grant(who, message.recipient):
+            raise _not_granted(who.name, message.recipient)
+        said = self._admit(session, who, frame, message)
+        return said if isinstance(said, bool) else await said
+
+    def _admit(
+        self, session: Session, who: Principal, frame: Frame, message: Message
+    ) -> bool | Awaitable[bool]:
+        if message.made and message.made <= self._accounts.predecessor(who.name):
+            raise Stale(
+                f"this id is older than the account {who.name}, whose name was another's before; "
+                "send it again with a new id, and check the clock"
+            )
         if frame.exp is not None and message.expires > self._ledger.clock.now() + self.policy.max_exp:
             raise Malformed(
                 f"exp is more than {show(self.policy.max_exp)} away; a command waits at most that long here "
@@ -259,7 +278,7 @@ class Gateway:
             raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
         if message.kind == CHUNK and message.order is not None:
             message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
-        event = Arrived(message, session, frame.queue)
+        event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
         if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
             return self._ask_around(event)
         if self._inbox.backlog and self._excess(event) is not None:
@@ -479,6 +498,9 @@ class Gateway:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = frames.encode(frames.ack(id_, recipient, state, answer))
         _push_to(origins, frame)
+        before = self._accounts.predecessor(scope)
+        if before and int.from_bytes(key[:6], "big") * MS <= before:
+            return  # another app of that name asked for it
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
         for session in self._apps.get(scope, ()):
             if session not in origins:
@@ -540,6 +562,10 @@ class Gateway:
 def _too_much(excess: str) -> Verdict:
     reason = f"{excess}; try again when some of them have ended"
     return Verdict(Word.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)
+
+
+def _not_granted(app: str, device: str) -> NotAllowed:
+    return NotAllowed(f"{app} may not command {device}; ask for a grant")
 
 
 def _push_to(origins: Iterable[Any], frame: bytes) -> None:

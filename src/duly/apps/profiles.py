@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Struct
 
-from duly.auth import check_name
+from duly.account_names import check_name
 from duly.channels import check_url, declared, label_of
 from duly.channels.webhook import key_of, new_secret
 from duly.core.messages import Message

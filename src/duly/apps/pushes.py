@@ -54,11 +54,13 @@ class Pushes:
         journal: Journal,
         listeners: Callable[[str], Iterable[Session]],
         stored: Callable[[str], None],
+        born: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
         self._listeners = listeners
         self._stored = stored
+        self._born = born
         self._told: dict[Session, dict[str, int]] = {}
         """how far each connection has been told what each device pushed"""
         self._behind: dict[Session, dict[str, None]] = {}
@@ -205,7 +207,8 @@ class Pushes:
             for entry in entries:
                 if entry.n > told[device]:  # it may have been told while we read
                     told[device] = entry.n
-                    session.push(_numbered(entry.body, entry.n))
+                    if entry.at >= self._born(device):  # else another device of that name said it
+                        session.push(_numbered(entry.body, entry.n))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -1,6 +1,7 @@
 """Being somebody without a token: whoever may read the hub's data folder may borrow one.
 
-A borrowed token ends with the hub that lent it, so whoever borrows asks again before each connection.
+A borrowed token ends with the hub that lent it, and when it is not used for a while, so whoever borrows asks
+again before each connection.
 """
 
 from __future__ import annotations
@@ -30,18 +31,16 @@ def check_account(hub: Hub, name: str, role: str) -> None:
 
 def borrower(hub: Hub, name: str, data: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
     """Where the hub of this data folder is now, and a token with which to be `name` there."""
-    lender, lent = hub, ""
+    lender = hub
 
     async def borrow() -> tuple[str, str]:
-        nonlocal lender, lent
-        now = find_hub(data) or lender
-        if not lent or now.token != lender.token:
-            try:
-                lender, lent = now, await asyncio.to_thread(now.borrow, name)
-            except Unreachable as problem:
-                raise TimeoutError(str(problem)) from None
-            except Trouble as problem:
-                raise NotAuthenticated(str(problem)) from None
-        return lender.url, lent
+        nonlocal lender
+        lender = find_hub(data) or lender
+        try:
+            return lender.url, await asyncio.to_thread(lender.borrow, name)
+        except Unreachable as problem:
+            raise TimeoutError(str(problem)) from None
+        except Trouble as problem:
+            raise NotAuthenticated(str(problem)) from None
 
     return borrow

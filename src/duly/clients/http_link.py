@@ -8,7 +8,7 @@ while requests are answered, and when one is not, an empty batch asks, with back
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from ssl import SSLContext
@@ -29,6 +29,9 @@ ANSWER_SECONDS: Final = 60.0
 
 
 class HttpLink:
+    """One link. `where` says, before each try, where the tower is and with which token: for one that was
+    borrowed, and ends when it is not used."""
+
     def __init__(
         self,
         url: str,
@@ -38,9 +41,11 @@ class HttpLink:
         heard: Callable[[Frame], None],
         down: Callable[[], None],
         denied: Callable[[NotAuthenticated], None],
+        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
-        self._url = url.rstrip("/") + "/v1/messages"
+        self._url = _messages(url)
+        self._where = where
         self._token = token
         self._up, self._heard, self._down, self._denied = up, heard, down, denied
         self._tls: SSLContext | bool = tls or True
@@ -63,15 +68,18 @@ class HttpLink:
     async def _run(self) -> None:
         backoff = Backoff(RECONNECT, self._token)
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        headers = {"Authorization": f"Bearer {self._token}"}
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
+        async with aiohttp.ClientSession(timeout=timeout) as http:
             while True:
                 try:
+                    if self._where is not None:
+                        url, self._token = await self._where()
+                        self._url = _messages(url)
                     _, date = await self._post(http, [])
                     backoff.worked()
                     await self._serve(http, date)
                 except NotAuthenticated as problem:
-                    self._denied(problem)
+                    if self._where is None or not self.connected:  # else another is borrowed at once
+                        self._denied(problem)
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
                     pass  # a tower that is down, or talks nonsense, is tried again
                 finally:
@@ -99,12 +107,17 @@ class HttpLink:
     async def _post(self, http: aiohttp.ClientSession, batch: list[bytes]) -> tuple[list[bytes], str]:
         """The answers to a batch, and the tower's time."""
         body = b"[%b]" % b",".join(batch)
-        async with http.post(self._url, data=body, ssl=self._tls) as response:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with http.post(self._url, data=body, headers=headers, ssl=self._tls) as response:
             said = await response.read()
             if response.status in (401, 403, 429):
                 raise NotAuthenticated(_detail(said) or "the tower does not know this token")
             response.raise_for_status()
             return frames.decode_batch(said) or [], response.headers.get("Date", "")
+
+
+def _messages(url: str) -> str:
+    return url.rstrip("/") + "/v1/messages"
 
 
 def _ms(date: str) -> int | None:

@@ -240,7 +240,7 @@ class Sentinel:
 
             return HttpLink(
                 self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-                denied=self._denied, tls=self._tls,
+                denied=self._denied, where=self._where, tls=self._tls,
             )  # fmt: skip
         return Link(
             self._url, self._token, up=self._up, heard=self._heard, down=self._down,

@@ -48,7 +48,7 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS
-from duly.core.writes import Admit, Advance, Finish, Group, Open, Raise, Recall, Results, Write
+from duly.core.writes import Admit, Advance, Finish, Given, Group, Open, Raise, Recall, Results, Write
 
 
 class _Live(Struct, eq=False, gc=False):
@@ -59,6 +59,8 @@ class _Live(Struct, eq=False, gc=False):
     committed: bool
     away: bool = False
     """it is left to another hub as soon as it is booked"""
+    given: tuple[Given, ...] = ()
+    """what has to be so when it is admitted"""
 
 
 def _same_horizon(_: str) -> Horizon:
@@ -178,8 +180,8 @@ class Inbox:
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         if self._shared and message.recipient not in self.lanes.reachable:
-            return self._leave(message, origin, horizon, now)
-        live = self._live[message.key] = _Live(message, [origin], committed=False)
+            return self._leave(event, horizon, now)
+        live = self._live[message.key] = _Live(message, [origin], committed=False, given=event.given)
         moves = self.lanes.offer(message, now)
         if len(moves) == 1 and moves[0].message is message:
             return [self._admit(live, moves[0], horizon, now)]
@@ -318,11 +320,16 @@ class Inbox:
         if self._minted and message.order is not None and message.order.n is not None:
             then = (*then, Raise(self._minted, message.order.n, message.made // MS))
 
-        admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        admit: Write = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        for given in reversed(live.given):
+            refused = (Recall(message, REVOKED, now),)
+            admit = Given(given.shelf, given.name, given.body, (admit,), refused)
         return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
 
     def _admitted(self, live: _Live, move: Move | None, results: Results, now: int) -> list[Todo]:
         message, origins = live.message, live.origins
+        while live.given and type(results[0]) is bool:  # what had to be so
+            results = results[1:]
         verdict = results[0]
         assert isinstance(verdict, Verdict)
         if not verdict.fresh:
@@ -354,11 +361,12 @@ class Inbox:
 
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
-    def _leave(self, message: Message, origin: Origin, horizon: Horizon, now: int) -> list[Todo]:
+    def _leave(self, event: Arrived, horizon: Horizon, now: int) -> list[Todo]:
         """Book a message for a recipient who is not here."""
-        message, moves = self.lanes.leave(message, now)
+        message, moves = self.lanes.leave(event.message, now)
         self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
-        live = self._live[message.key] = _Live(message, [origin], committed=False, away=True)
+        live = _Live(message, [event.origin], committed=False, away=True, given=event.given)
+        self._live[message.key] = live
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
     def _find(self, item: Open, now: int) -> list[Todo]:
@@ -511,6 +519,12 @@ def _supersede(message: Message, reason: str, now: int) -> Advance:
     return Advance(message.key, State.SUPERSEDED, now, Answer(TIMED_OUT, b"", reason))
 
 
+REVOKED: Final = Verdict(
+    Word.REFUSED,
+    reason="you may not do that (any more); ask for a grant, or log in again",
+    cause="not_allowed",
+)
+"""What a sender is told whose right was taken away before its message was admitted."""
 _TOO_LATE: Final = Answer(TIMED_OUT, b"", LATE)
 
 

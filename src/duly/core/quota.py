@@ -97,6 +97,21 @@ class Quota:
         self._full_at.move_to_end(name)
         return max(0, self._full_at[name] - now - self._span)
 
+    def wait(self, name: str, now: int) -> int:
+        """How long to wait before one more is within the rate, in microseconds; 0: not at all. Counts
+        nothing."""
+        full_at = self._full_at.get(name)
+        if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
+            full_at = self._full_at.get(_REST)
+        return max(0, min(full_at or 0, now + self._span) + self._interval - now - self._span)
+
+    def give_back(self, name: str, amount: int = 1) -> None:
+        """Uncount what was taken: it turned out not to count."""
+        if name not in self._full_at:
+            name = _REST
+        if name in self._full_at:
+            self._full_at[name] -= min(self._interval * amount, self._span)
+
     def _forget(self, now: int) -> bool:
         """Make room by dropping names whose allowance is whole; whether there is room."""
         for name in [name for name, _ in zip(self._full_at, range(_TRIED), strict=False)]:

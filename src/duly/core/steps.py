@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
-from duly.core.writes import Group, Open, Results
+from duly.core.writes import Given, Group, Open, Results
 
 Origin: TypeAlias = Hashable
 """Where an answer goes: a connection, a peer's name. The core never looks inside."""
@@ -23,11 +23,13 @@ Origin: TypeAlias = Hashable
 
 
 class Arrived(Struct, frozen=True, gc=False):
-    """A message has come in. `patient`: it may wait for a recipient that is away."""
+    """A message has come in. `patient`: it may wait for a recipient that is away. `given`: what has to be so
+    when it is admitted, or its sender may not have it done (any more)."""
 
     message: Message
     origin: Origin = None
     patient: bool = False
+    given: tuple[Given, ...] = ()
 
 
 class Received(Struct, frozen=True, gc=False):

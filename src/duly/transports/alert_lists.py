@@ -11,7 +11,8 @@ from aiohttp import web
 
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
-from duly.errors import Malformed, NotAllowed
+from duly.core.units import MS
+from duly.errors import NotAllowed
 from duly.ledger import NEWEST
 from duly.transports import http
 
@@ -22,9 +23,9 @@ class Server(http.Server, Protocol):
     """What the lists need of their hub."""
 
     async def list_alerts(
-        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes]
+        self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
-        """A page of alerts, newest first, and where the next one begins."""
+        """A page of alerts accepted since then, newest first, and where the next one begins."""
         ...
 
     async def show_alert(self, key: bytes) -> dict[str, Any] | None: ...
@@ -46,13 +47,16 @@ class _Lists:
     async def page(self, request: web.Request, who: Principal) -> web.Response:
         query = request.query
         limit, before = http.number(query.get("limit"), 100, MOST), query.get("before")
+        cursors, since = self._server.cursors, self._server.born(who)
+        reader = f"alerts/{who.name}/{since}"
         alerts, following = await self._server.list_alerts(
             standing=query.get("status", ""),
             sentinel=query.get("sentinel", "") if _sees_all(who) else who.name,
             limit=limit,
-            before=_place(before) if before else NEWEST,
+            before=_place(cursors.open(reader, before)) if before else NEWEST,
+            since=since,
         )
-        begins = f"{following[0]}-{following[1].hex()}" if following else None
+        begins = cursors.seal(reader, following[0].to_bytes(8, "big") + following[1]) if following else None
         return http.as_json({"alerts": alerts, "next": begins})
 
     async def one(self, request: web.Request, who: Principal) -> web.Response:
@@ -60,7 +64,7 @@ class _Lists:
         found = None
         if _sees_all(who) or who.name == sentinel:
             found = await self._server.show_alert(key_of(sentinel, event))
-        if found is None:
+        if found is None or found["accepted_at"] < self._server.born(who) // MS:
             detail = f"nothing is known of {sentinel}/{event} (any more), or it is not yours"
             return http.error(404, "not_found", detail)
         return http.as_json(found)
@@ -72,11 +76,5 @@ def _sees_all(who: Principal) -> bool:
     return who.role is Role.ADMIN
 
 
-def _place(text: str) -> tuple[int, bytes]:
-    at, _, key = text.partition("-")
-    try:
-        if not at.isdecimal() or len(at) > 18:
-            raise ValueError
-        return int(at), bytes.fromhex(key)
-    except ValueError:
-        raise Malformed(f"before is the 'next' of the page before, not {text[:80]!r}") from None
+def _place(opened: bytes) -> tuple[int, bytes]:
+    return int.from_bytes(opened[:8], "big"), opened[8:]

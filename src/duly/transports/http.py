@@ -39,11 +39,14 @@ from duly.logs import Seldom
 from duly.transport import Unhurried
 from duly.transports import bodies
 from duly.transports.express import LATER, Said
+from duly.transports.page_cursors import PageCursors
 from duly.transports.visitors import visitor_of
 
 BATCH_LIMIT: Final = 1_000
 WAIT_LIMIT: Final = 300.0
 ANSWER_SECONDS: Final = 30.0
+LOOKS: Final = 10
+"""Stretches of the ledger that one page is looked for in, where its reader's messages are few among many."""
 
 
 _STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
@@ -85,6 +88,12 @@ class Server(Login, Protocol):
     @property
     def problems(self) -> dict[str, str]:
         """The parts of the hub that do not run, and why."""
+        ...
+
+    @property
+    def cursors(self) -> PageCursors: ...
+    def born(self, who: Principal) -> int:
+        """When somebody's account was made (µs); what is older is not theirs."""
         ...
 
     def trail(self, key: bytes) -> list[Any]:
@@ -243,7 +252,7 @@ class Http:
         scope, id_ = request.match_info["scope"], request.match_info["id"]
         key = key_of(scope, id_)
         record = await self._server.ledger.find(key)
-        if record is None or not _may_see(who, record):
+        if record is None or not _may_see(who, record) or record.accepted_at < self._server.born(who):
             return error(
                 404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
             )
@@ -253,21 +262,42 @@ class Http:
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         limit = number(request.query.get("limit"), 100, 1_000)
-        before = request.query.get("before")
-        scope = request.query.get("scope") if who.role is Role.ADMIN else who.name
-        page = await self._server.ledger.messages(
-            scope=scope,
-            open_only=request.query.get("open") in ("1", "true"),
-            before=_key(before) if before else None,
-            limit=limit,
+        before, cursors = request.query.get("before"), self._server.cursors
+        reader = f"messages/{who.name}/{self._server.born(who)}"
+        found, following = await self._page(
+            who,
+            request.query.get("scope") if who.role is Role.ADMIN else who.name,
+            request.query.get("open") in ("1", "true"),
+            cursors.open(reader, before) if before else None,
+            limit,
         )
-        following = page.next.hex() if page.next else None
-        return as_json({"messages": [show(record) for record in page.records], "next": following})
+        begins = None if following is None else cursors.seal(reader, following)
+        return as_json({"messages": [show(record) for record in found], "next": begins})
+
+    async def _page(
+        self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int
+    ) -> tuple[list[Record], bytes | None]:
+        """Messages below `place`, and where the next page begins: None if nothing follows. Only after a long
+        look for nothing is it left to the caller to go on."""
+        born = self._server.born(who)
+        found: list[Record] = []
+        for _ in range(LOOKS):
+            page = await self._server.ledger.messages(
+                scope=scope, open_only=open_only, before=place, limit=limit + 1 - len(found)
+            )
+            found += [record for record in page.records if record.accepted_at >= born]
+            if len(found) > limit:
+                return found[:limit], found[limit - 1].message.key
+            if page.next is None:
+                return found, None
+            place = page.next
+        return found, place
 
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
         limit = number(request.query.get("limit"), 100, 10_000)
         found = await self._server.ledger.refusals(limit)
-        mine = [r for r in found if who.role is Role.ADMIN or r.scope == who.name]
+        born = self._server.born(who)
+        mine = [r for r in found if who.role is Role.ADMIN or (r.scope == who.name and r.at >= born)]
         return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
 
     async def state(self, request: web.Request, who: Principal) -> web.Response:
@@ -406,13 +436,6 @@ def number(text: str | None, default: int, most: int) -> int:
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
         raise Malformed(f"limit is a number from 1 to {most}, not {text[:80]!r}")
     return int(text)
-
-
-def _key(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise Malformed(f"before is the 'next' of the page before, not {text[:80]!r}") from None
 
 
 def response(said: Said) -> web.Response:

@@ -34,7 +34,6 @@ class Server(Protocol):
     @property
     def people(self) -> Registry: ...
     async def login(self, token: str | None, address: str) -> Principal: ...
-    def dismiss(self, name: str) -> None: ...
 
 
 class Credentials(Struct, frozen=True):
@@ -83,14 +82,12 @@ class _Logins:
         leaving = await _body(request, Leaving) if request.can_read_body else Leaving()
         people = self._server.people
         ended = await (people.log_out_everywhere(who.name) if leaving.everywhere else people.log_out(token))
-        self._server.dismiss(who.name)  # the other devices come back by themselves
         return _json({"ended": int(ended)})
 
     async def change_password(self, request: web.Request) -> web.Response:
         _, who = await self._who(request)
         wanted = await _body(request, Change)
         await self._server.people.change_password(who.name, wanted.old, wanted.new, _address(request))
-        self._server.dismiss(who.name)
         return _json({"name": who.name})
 
     async def _who(self, request: web.Request) -> tuple[str, Principal]:

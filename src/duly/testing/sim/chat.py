@@ -46,8 +46,17 @@ class _Town(Accounts):
     def role_of(self, name: str) -> Role | None:
         return Role.USER if name in self._names else None
 
-    async def look(self, name: str) -> Role | None:
+    async def look(self, name: str, asker: str = "") -> Role | None:
         return self.role_of(name)
+
+    def stands(self, principal: Principal) -> bool:
+        return self.role_of(principal.name) is principal.role
+
+    def proof(self, principal: Principal, device: str = "") -> tuple[w.Given, ...]:
+        return ()
+
+    async def confirm(self, principal: Principal) -> None:
+        pass
 
 
 class _SeenChat(ChatApplication):

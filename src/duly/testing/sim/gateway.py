@@ -27,6 +27,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
 from duly.core.window import Window
+from duly.core.writes import Given
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.doorbell import Doorbell
@@ -210,6 +211,15 @@ class _Everybody(Accounts):
 
     def granted(self, app: str) -> frozenset[str]:
         return self._devices
+
+    def proof(self, principal: Principal, device: str = "") -> tuple[Given, ...]:
+        return ()
+
+    def born(self, name: str) -> int:
+        return 0
+
+    def predecessor(self, name: str) -> int:
+        return 0
 
     def apps_of(self, device: str) -> frozenset[str]:
         return self._people

@@ -1,0 +1,105 @@
+"""Works password hashes out beside the event loop, a few at a time.
+
+The laws. A hash costs 64 MB and a tenth of a second, so only a few are worked out at once and only so many
+wait; the rest is told to come back. Those who have logged in before have a thread and a queue of their own,
+which goes first: a flood of strangers costs them neither a refusal nor a wait. One network has only a few
+places among the strangers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from duly.core.units import SECOND
+from duly.errors import Overloaded
+
+AT_ONCE: Final = 3
+RESERVED: Final = 1
+"""Of these, threads that only those use who have logged in before."""
+WAITING: Final = 64
+"""Hashes that may wait in each of the two queues."""
+PER_NETWORK: Final = 4
+"""Hashes of strangers from one network that may wait or be worked out."""
+
+T = TypeVar("T")
+
+
+class HashQueue:
+    """One hub's."""
+
+    def __init__(
+        self,
+        at_once: int = AT_ONCE,
+        reserved: int = RESERVED,
+        waiting: int = WAITING,
+        per_network: int = PER_NETWORK,
+    ) -> None:
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="duly-argon2")
+        self._free = at_once
+        self._reserved = reserved
+        self._most = waiting
+        self._per_network = per_network
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._strangers: deque[asyncio.Future[None]] = deque()
+        self._networks: Counter[str] = Counter()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, work: Callable[[], T], network: str, *, first: bool = False) -> T:
+        """What `work` returns, worked out in a thread. `first`: for somebody who has logged in before."""
+        if first:
+            return await self._run(work, self._first, 0)
+        if self._networks[network] >= self._per_network:
+            raise _overloaded("too many logins from your address are waiting")
+        self._networks[network] += 1
+        try:
+            return await self._run(work, self._strangers, self._reserved)
+        finally:
+            self._networks[network] -= 1
+            if not self._networks[network]:
+                del self._networks[network]
+
+    async def _run(self, work: Callable[[], T], queue: deque[asyncio.Future[None]], spare: int) -> T:
+        await self._turn(queue, spare)
+        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        job.add_done_callback(lambda _: self._next())
+        # A caller who gives up does not free the thread: only the end of the work does.
+        return await asyncio.shield(job)
+
+    async def _turn(self, queue: deque[asyncio.Future[None]], spare: int) -> None:
+        """Take a thread, leaving so many to others; wait for one if there is none."""
+        if self._free > spare:
+            self._free -= 1
+            return
+        if len(queue) >= self._most:
+            raise _overloaded("too many are logging in at this moment")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                queue.remove(turn)
+            else:
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        self._free += 1
+        for queue, spare in ((self._first, 0), (self._strangers, self._reserved)):
+            while queue and self._free > spare:
+                turn = queue.popleft()
+                if not turn.done():
+                    self._free -= 1
+                    turn.set_result(None)
+
+
+def _overloaded(why: str) -> Overloaded:
+    problem = Overloaded(f"{why}; try again in a few seconds")
+    problem.wait = 3 * SECOND
+    return problem
