@@ -24,6 +24,7 @@ from typing import Final
 
 import apsw
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
 from duly.files import PRIVATE_FILE, close_to_others
@@ -58,6 +59,8 @@ class Note(Struct, frozen=True, omit_defaults=True):
     """of the write-ahead log that was written to last; empty: all of it is in the database"""
     frames: int = 0
     """how many frames of that log are on the disk"""
+    converting: bool = False
+    """the file is being written anew, with checksums: some pages may have none yet"""
 
 
 @cache
@@ -118,7 +121,7 @@ class LedgerFile:
             self._inode = _inode(os.fstat(self._fd))
             _held.add(self._inode)
         close_to_others((self.path, self._wal, self._shm, self._lock_path))
-        self._write_note(Note(os.getpid(), self._note.made, self._note.salt, self._note.frames))
+        self._write_note(replace(self._note, pid=os.getpid()))
 
     def _refuse_own(self) -> None:
         # Asked first: opening and closing it once more would let go of SQLite's locks.
@@ -221,6 +224,32 @@ class LedgerFile:
             f"there was a ledger at {self.path}, and now the file {there}. Put it back or restore a backup; "
             f"to begin anew, remove {self._lock_path.name} and {self._wal.name} as well"
         )
+
+    def add_checksums(self) -> None:
+        """Write a database of an older version anew, with checksums. What was deleted is gone then, too.
+
+        Twice: the VFS begins to write checksums when it has seen a header that asks for them, and some pages
+        may come before that. A crash in between is made good by the next start.
+        """
+        self._write_note(replace(self._note, converting=True))
+        assert self._lock is not None
+        os.fsync(self._lock)
+        for reserve in (True, False):
+            db = connect(self.path)
+            try:
+                db.execute("PRAGMA checksum_verification = OFF")
+                db.execute("PRAGMA journal_mode = DELETE")
+                if reserve:
+                    reserve_checksums(db)
+                db.execute("VACUUM")
+            finally:
+                db.close()
+        self._write_note(replace(self._note, converting=False, salt="", frames=0))
+
+    def finish(self) -> None:
+        """Finish what a crash has left half done."""
+        if self._note.converting and checksum_vfs() is not None:
+            self.add_checksums()
 
     def inspect(self) -> None:
         """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
@@ -365,17 +394,6 @@ def _reserved(db: apsw.Connection) -> int:
     room = ctypes.c_int(-1)
     db.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(room))
     return room.value
-
-
-def add_checksums(path: Path) -> None:
-    """Write a database of an older version anew, with checksums. What was deleted is gone then, too."""
-    db = connect(path)
-    try:
-        db.execute("PRAGMA journal_mode = DELETE")
-        if reserve_checksums(db):
-            db.execute("VACUUM")
-    finally:
-        db.close()
 
 
 def has_checksums(db: apsw.Connection) -> bool:
