@@ -174,7 +174,12 @@ async def relay(contender: Relay) -> None:
 
 async def duly(place: Path, ledger: str = "") -> None:
     tune()
-    hub = Hub(Settings(data=str(place), port=0, no_mqtt=True, ledger=ledger, allow_private_webhooks=True))
+    key = str(place.parent / "secret.key") if ledger else ""  # hubs on one ledger share it
+    hub = Hub(
+        Settings(
+            data=str(place), port=0, no_mqtt=True, ledger=ledger, secret_key=key, allow_private_webhooks=True
+        )
+    )
     await hub.start()
     print(f"ready {hub.url}", flush=True)
     await hub.run()

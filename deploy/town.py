@@ -98,6 +98,7 @@ class Town:
             self._closing.callback(self.postgres.remove)
             self.ledger = self.postgres.create_database("duly")
             settings |= {"ledger": self.ledger, "doorbell": doorbell}
+            settings |= {"secret_key": str(self.folder / "secret.key")}
             self.redis = Redis() if doorbell == "redis" else None
             if self.redis is not None:
                 self._begin(self.redis)

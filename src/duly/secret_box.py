@@ -96,12 +96,14 @@ def read_key(path: Path) -> SecretBox:
 def make_key(path: Path) -> None:
     """Make a key file of random bytes; one that is there already stays."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    write_private(fresh, base64.b64encode(secrets.token_bytes(KEY_SIZE)) + b"\n")
     try:
+        write_private(fresh, base64.b64encode(secrets.token_bytes(KEY_SIZE)) + b"\n")
         with suppress(FileExistsError):
             os.link(fresh, path)
+    except OSError as problem:
+        raise Malformed(f"the secret key {path} cannot be made: {problem.strerror}") from None
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
 
 
 # ── the key of a ledger ──────────────────────────────────────────────────────────────────────────
@@ -112,8 +114,9 @@ async def open_box(
 ) -> SecretBox | None:
     """The box of this ledger: with the key in the given file, or the one in the data folder.
 
-    With `make`, the data folder gets a key if it has none, and the ledger none yet; without, None says that
-    nothing is sealed yet. Raises `SecretKeyMissing` if the ledger needs a key that is not here.
+    A ledger that has no key yet gets one, which is made if the file is not there; without `make`, only if it
+    was given. None says that nothing is sealed yet. Raises `SecretKeyMissing` if the ledger needs a key that
+    is not here.
     """
     path = Path(given) if given else data / FILE
     needed = await _needed(ledger)
@@ -124,9 +127,7 @@ async def open_box(
                 f"this ledger's secrets are sealed with key {needed}, and {path} is not there; copy "
                 f"{FILE} from the data folder of a hub that has it, or name it with --secret-key"
             )
-        if given:
-            raise Malformed(f"the secret key {path} is not there; 'openssl rand -base64 32' makes one")
-        if reading or not make:
+        if reading or not (make or given):
             return None
         make_key(path)
         made = True

@@ -28,6 +28,7 @@ from duly.errors import (
 )
 from duly.ledgers import open_ledger, sql
 from duly.ledgers.sqlite import SqliteLedger
+from duly.ledgers.sqlite_file import APPLICATION_ID
 from duly.testing import ManualClock
 from tests.ledgers.making import admit, message, until
 
@@ -254,24 +255,24 @@ async def test_damage_found_while_running_is_told_as_damage(path: Path) -> None:
 # ── older files ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def of_schema_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def of_schema_one(path: Path) -> None:
     """A ledger as the first duly left it, with a message, its end, and a stream."""
-    with monkeypatch.context() as first:
-        only = sql.migrations("sqlite")[:1]
-        first.setattr(sql, "migrations", lambda dialect: only)
-        async with await SqliteLedger.open(path, ManualClock()) as ledger:
-            await ledger.admit_many([message(0), message(1)])
-            await ledger.write(w.Advance(message(0).key, State.DONE, 1), w.Append("log", b"x", 1))
+    current = path.with_name("current.db")
+    async with await SqliteLedger.open(current, ManualClock()) as ledger:
+        await ledger.admit_many([message(0), message(1)])
+        await ledger.write(w.Advance(message(0).key, State.DONE, 1), w.Append("log", b"x", 1))
     db = apsw.Connection(str(path))
-    assert db.pragma("user_version") == 1
-    assert not db.table_exists("main", "items")
+    db.execute(sql.migrations("sqlite")[0].sql)
+    db.pragma("user_version", 1)
+    db.pragma("application_id", APPLICATION_ID)
+    db.execute("ATTACH ? AS current", (str(current),))
+    for table in ("messages", "streams", "entries"):
+        db.execute(f"INSERT INTO main.{table} SELECT * FROM current.{table}")
     db.close()
 
 
-async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await of_schema_one(path, monkeypatch)
+async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(path: Path) -> None:
+    await of_schema_one(path)
     for _ in range(2):  # and once upgraded it simply opens
         async with await SqliteLedger.open(path, ManualClock()) as ledger:
             repeats = await ledger.admit_many([message(0), message(1)])
@@ -281,8 +282,8 @@ async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
             assert await ledger.shelf("users") == {"eve": b"1"}
 
 
-async def test_a_reader_cannot_upgrade_and_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await of_schema_one(path, monkeypatch)
+async def test_a_reader_cannot_upgrade_and_says_so(path: Path) -> None:
+    await of_schema_one(path)
     before = contents(path)
     with pytest.raises(LedgerUnavailable, match=r"older duly \(schema 1\); open it once without mode=ro"):
         await SqliteLedger.open(path, readonly=True)
@@ -292,7 +293,7 @@ async def test_a_reader_cannot_upgrade_and_says_so(path: Path, monkeypatch: pyte
 async def test_an_upgrade_that_fails_leaves_the_old_ledger(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await of_schema_one(path, monkeypatch)
+    await of_schema_one(path)
     with monkeypatch.context() as broken:
         bad = sql.Migration(2, "bad", "CREATE TABLE half (x); CREATE TABLE messages (twice)")
         known = (sql.migrations("sqlite")[0], bad)

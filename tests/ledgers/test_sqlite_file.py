@@ -377,6 +377,37 @@ async def test_a_ledger_without_checksums_gets_them(
     ]
 
 
+@pytest.mark.parametrize("after", [1, 2])
+async def test_a_crash_while_checksums_are_added_is_made_good(
+    path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Also of a ledger that is larger than SQLite's cache: its first pages are written before the header."""
+    with monkeypatch.context() as older:
+        for module in (sqlite, sqlite_file):
+            older.setattr(module, "checksum_vfs", lambda: None)
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            await fill(ledger)
+            await ledger.write(*(w.Append("log", b"x" * 4_000, n) for n in range(2_000)))
+            right = await content(ledger)
+    with monkeypatch.context() as dying:
+        connect, count = sqlite_file.connect, 0
+
+        def die(path: Path, *, readonly: bool = False) -> apsw.Connection:
+            nonlocal count
+            count += not readonly
+            if count > after + 1:  # the first looks whether there are checksums
+                raise apsw.IOError("the process dies")
+            return connect(path, readonly=readonly)
+
+        for module in (sqlite, sqlite_file):
+            dying.setattr(module, "connect", die)
+        with pytest.raises(LedgerError):
+            await SqliteLedger.open(path, ManualClock())
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert await content(ledger) == right
+        ledger.check()
+
+
 async def test_a_rewrite_that_a_crash_has_cut_short_is_undone(path: Path) -> None:
     async with await SqliteLedger.open(path, ManualClock()) as ledger:
         await fill(ledger)

@@ -142,7 +142,8 @@ async def open_town(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Tow
 async def towns(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
     """Two hubs on one PostgreSQL, with the same people."""
     url = postgres_server.create_database(f"hubs_{secrets.token_hex(6)}")
-    here, there = (Town(tmp_path / name, {"ledger": url}) for name in ("here", "there"))
+    shared = {"ledger": url, "secret_key": str(tmp_path / "secret.key")}
+    here, there = (Town(tmp_path / name, shared) for name in ("here", "there"))
     for town in (here, there):
         await town.start()
     await here.settle("ann", "bob", "cid")

@@ -36,6 +36,7 @@ class Town:
                 data=str(self._folder / f"hub{n}"),
                 port=0,
                 ledger=self.ledger_url,
+                secret_key=str(self._folder / "secret.key"),
                 **{"no_mqtt": True} | self._settings,
             )
             hub = Hub(where)

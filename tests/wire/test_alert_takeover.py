@@ -26,7 +26,7 @@ class Towers:
     def __init__(self, folder: Path, ledger: str, hook: Receiver, mailbox: Mailbox, careful: Mailbox) -> None:
         self.hook, self.mailbox, self.careful = hook, mailbox, careful
         self._began = time.time_ns() // 1_000_000
-        more = {"ledger": ledger, "allow_private_webhooks": "true"}
+        more = {"ledger": ledger, "allow_private_webhooks": "true", "secret_key": folder / "secret.key"}
         self.first, self.second = (HubProcess(folder / name, **more) for name in ("first", "second"))
 
     async def start(self) -> None:

@@ -52,7 +52,6 @@ from duly.ledgers.sqlite_file import (
     APPLICATION_ID,
     CHECKED_SIZE,
     LedgerFile,
-    add_checksums,
     checksum_vfs,
     connect,
     has_checksums,
@@ -103,6 +102,7 @@ class SqliteLedger(Ledger):
         with translated(self.path):
             if not self._readonly:
                 file.hold()
+                file.finish()
             if self.path.stat().st_size:
                 file.inspect()
             if not self._readonly:
@@ -389,7 +389,7 @@ class _Writer:
         elif not has_checksums(db) and checksum_vfs() is not None:
             LOG.warning("writing %s anew, with checksums; this is done once", self._path)
             db.close()
-            add_checksums(self._path)
+            self._file.add_checksums()
             db = connect(self._path)
         return db
 

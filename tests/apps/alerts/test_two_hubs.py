@@ -17,7 +17,8 @@ async def test_two_hubs_on_one_postgres_are_one_tower(
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
     ledger = postgres_server.create_database("two_towers")
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
     try:
         for hub in hubs:
             await hub.start()
@@ -53,7 +54,8 @@ async def test_what_is_over_stays_over_however_many_say_something_at_the_same_mo
     tmp_path: Path, postgres_server: Postgres
 ) -> None:
     ledger = postgres_server.create_database("many_words")
-    hubs = [Tower(tmp_path / name, ledger=ledger) for name in ("one", "two")]
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, **shared) for name in ("one", "two")]
     try:
         for hub in hubs:
             await hub.start()
@@ -80,7 +82,8 @@ async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_cor
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
     ledger = postgres_server.create_database("two_minds")
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
     try:
         for hub in hubs:
             await hub.start()

@@ -1,0 +1,62 @@
+"""`duly floor`: what it says of a floor in the future, with and without a hub, and that it mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+from duly.ledgers import open_ledger
+from tests.cli.conftest import Place
+
+TWO_DAYS = 2 * 86_400_000_000
+
+
+def poison(ledger: Path) -> None:
+    """A floor as a clock has left it that was two days ahead for hours."""
+
+    async def raise_it() -> None:
+        async with await open_ledger(f"sqlite:///{ledger}") as book, book.transaction() as tx:
+            await tx.execute("UPDATE floor SET until = ?1, trusted = ?1", book.clock.now() + TWO_DAYS)
+
+    asyncio.run(raise_it())
+
+
+def floor_of(ledger: Path) -> int:
+    """Read by a program that shares no code with duly, in seconds."""
+    db = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
+    try:
+        return int(db.execute("SELECT until FROM floor").fetchone()[0]) // 1_000_000
+    finally:
+        db.close()
+
+
+def test_a_floor_in_the_future_is_told_by_doctor_and_mended_without_a_hub(place: Place) -> None:
+    assert place.duly("add", "app", "phone").returncode == 0
+    ledger = place.folder / "duly-data" / "ledger.db"
+    poison(ledger)
+    sick = place.duly("doctor")
+    assert sick.returncode == 1
+    assert "✗ floor" in sick.stdout
+    assert "in the future: a clock was wrong" in place.duly("floor").stderr
+    done = place.duly("floor", "--mend")
+    assert done.returncode == 0, done.stderr
+    assert "what was made before is stale until" in done.stderr
+    assert floor_of(ledger) <= time.time()
+    assert place.ask("floor")["ahead"] == 0
+    assert "in the future" not in place.duly("doctor").stdout
+
+
+def test_a_running_hub_is_asked(place: Place) -> None:
+    assert place.duly("add", "app", "phone").returncode == 0
+    poison(place.folder / "duly-data" / "ledger.db")
+    place.up()
+    assert place.ask("floor")["ahead"] > 0
+    assert place.ask("floor", "--mend", "--all") | {"now": 0} == place.ask("floor") | {"now": 0}
+    found = place.ask("floor")
+    assert (found["ahead"], found["barrier"]) == (0, None)
+
+
+def test_all_goes_with_mend(place: Place) -> None:
+    assert place.duly("floor", "--all").returncode == 2
