@@ -13,9 +13,6 @@ from duly.dialects.frames import Frame
 from duly.ledger import Ledger
 from duly.transport import Session
 
-MQTT = "$mqtt"
-"""Whose refusals those are that no account is to blame for: what the broker brought. Such names begin with a
-dollar sign, which no account's does, so that no account is shown them."""
 ID_SHOWN = 200
 """Of an id that nobody should have sent."""
 

@@ -138,7 +138,7 @@ async def test_no_account_is_called_what_the_hub_records_things_under(open_place
 
 async def test_an_account_that_was_called_mqtt_before_sees_no_refusals_of_mqtt(place: Place) -> None:
     from duly import account_names
-    from duly.journal import MQTT
+    from duly.core.acl import HUB
 
     now = place.hub.ledger.clock.now()
     await place.hub.ledger.write(Refuse("mqtt", "topic", "malformed", "of long ago", now - 10**9))
@@ -147,10 +147,10 @@ async def test_an_account_that_was_called_mqtt_before_sees_no_refusals_of_mqtt(p
         token = await place.hub.accounts.add(Role.USER, "mqtt")
     finally:
         account_names.UNUSED = unused  # type: ignore[misc]
-    await place.hub.journal.refuse(MQTT, "nodes/x/status", "malformed", "of today")
+    await place.hub.journal.refuse(HUB, "nodes/x/status", "malformed", "of today")
     assert (await get(place, "/v1/refusals", token))["refusals"] == []
     everything = (await get(place, "/v1/refusals", place.tokens["root"]))["refusals"]
-    assert {one["scope"] for one in everything} == {"mqtt", MQTT}
+    assert {one["scope"] for one in everything} == {"mqtt", HUB}
 
 
 async def test_an_app_of_a_name_that_was_anothers_sees_nothing_of_it(place: Place) -> None:
