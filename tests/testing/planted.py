@@ -12,12 +12,14 @@ from duly.apps import homes
 from duly.apps.neighbours import Neighbours
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
-from duly.core import order as orders
+from duly.core import lane as lanes
+from duly.core import marks
 from duly.core import writes as w
 from duly.core.inbox import Inbox
+from duly.core.lane import Release
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
-from duly.core.order import Lanes, Release
+from duly.core.order import Lanes
 from duly.core.outbox import Outbox
 from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.units import SECOND
@@ -84,7 +86,8 @@ def clock_decides_order(patch: Patch) -> None:
         return mark is None or ms > mark[1]
 
     patch.setattr(w, "is_later", later)
-    patch.setattr(orders, "is_later", later)
+    patch.setattr(lanes, "is_later", later)
+    patch.setattr(marks, "is_later", later)
 
 
 def lost_high_water_mark(patch: Patch) -> None:

@@ -22,10 +22,21 @@ from msgspec import Struct
 
 from duly.core import horizon as horizons
 from duly.core.horizon import Horizon
+from duly.core.lane import Move, Release, Supersede
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.order import LATE, LanePolicy, Lanes, Move, Release, Supersede
-from duly.core.outbox import EXPIRED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
+from duly.core.order import LATE, LanePolicy, Lanes
+from duly.core.outbox import (
+    EXPIRED,
+    TIMED_OUT,
+    TOOK_EFFECT,
+    UNABLE,
+    Outbox,
+    OutboxPolicy,
+    never,
+    no_time,
+    unable,
+)
 from duly.core.steps import (
     Answered,
     Arrived,
@@ -37,6 +48,7 @@ from duly.core.steps import (
     Origin,
     Reachable,
     Received,
+    Refused,
     Reply,
     Report,
     Step,
@@ -87,10 +99,15 @@ class Inbox:
         repeatable: Callable[[Message], bool] = _always,
         refuse: Callable[[Arrived, int], Verdict | None] = _welcome,
         shared: bool = False,
+        once: Callable[[Message], bool] = never,
+        patience: Callable[[Message], int] = no_time,
     ) -> None:
         self._refuse = refuse
         self._shared = shared
-        self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost)
+        self.outbox = Outbox(
+            policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost,
+            once=once, patience=patience, fails=self._step_back,
+        )  # fmt: skip
         self._lane_policy = lanes or LanePolicy()
         self.lanes = Lanes(self._lane_policy)
         self._horizon = horizon
@@ -128,7 +145,7 @@ class Inbox:
                 return self.receive(event, now)
             case Reachable(recipient=recipient):
                 again = self.outbox.reached(recipient, now)
-                return again + self._move_all(self.lanes.reach(recipient), now)
+                return again + self._move_all(self.lanes.reach(recipient, now), now)
             case Unreachable(recipient=recipient):
                 if self._shared:
                     self._forget(recipient)
@@ -140,6 +157,8 @@ class Inbox:
                 return [todo for item in open_ for todo in self._find(item, now)]
             case Received() | Answered() | Failed():
                 return self.outbox.handle(event, now)
+            case Refused(scope=scope, n=n, made=made):
+                return self._move_all(self.lanes.arrived(scope, n, made, now), now)
             case Told():
                 return []
 
@@ -396,10 +415,17 @@ class Inbox:
             ),
         )
 
+        self.lanes.drop(message)
+
         def done(results: Results, now: int) -> list[Todo]:
             return self._ended(message, state, answer, now) if results[0] else self._lost(message, now)
 
         return Step(writes, done)
+
+    def _step_back(self, message: Message) -> Group:
+        """What failed does not count for what comes late: its mark goes back to what counts before it."""
+        back = self.lanes.without(message)
+        return () if back is None else (Raise(back.mark, back.n, back.ms),)
 
     def _superseded(self, message: Message, reason: str, now: int) -> list[Todo]:
         return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
@@ -412,13 +438,13 @@ class Inbox:
         return self._next(message, now)
 
     def _next(self, message: Message, now: int) -> list[Todo]:
-        return self._move_all(self.lanes.finished(message), now)
+        return self._move_all(self.lanes.finished(message, now), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
         origins = tuple(live.origins) if live is not None else ()
         todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]
-        if moves := self.lanes.finished(message):
+        if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):
             todo += self._move_all(moves, now)
         return todo
 

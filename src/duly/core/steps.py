@@ -73,6 +73,14 @@ class Unreachable(Struct, frozen=True, gc=False):
     recipient: str
 
 
+class Refused(Struct, frozen=True, gc=False):
+    """A sender's number was refused before it came here: it has arrived all the same, and leaves no gap."""
+
+    scope: str
+    n: int
+    made: int
+
+
 class Told(Struct, frozen=True, gc=False):
     """Something that only this machine understands."""
 
@@ -87,7 +95,7 @@ class Found(Struct, frozen=True, gc=False):
     marks: Mapping[str, tuple[int, int]] = {}
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Told
+Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Refused | Told
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 

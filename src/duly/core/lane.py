@@ -1,0 +1,109 @@
+"""Lane: what is under way to one recipient under one order key, and what waits there for its turn.
+
+The law: what waits stands in its sender's order, also what comes late; senders stand in order of arrival.
+What has ended while it waited is passed over, and supersedes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from duly.core.messages import Message, Mode
+from duly.core.writes import is_later
+
+
+class Release(Struct, frozen=True, gc=False):
+    """This message's turn. `n` and `ms` are what its lane's mark is raised to; `after` is the number
+    that went before it in the lane, -1 if none is known."""
+
+    message: Message
+    mark: str
+    n: int
+    ms: int
+    after: int
+
+
+class Supersede(Struct, frozen=True):
+    """This message must not take effect any more. One that is late says for which mark: where several hubs
+    raise it, only the ledger can tell."""
+
+    message: Message
+    reason: str
+    mark: str = ""
+    n: int = 0
+    ms: int = 0
+
+
+Move: TypeAlias = Release | Supersede
+
+
+class Lane:
+    """A lane that has something under way, or queues."""
+
+    __slots__ = ("gone", "holders", "newest", "queue", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        """how many may be under way at once; 0: nobody counts"""
+        self.holders: set[bytes] = set()
+        self.queue: deque[Release] = deque()
+        self.newest: dict[str, tuple[int, int]] = {}
+        """the newest that was queued, by its mark"""
+        self.gone: set[bytes] = set()
+        """what is queued and has ended meanwhile"""
+
+    def add(self, release: Release) -> None:
+        """Queue it: behind the others, but before what the same sender sent later."""
+        mark, at = release.mark, (release.n, release.ms)
+        place = len(self.queue)
+        newest = self.newest.get(mark) if mark else None
+        if newest is not None and precedes(at, newest):
+            for i in range(len(self.queue) - 1, -1, -1):
+                if self.queue[i].mark == mark:
+                    if not precedes(at, (self.queue[i].n, self.queue[i].ms)):
+                        break
+                    place = i
+        else:
+            self.newest[mark] = at
+        self.queue.insert(place, release)
+
+    def drop(self, key: bytes) -> None:
+        """Something queued has ended."""
+        self.gone.add(key)
+        if 2 * len(self.gone) > len(self.queue):
+            self.queue = deque(one for one in self.queue if one.message.key not in self.gone)
+            self.gone.clear()
+
+    def next(self, now: int) -> Release | None:
+        """What would be handed over next."""
+        for queued in self.queue:
+            if queued.message.key not in self.gone and not is_over(queued, now):
+                return queued
+        return None
+
+    @property
+    def free(self) -> bool:
+        return not self.width or len(self.holders) < self.width
+
+
+def lane_key(message: Message) -> str | None:
+    """Messages without order share a queue that no order key can name."""
+    order = message.order
+    return None if order is None or order.mode is Mode.ANY else order.key
+
+
+def is_latest(release: Release) -> bool:
+    order = release.message.order
+    return order is not None and order.mode is Mode.LATEST
+
+
+def is_over(release: Release, now: int) -> bool:
+    return 0 < release.message.expires <= now
+
+
+def precedes(at: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a sender sent this before the other."""
+    return at != other and not is_later(*at, other)
