@@ -86,6 +86,8 @@ class _Stored(Struct, frozen=True):
     disabled: bool = False
     broker: str = ""
     """the token's bcrypt, for a broker that checks it itself (devices)"""
+    once: bool = False
+    """a device without a memory of its own: it is sent each command once"""
     password: str = ""
     """the argon2id of a person's password; they have no token of their own, but one for each login"""
 
@@ -148,23 +150,34 @@ class Accounts:
         """The apps that may command this device, and so hear what it says."""
         return self._book.apps_of.get(device, _NOBODY)
 
+    def is_sent_once(self, device: str) -> bool:
+        """Whether a device has no memory of its own, so that it is sent each command once."""
+        return device in self._book.once
+
     # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
 
-    async def add(self, role: Role, name: str, *, replace: bool = False) -> str:
+    async def add(self, role: Role, name: str, *, replace: bool = False, once: bool = False) -> str:
         """Make a principal; its token, which cannot be had again. With `replace` an existing one of this role
-        gets a new token, and its old one is void; its grants stay."""
+        gets a new token, and its old one is void; its grants stay. With `once` a device is sent each command
+        once, since it would do a repeat again."""
         check_name(name)
+        if once and role is not Role.DEVICE:
+            raise Malformed("only a device can be sent its commands without repeats (--no-resend)")
         token = PREFIX + secrets.token_urlsafe(32)
         async with self._changing:
             book = await self._current()
             old = book.stored.get(name)
             new = _Stored(
-                role, digest(token).hex(), self._ledger.clock.now(), broker=_for_the_broker(role, token)
+                role,
+                digest(token).hex(),
+                self._ledger.clock.now(),
+                broker=_for_the_broker(role, token),
+                once=once,
             )
             if old is not None:
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=new.token, broker=new.broker)
+                new = changed(old, token=new.token, broker=new.broker, once=once)
                 await self._ledger.write(Put(_PRINCIPALS, name, _encode(new)))
             else:
                 # A grant that was being made while its principal was removed must not be inherited.
@@ -341,12 +354,15 @@ class _Book:
         self.by_token: dict[bytes, Principal] = {}
         self.granted: dict[str, frozenset[str]] = {}
         self.apps_of: dict[str, frozenset[str]] = {}
+        self.once: set[str] = set()
         self.dangling: set[tuple[str, str]] = set()
         """grants of which one side is not there: of no effect"""
 
     def seat(self, name: str, one: _Stored) -> None:
         self.unseat(name)
         self.stored[name] = one
+        if one.once:
+            self.once.add(name)
         if not one.disabled:
             self.standing[name] = who = Principal(name, one.role)
             if one.token:
@@ -354,6 +370,7 @@ class _Book:
 
     def unseat(self, name: str) -> None:
         old = self.stored.pop(name, None)
+        self.once.discard(name)
         if old is not None:
             self.by_token.pop(bytes.fromhex(old.token), None)
             self.standing.pop(name, None)
@@ -416,7 +433,7 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
     match verb:
         case "add":
             role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted)
+            token = await accounts.add(role, name, replace="replace" in wanted, once="no_resend" in wanted)
             return {"token": token, "name": name, "role": role.value}
         case "remove":
             return {"changed": await accounts.remove(wanted["name"])}

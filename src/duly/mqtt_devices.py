@@ -36,6 +36,7 @@ from duly.core.steps import Answered, Received
 from duly.core.units import MS, SECOND
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
+from duly.dialects.fields import Fields
 from duly.dialects.frames import DeviceCode, Frame
 from duly.errors import DulyError, LedgerError, Malformed, SenderError, Stopped
 from duly.journal import Journal
@@ -88,7 +89,7 @@ class MqttDevice:
             action=command.type,
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
-            payload=fd.Content(bytes(command.data)),
+            payload=fd.Content(frames.payload_of(command)),
             order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
@@ -155,7 +156,8 @@ class MqttDevices:
             if known is not None:
                 await self._gateway.push_from(name, *push)
                 return
-            if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
+            self._gateway.check_push(push[0])
+            if self._gateway.neighbours is not None:
                 self._gateway.neighbours.overheard.keep(name, *push)
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
@@ -275,8 +277,10 @@ class MqttDevices:
             ack()
             return
         match answer:
-            case fd.Ack():
+            case fd.Ack(progress=progress):
                 await self._gateway.engine.put(Received(key), ack)
+                if progress.data:
+                    self._gateway.tell_progress(key, device, frames.raw(_json(progress)), {})
             case fd.Complete(value=value):
                 done = Answer(DeviceCode.DONE, _json(value))
                 await self._gateway.engine.put(Answered(key, State.DONE, done, by=device), ack)
@@ -296,11 +300,15 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _push_in(status: fd.Status) -> tuple[str, object] | None:
+def _push_in(status: fd.Status) -> tuple[str, object, Fields] | None:
     """What a device tells besides its status: it has no other topic of its own to say it on."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
-            return kind, rest.get("data")
+            return (
+                kind,
+                rest.pop("data", None),
+                {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()},
+            )
         case _:
             return None
 

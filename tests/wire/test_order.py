@@ -100,7 +100,9 @@ async def test_order_keys_and_devices_do_not_wait_for_each_other(open_place: Ope
         assert time.monotonic() - began < 3, "numbers that went elsewhere are no gap"
 
 
-async def test_while_a_device_is_away_only_the_latest_waits(place: Place) -> None:
+async def test_when_a_device_comes_back_it_gets_the_latest_which_then_supersedes_the_others(
+    place: Place,
+) -> None:
     async with place.join("phone") as remote:
         ids = [
             await remote.command(
@@ -108,11 +110,15 @@ async def test_while_a_device_is_away_only_the_latest_waits(place: Place) -> Non
             )
             for n in range(4)
         ]
-        ends: list[Json] = [await remote.first(lambda f: f["type"] == "ack") for _ in range(3)]
-        assert {end["seq_id"]: end["state"] for end in ends} == dict.fromkeys(ids[:3], "superseded")
+        for id_ in ids:
+            assert (await remote.hear_of(id_))["code"] == 0
+        assert await remote.hears_nothing(), "the newer one only waits, too: nothing is superseded yet"
         async with place.join("lamp") as lamp:
             assert (await lamp.obey())["data"] == 3
             assert await lamp.hears_nothing()
+        ends: list[Json] = [await remote.first(lambda f: f["type"] == "ack") for _ in range(4)]
+        told = {end["seq_id"]: end["state"] for end in ends}
+        assert told == dict.fromkeys(ids[:3], "superseded") | {ids[3]: "done"}
 
 
 @pytest.mark.parametrize("mode", ["latest", "replay"])

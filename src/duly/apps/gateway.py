@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,8 @@ from msgspec import Struct
 
 from duly.apps.control import ControlPolicy
 from duly.apps.neighbours import Neighbours
+from duly.apps.presence import Presence
+from duly.apps.unaddressed import Unaddressed
 from duly.auth import Accounts, Principal, Role
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -35,6 +38,8 @@ from duly.core.steps import (
     Event,
     Origin,
     Reachable,
+    Received,
+    Refused,
     Reply,
     Report,
     Transmit,
@@ -43,10 +48,11 @@ from duly.core.steps import (
 from duly.core.units import DAY, MINUTE, MS
 from duly.core.writes import Append
 from duly.dialects import frames
+from duly.dialects.fields import Fields, timeout_in
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded
+from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, Overloaded
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -88,6 +94,8 @@ class Gateway:
     """One gateway on one ledger; with a `bell`, one of several."""
 
     roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
+    open = True
+    """other types than the documented ones are taken, too: from an app a command, from a device a push"""
 
     def __init__(
         self,
@@ -106,16 +114,20 @@ class Gateway:
         self._control_horizon = control.horizon()
         self._lasts = control.lasts
         self._inbox = Inbox(
-            OutboxPolicy("device", control.resend, patience=control.patience),
+            OutboxPolicy("device", control.resend, patience=control.patience, quiet=True),
             ledger.worker,
             lanes=control.lanes(),
             horizon=self._horizon,
             refuse=self._refuse_offline,
             shared=bell is not None,
+            once=lambda message: accounts.is_sent_once(message.recipient),
+            patience=lambda message: timeout_in(message.body) * MS,
         )
         self.neighbours = None if bell is None else Neighbours(ledger, bell, self._inbox.channel, self)
         ours = None if self.neighbours is None else self.neighbours.ours
         self.engine = Engine(self._inbox, ledger, self._perform, ours=ours)
+        self.devices = Presence(ledger, accounts, self.online)
+        self._unaddressed = Unaddressed()
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
         self._told: dict[Session, dict[str, int]] = {}
@@ -172,7 +184,7 @@ class Gateway:
             return
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(_stream(device))).last for device in devices}
-        session.push(frames.encode(self._welcome(who, heads)))
+        session.push(frames.encode(self._welcome(who, heads, self.devices.online_of(who.name))))
         seen = cursors or {}
         self._told[session] = {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()}
         self._apps.setdefault(who.name, []).append(session)
@@ -212,8 +224,9 @@ class Gateway:
         """The devices that are connected, here or to another hub."""
         return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
-    def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
-        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
+    def _welcome(self, who: Principal, cursors: dict[str, int], online: list[str] | None = None) -> Frame:
+        now = self._ledger.clock.now() // MS
+        return Frame("welcome", you=who.name, time=now, cursors=cursors, online=online)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
@@ -221,9 +234,19 @@ class Gateway:
         """A frame from somebody who has authenticated. What devices tell gets no `server_ack`."""
         if frame.type in self._commands:
             return self._submit(session, who, frame)
-        if who.role is not Role.DEVICE:
+        if who.role is Role.DEVICE:
+            self.devices.heard(who.name)
+            return self._answered(who, frame) if frame.type == "ack" else self._pushed(who, frame)
+        if frame.type in self.types:
             raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
-        return self._answered(who, frame) if frame.type == "ack" else self._pushed(who, frame)
+        return self._submit(session, who, frame)
+
+    def refused(self, who: Principal, seq_id: str) -> None:
+        """A frame was refused before it became a command: its number leaves no gap, and its id is free."""
+        with suppress(DulyError):
+            made, n, _, _ = parts_of(seq_id)
+            if n is not None and made and who.role is not Role.DEVICE:
+                self.engine.offer(Refused(who.name, n, made))
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
@@ -272,15 +295,43 @@ class Gateway:
         return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
 
     def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        if frame.seq_id is None or frame.to is None:
-            raise Malformed("an ack needs seq_id and to: the command and the app it answers")
-        state, answer = frames.answer_of(frame)
-        key = key_of(frame.to, frame.seq_id)
+        if frame.seq_id is None:
+            raise Malformed("an ack needs seq_id: the command it answers")
+        app = frame.to or self._whose(who.name, frame.seq_id)
+        key = key_of(app, frame.seq_id)
         command = self._inbox.under_way(key)
+        if frames.is_working(frame):
+            if command is None or command.recipient != who.name:
+                raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
+            return self._work(key, who.name, frame.progress, frames.more_in(frame))
+        state, answer = frames.answer_of(frame)
         if command is None or command.recipient != who.name:
             return self._look_up(Answered(key, state, answer, by=who.name))
         end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
         return self._hand_over(end, answered=False)
+
+    def _whose(self, device: str, seq_id: str) -> str:
+        """The app that an ack without `to` is for."""
+        if not self._unaddressed.knows(device):
+            self._unaddressed.learn(device, self._inbox.all_under_way(device))
+        scopes = self._unaddressed.find(device, seq_id)
+        if len(scopes) != 1:
+            which = "several commands" if scopes else "no command"
+            raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
+        return scopes[0]
+
+    async def _work(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
+        """A device is at work: no resends, its deadline anew, and its app is told once that is stored."""
+        await self.engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
+        return False
+
+    def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
+        """Tell an app how far a device is; those that wait over HTTP wait for the end."""
+        scope, id_ = names_in(key)
+        self._note_hop(key, "at work")
+        frame = frames.working(id_, device, progress, more)
+        for session in self._apps.get(scope, ()):
+            session.push(frame)
 
     async def _look_up(self, end: Answered) -> bool:
         """On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was."""
@@ -295,18 +346,21 @@ class Gateway:
         return False
 
     async def _pushed(self, who: Principal, frame: Frame) -> bool:
-        await self._push(who.name, frame.type, frame.data)
+        await self._push(who.name, frame.type, frame.data, frames.more_in_push(frame))
         return False
 
     def _handed_over(self, record: Record) -> bool:
         """Whether its device may have it from another hub."""
         return self.neighbours is not None and record.state is not State.ACCEPTED
 
-    async def push_from(self, device: str, kind: str, data: object) -> None:
+    async def push_from(self, device: str, kind: str, data: object, more: Fields | None = None) -> None:
         """A device behind a broker tells something."""
-        if kind not in self.policy.pushes:
-            raise Malformed(f"there is no push type {kind!r}")
-        await self._push(device, kind, frames.dump(data))
+        self.check_push(kind)
+        await self._push(device, kind, frames.dump(data), more)
+
+    def check_push(self, kind: str) -> None:
+        if kind in self._commands or not frames.is_own_type(kind):
+            raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
 
     def has(self, key: bytes) -> bool:
         """Whether a command is under way here."""
@@ -374,6 +428,8 @@ class Gateway:
             return
         self._note_hop(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
+        if self._unaddressed:
+            self._unaddressed.began(message)
         if self._journal.watchers:
             self._journal.see(
                 "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
@@ -390,6 +446,8 @@ class Gateway:
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
+        if self._unaddressed:
+            self._unaddressed.ended(key, recipient, state)
         self._note_hop(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
@@ -415,9 +473,10 @@ class Gateway:
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _push(self, device: str, kind: str, data: msgspec.Raw) -> None:
+    async def _push(self, device: str, kind: str, data: msgspec.Raw, more: Fields | None = None) -> None:
         """Store, then tell: a push has a number in its device's stream before anybody sees it."""
-        stored = frames.encode(Frame(kind, from_=device, data=data, time=self._ledger.clock.now() // MS))
+        now = self._ledger.clock.now() // MS
+        stored = frames.push(Frame(kind, from_=device, data=data, time=now), more)
         (n,) = await self._ledger.write(Append(_stream(device), stored, self._ledger.clock.now()))
         assert isinstance(n, int)
         frame = _numbered(stored, n)
@@ -501,16 +560,6 @@ class Gateway:
         for app in sorted(self._accounts.apps_of(device)):
             for session in list(self._apps.get(app, ())):
                 await self._catch_up(session, device)
-
-
-async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
-    """When each device last told something, or came, or went (ms); without those never heard of."""
-    heard: dict[str, int] = {}
-    for device in devices:
-        extent = await ledger.extent(_stream(device))
-        for entry in await ledger.entries(_stream(device), extent.last - 1, 1):
-            heard[device] = entry.at // MS
-    return heard
 
 
 def _stream(device: str) -> str:

@@ -49,6 +49,13 @@ def add(
     replace: Annotated[
         bool, typer.Option("--replace", help="Give an existing one a new token; its old one is void.")
     ] = False,
+    no_resend: Annotated[
+        bool,
+        typer.Option(
+            "--no-resend",
+            help="A device that would do a repeat again: send it each command once, and never anew.",
+        ),
+    ] = False,
     data: Data = None,
     ledger: LedgerUrl = None,
     url: Url = None,
@@ -57,6 +64,7 @@ def add(
 ) -> None:
     """Make an account. Its token is printed once: only a hash of it is kept."""
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
+    wanted |= {"no_resend": "yes"} if no_resend else {}
     made = _do("add", wanted, data, ledger, url, token)
     if json:
         print_json(made)
@@ -195,7 +203,7 @@ async def _do_in_ledger(
         if verb == "remove":
             await see_off(book, wanted["name"])
         if verb == "list":
-            from duly.apps.gateway import last_heard
+            from duly.apps.presence import last_heard
 
             devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
             result |= {"online": None, "heard": await last_heard(book, devices)}

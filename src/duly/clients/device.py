@@ -30,6 +30,7 @@ from duly.core.outbox import OutboxPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
 from duly.core.units import DAY, FOREVER, MINUTE
 from duly.dialects import frames
+from duly.dialects.fields import values_in
 from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
@@ -53,6 +54,14 @@ class Command(Struct, frozen=True):
     sender: str
     id: str
     attempt: int
+    fields: dict[str, Any] = {}
+    """what the command carried beside its data"""
+    tell: Callable[[object], None] = lambda _: None
+
+    def working(self, progress: object = None) -> None:
+        """Say that this is being worked on, and how far it is: the hub then repeats nothing, waits its whole
+        patience anew, and tells the app."""
+        self.tell(progress)
 
 
 Handler = Callable[[Command], Awaitable[Any]]
@@ -169,7 +178,8 @@ class Device:
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def push(self, type: str, data: object = None) -> None:
-        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`."""
+        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`, or a
+        type of your own."""
         self._link.send(frames.encode(Frame(type, data=frames.dump(data))))
 
     # ── the wire ─────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +231,11 @@ class Device:
         try:
             if handler is None:
                 raise DeviceError(DeviceCode.NOT_SUPPORTED, f"{self.name} does not know {message.kind}")
-            command = Command(message.kind, frames.load(message.body), message.scope, message.id, attempt)
+            body = message.body
+            command = Command(
+                message.kind, frames.load(body), message.scope, message.id, attempt, values_in(body),
+                lambda progress: self._link.send(_working(message, progress)),
+            )  # fmt: skip
             state, answer = State.DONE, _done(message, await handler(command))
         except DeviceError as problem:
             state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
@@ -241,6 +255,11 @@ def _done(message: Message, returned: object) -> Answer:
         LOG.error("what the handler of %s returned cannot be told: %s", message.kind, problem)
         return Answer(DeviceCode.DONE, b"", f"done, but what came of it cannot be told: {problem}")
     return answer
+
+
+def _working(message: Message, progress: object) -> bytes:
+    said = frames.dump(progress)
+    return frames.encode(Frame("ack", message.id, message.scope, state=State.DELIVERED.word, progress=said))
 
 
 def _ack(app: str, seq_id: str, answer: Answer, state: State) -> bytes:

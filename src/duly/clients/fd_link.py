@@ -137,6 +137,11 @@ class FdLink:
             self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
         msg_id = f"{said.to}:{said.seq_id}"
+        if frames.is_working(said):
+            hub = self._senders.get(msg_id, "hub")
+            progress = fd.Content(bytes(said.progress) or b"true")
+            self._link.post(self._topic(hub, Kind.ACK), fd.encode(fd.Ack(msg_id, progress=progress)))
+            return
         hub = self._senders.pop(msg_id, "hub")
         if said.code == 0:
             self._link.post(

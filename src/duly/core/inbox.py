@@ -135,6 +135,10 @@ class Inbox:
         """The message under this key, if it was handed to its recipient."""
         return self.outbox.message(key)
 
+    def all_under_way(self, recipient: str) -> list[Message]:
+        """Everything that was handed to a recipient and has not ended."""
+        return self.outbox.messages(recipient)
+
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:

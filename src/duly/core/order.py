@@ -82,6 +82,12 @@ class _Waiting(Struct, frozen=True, order=True):
     mark: str
     message: Message
 
+    @property
+    def number(self) -> int:
+        """Its own number, if it has one, also where its time has put it in its place."""
+        order = self.message.order
+        return self.n if order is None or order.n is None else order.n
+
 
 class _Chain:
     """The numbers of one sender that follow on from each other."""
@@ -430,10 +436,10 @@ class Lanes:
         going = list(free)
         if len(going) == 1:
             (one,) = going
-            return self._start(one.message, one.mark, one.n, one.ms)
+            return self._start(one.message, one.mark, one.number, one.ms)
         moves: list[Move] = []
         for one in going:
-            moves += self._queue(one.message, one.mark, one.n, one.ms)
+            moves += self._queue(one.message, one.mark, one.number, one.ms)
         for recipient in dict.fromkeys(one.message.recipient for one in going):
             moves += self._advance(recipient)
         return moves
@@ -486,9 +492,9 @@ class Lanes:
             n = self._number(message, mark, n, ms)
             if not self._marks.hand_over(mark, message.key, n, ms):
                 return Supersede(message, LATE, mark, n, ms)
-            if message.order is not None and message.order.n == n:
-                after = self._marks.last(mark)
-                self._marks.follow(mark, n)
+            last = self._marks.last(mark)
+            after = last if last < n else -1  # it counts anew, or comes after one that failed
+            self._marks.follow(mark, n)
         if self._counted and self._width(message):
             self._lane(message).holders.add(message.key)
         return Release(message, mark, n, ms, after)

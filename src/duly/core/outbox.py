@@ -315,6 +315,10 @@ class Outbox:
         entry = self._entries.get(key)
         return None if entry is None else entry.message
 
+    def messages(self, recipient: str) -> list[Message]:
+        """The messages under way to this recipient."""
+        return [e.message for e in self._entries.values() if e.message.recipient == recipient]
+
     def recipient(self, key: bytes) -> str | None:
         """For whom the message under way under this key is."""
         entry = self._entries.get(key)
