@@ -67,8 +67,8 @@ KNOWN = ("type", "seq_id", "to", "from", "data", "exp", "order", "timeout")
 
 
 class Command:
-    """What a handler gets: `type`, `data`, `sender`, `id`, and in `fields` what else it carried. A handler that
-    takes its time is an async function and says so: `await command.working(50)`."""
+    """What a handler gets: `type`, `data`, `sender`, `id`, and in `fields` what else it carried. A handler
+    that takes its time is an async function and says so: `await command.working(50)`."""
 
     def __init__(
         self, frame: "dict[str, Any]", send: "Callable[[dict[str, Any]], Any] | None" = None
