@@ -211,7 +211,8 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
     try:
         fields = _decode_fields(text)
         type_ = msgspec.json.decode(fields.get("type", b"null"), type=str)
-        known = _BY_TYPE.get(type_, _COMMAND)
+        is_push = "cursor" in fields and "seq_id" not in fields
+        known = _BY_TYPE.get(type_, _PUSH if is_push else _COMMAND)
         more = {name: raw for name, raw in fields.items() if name not in known}
         if more:
             frame = _decode(_encode({name: raw for name, raw in fields.items() if name in known}))
