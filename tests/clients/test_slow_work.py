@@ -131,3 +131,15 @@ def test_a_command_as_a_handler_gets_it_can_be_made_by_hand() -> None:
     command = Command("lock_control", None, "phone", "1_1", 1)
     command.working(50)  # to nobody
     assert msgspec.structs.replace(command, fields={"a": 1}).fields == {"a": 1}
+
+
+async def test_a_handler_without_types_gets_what_no_other_handles(place: Place) -> None:
+    device = slow(place.url, place.tokens["lock"], steps=0)
+
+    @device.on()
+    async def anything(command: Command) -> str:
+        return command.type
+
+    async with device, App(place.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "paint_it_black")).data == "paint_it_black"
+        assert (await app.send("lock", "set_temperature", 1)).data == {"fields": {}, "data": 1}

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("duly.device")
 
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
+ANY: Final = ""
+"""Stands for every type that has no handler of its own."""
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
 
@@ -102,14 +104,15 @@ class Device:
     def on(
         self, *types: str, effect: Literal["at_most_once", "at_least_once"] = "at_most_once"
     ) -> Callable[[Handler], Handler]:
-        """Handle these types of commands. Return the answer's data, or raise `DeviceError`."""
+        """Handle these types of commands; without any, all that have no handler of their own. Return the
+        answer's data, or raise `DeviceError`."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
         def decorate(handler: Handler) -> Handler:
             if not inspect.iscoroutinefunction(handler):
                 raise ProgramError(f"the handler of {', '.join(types)} must be an async function")
-            for type_ in types:
+            for type_ in types or (ANY,):
                 self._handlers[type_] = (handler, effect == "at_least_once")
             return handler
 
@@ -125,7 +128,7 @@ class Device:
             self._ledger.worker,
             lanes=LanePolicy(serial=True),
             horizon=lambda kind: CHUNK_HORIZON if kind == CHUNK else HORIZON,
-            repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
+            repeatable=lambda message: self._handler(message.kind)[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
         try:
@@ -226,8 +229,12 @@ class Device:
     def _say(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
         self._link.send(_ack(app, seq_id, answer, state))
 
+    def _handler(self, kind: str) -> tuple[Handler | None, bool]:
+        """What handles this type, and whether it may be run again after a crash."""
+        return self._handlers.get(kind) or self._handlers.get(ANY) or (None, False)
+
     async def _run(self, message: Message, attempt: int) -> None:
-        handler, _ = self._handlers.get(message.kind, (None, False))
+        handler, _ = self._handler(message.kind)
         try:
             if handler is None:
                 raise DeviceError(DeviceCode.NOT_SUPPORTED, f"{self.name} does not know {message.kind}")
