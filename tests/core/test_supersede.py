@@ -181,3 +181,15 @@ class Anything(RuleBasedStateMachine):
 
 TestAnything = Anything.TestCase
 TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_a_repeat_of_what_failed_does_not_count_either() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message(0)))
+    gateway.give(ended(message(0), State.DONE))
+    gateway.give(Arrived(message(2)))
+    gateway.wait(0.3)
+    gateway.give(ended(message(2), State.FAILED, 3))
+    gateway.give(Arrived(message(2)))
+    assert sent(gateway.give(Arrived(message(1)))) == ["1"]

@@ -343,7 +343,7 @@ class Inbox:
         if self._live.get(message.key) is live:
             del self._live[message.key]
         todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
-        return todo + self._next(message, now)
+        return todo + self._next(message, now, counts=False)
 
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
@@ -389,7 +389,7 @@ class Inbox:
         message = move.message
         live = self._live.get(message.key)
         if live is None or live.message is not message:
-            return self._next(message, now)  # it turned out to be a repeat
+            return self._next(message, now, counts=False)  # it turned out to be a repeat
         ref = self.outbox.ref(message)
         if isinstance(move, Supersede) and move.mark and self._shared:
             # What we remember of the mark may come from a repeat that turned out to be this very message.
@@ -441,8 +441,8 @@ class Inbox:
         self._live.pop(message.key, None)
         return self._next(message, now)
 
-    def _next(self, message: Message, now: int) -> list[Todo]:
-        return self._move_all(self.lanes.finished(message, now), now)
+    def _next(self, message: Message, now: int, *, counts: bool = True) -> list[Todo]:
+        return self._move_all(self.lanes.finished(message, now, counts=counts), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)

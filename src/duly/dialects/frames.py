@@ -475,7 +475,7 @@ def more_in(frame: Frame) -> Fields:
 
 def is_working(frame: Frame) -> bool:
     """Whether an ack says that the device has the command and is at work on it."""
-    return frame.state == _DELIVERED and not frame.code
+    return frame.state == _DELIVERED and frame.code is None
 
 
 _DELIVERED: Final = State.DELIVERED.word
