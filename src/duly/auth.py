@@ -99,6 +99,8 @@ class _Stored(Struct, frozen=True):
     """the token's SHA-256, in hex"""
     created: int
     disabled: bool = False
+    once: bool = False
+    """a device without a memory of its own: it is sent each command once"""
     password: str = ""
     """the argon2id of a person's password; they have no token of their own, but one for each login"""
     key: str = ""
@@ -206,6 +208,10 @@ class Accounts:
         """The apps that may command this device, and so hear what it says."""
         return self._book.apps_of.get(device, _NOBODY)
 
+    def is_sent_once(self, device: str) -> bool:
+        """Whether a device has no memory of its own, so that it is sent each command once."""
+        return device in self._book.once
+
     # ── asking the ledger, where other hubs write it too ─────────────────────────────────────────
 
     async def identify(self, token: str) -> Principal | None:
@@ -284,10 +290,15 @@ class Accounts:
 
     # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
 
-    async def add(self, role: Role, name: str, *, replace: bool = False, key: str = "") -> str:
+    async def add(
+        self, role: Role, name: str, *, replace: bool = False, key: str = "", once: bool = False
+    ) -> str:
         """Make a principal; its token, which cannot be had again. With `replace` an existing one of this role
         gets a new token, and its old one is void; its grants stay, and its key unless another is given. `key`
-        is the public key of a device that signs what it says over MQTT."""
+        is the public key of a device that signs what it says over MQTT. With `once` a device is sent each
+        command once, since it would do a repeat again."""
+        if once and role is not Role.DEVICE:
+            raise Malformed("only a device can be sent its commands without repeats (--no-resend)")
         if key and role is not Role.DEVICE:
             raise Malformed("only a device has a key; nodes keep theirs themselves, see 'duly keys'")
         if key:
@@ -303,11 +314,12 @@ class Accounts:
                 check_name(name)
                 if not replace or old.role is not role:
                     raise _taken(name, old.role.value)
-                new = changed(old, token=hashed, key=key or old.key, voided=self._next_epoch(old))
+                epoch = self._next_epoch(old)
+                new = changed(old, token=hashed, key=key or old.key, voided=epoch, once=once)
                 await self._replace(name, new, Drop(_TOKENS, old.token), Put(_TOKENS, hashed, name.encode()))
             else:
                 check_account_name(name)
-                new = _Stored(role, hashed, self._ledger.clock.now(), key=key)
+                new = _Stored(role, hashed, self._ledger.clock.now(), key=key, once=once)
                 # A grant that was being made while its principal was removed must not be inherited.
                 left = [grant for grant in book.dangling if name in grant]
                 drops = tuple(Drop(_GRANTS, _grant(*grant)) for grant in left)
@@ -530,6 +542,7 @@ class _Book:
         self.by_token: dict[bytes, Principal] = {}
         self.granted: dict[str, frozenset[str]] = {}
         self.apps_of: dict[str, frozenset[str]] = {}
+        self.once: set[str] = set()
         self.dangling: set[tuple[str, str]] = set()
         """grants of which one side is not there: of no effect"""
 
@@ -538,6 +551,8 @@ class _Book:
         self.stored[name], self.bodies[name] = one, body
         if one.after:
             self.after[name] = one.after
+        if one.once:
+            self.once.add(name)
         if not one.disabled:
             self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
             if one.token:
@@ -545,6 +560,7 @@ class _Book:
 
     def unseat(self, name: str) -> None:
         old = self.stored.pop(name, None)
+        self.once.discard(name)
         if old is not None:
             self.by_token.pop(bytes.fromhex(old.token), None)
             self.standing.pop(name, None)
@@ -605,7 +621,13 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
     match verb:
         case "add":
             role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(role, name, replace="replace" in wanted, key=wanted.get("key", ""))
+            token = await accounts.add(
+                role,
+                name,
+                replace="replace" in wanted,
+                key=wanted.get("key", ""),
+                once="no_resend" in wanted,
+            )
             return {"token": token, "name": name, "role": role.value}
         case "remove":
             return {"changed": await accounts.remove(wanted["name"])}

@@ -30,7 +30,6 @@ from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
 from duly.apps.neighbours import LOOK_SECONDS
-from duly.apps.pushes import last_heard
 from duly.archive import Archive
 from duly.auth import Accounts, Principal, Role, administer
 from duly.authenticator import Authenticator
@@ -436,6 +435,11 @@ class Hub:
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
 
+    async def list_devices(
+        self, who: Principal, after: str, limit: int
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        return await self.gateway.devices.page(who, after, limit)
+
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
@@ -518,7 +522,7 @@ class Hub:
                 result = await administer(self.accounts, verb, wanted)
                 return result | {
                     "online": self.gateway.presence(),
-                    "heard": await last_heard(self.ledger, devices),
+                    "heard": await self.gateway.devices.last_heard(devices),
                 }
             case "floor":
                 return await self._floor.administer(wanted)

@@ -49,6 +49,7 @@ from duly.core.units import MS, SECOND, seconds
 from duly.core.writes import PutNew
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
+from duly.dialects.fields import Fields
 from duly.dialects.frames import DeviceCode, Frame, ServerCode
 from duly.dialects.seal import Seal
 from duly.dialects.task_ids import SECRET_SIZE, TaskId, TaskIds, read_task_id
@@ -168,7 +169,7 @@ class MqttDevice(Unhurried):
             action=command.type,
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
-            payload=fd.Content(bytes(command.data)),
+            payload=fd.Content(frames.payload_of(command)),
             order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, Kind.PENDING)
@@ -391,7 +392,8 @@ class MqttDevices:
             if known is not None:
                 await self._take_push(name, *push)
                 return
-            if self._gateway.neighbours is not None and push[0] in self._gateway.policy.pushes:
+            self._gateway.check_push(push[0])
+            if self._gateway.neighbours is not None:
                 self._gateway.neighbours.overheard.keep(name, *push)
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
@@ -407,9 +409,9 @@ class MqttDevices:
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
 
-    async def _take_push(self, name: str, kind: str, data: object, seq_id: str | None = None) -> None:
+    async def _take_push(self, name: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
         """Store a push; one with an id is acknowledged, on the device's own `ack` or `failed`."""
-        verdict = await self._gateway.push_from(name, kind, data, seq_id)
+        verdict = await self._gateway.push_from(name, kind, data, seq_id, more)
         if verdict is None or seq_id is None or self.link is None:
             return
         said = frames.server_ack(seq_id, verdict)
@@ -537,7 +539,9 @@ class MqttDevices:
         if not heard.old:
             self._heard(device)
         match answer.said:
-            case fd.Ack():
+            case fd.Ack(progress=progress):
+                if progress.data:
+                    self._gateway.tell_progress(answer.key, device, frames.raw(_json(progress)), {})
                 return Received(answer.key)
             case fd.Complete(value=value):
                 done = Answer(DeviceCode.DONE, _json(value))
@@ -558,12 +562,13 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _push_in(status: fd.Status) -> tuple[str, object, str | None] | None:
+def _push_in(status: fd.Status) -> tuple[str, object, str | None, Fields] | None:
     """What a device tells besides its status: it has no other topic of its own to say it on."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
-            seq_id = rest.get("seq_id")
-            return kind, rest.get("data"), seq_id if isinstance(seq_id, str) else None
+            data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
+            more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
+            return kind, data, seq_id if isinstance(seq_id, str) else None, more
         case _:
             return None
 

@@ -40,6 +40,8 @@ class Application(Protocol):
 
     # prompt: frozenset[str], if there are any: types that `receive` only hands over to an engine, so that an
     # array of them needs no task for each.
+    # open: bool, if other types than those are taken, too, from those whose connections are greeted here.
+    # refused(who, seq_id), if there is something to do when a frame was refused before it got here.
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Somebody has authenticated: greet them with a `welcome`, and give them what they missed."""
@@ -90,16 +92,18 @@ class Reception:
         """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
         commits: list[Coroutine[Any, Any, object]] = []
         for session, raw in zip(sessions, raws, strict=True):
-            seq_id: str | None = None
+            seq_id: str | int | None = None
             try:
                 frame = frames.decode(raw)
                 seq_id = frame.seq_id
                 if frame.type in self._prompt:
                     await settled(self._by_type[frame.type].receive(session, who, frame))
+                elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
+                    await settled(self._take(session, who, frame))  # a command of another type: in its turn
                 else:
                     commits.append(self._answered(session, who, frame))
             except SenderError as problem:
-                commits.append(self._refuse(session, who, seq_id, problem))
+                commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
             except UNABLE as problem:
                 _unable(session, seq_id, problem)
         # What may take a commit of its own shares one.
@@ -118,18 +122,18 @@ class Reception:
         try:
             frame = frames.decode(raw)
         except SenderError as problem:
-            return self._refuse(session, who, None, problem)
+            return self._refuse(session, who, frames.seq_id_in(raw), problem)
         return self._take(session, who, frame)
 
     def _take(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         seq_id = frame.seq_id
         try:
-            application = self._own[who.role].get(frame.type)
+            application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
             if application is not None:
                 said = application.receive(session, who, frame)
                 return said if isinstance(said, bool) else self._wait(session, who, seq_id, said)
             if frame.type != WATCH:
-                raise Malformed(f"there is no frame type {frame.type!r}")
+                raise Malformed(f"there is no frame type {frame.type[:80]!r} for a {who.role.value}")
             if who.role is not Role.ADMIN:
                 raise Malformed(f"a {who.role.value} cannot send {WATCH!r}")
             self._journal.watchers.append(session)
@@ -138,6 +142,11 @@ class Reception:
             return self._refuse(session, who, seq_id, problem)
         except UNABLE as problem:
             return _unable(session, seq_id, problem)
+
+    def _other(self, who: Principal, type_: str) -> Application | None:
+        """Who takes a type that no application names."""
+        application = self._by_role[who.role]
+        return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
 
     async def _wait(
         self, session: Session, who: Principal, seq_id: str | None, said: Awaitable[bool]
@@ -150,15 +159,19 @@ class Reception:
             return _unable(session, seq_id, problem)
 
     async def _refuse(
-        self, session: Session, who: Principal, seq_id: str | None, problem: SenderError
+        self, session: Session, who: Principal, seq_id: str | int | None, problem: SenderError
     ) -> bool:
         verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
-        await self._journal.refuse(who.name, seq_id or "", problem.word, str(problem))
+        note = getattr(self._by_role.get(who.role), "refused", None)
+        if note is not None and isinstance(seq_id, str):
+            note(who, seq_id)
+        known = "" if seq_id is None else str(seq_id)
+        await self._journal.refuse(who.name, known, problem.word, str(problem))
         session.push(frames.encode(frames.server_ack(seq_id, verdict)))
         return True
 
 
-def _unable(session: Session, seq_id: str | None, problem: DulyError) -> bool:
+def _unable(session: Session, seq_id: str | int | None, problem: DulyError) -> bool:
     word = problem.word if isinstance(problem, RateLimited) else "internal"
     said = frames.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait)
     session.push(frames.encode(said))

@@ -525,3 +525,20 @@ async def _has_ended(place: Place, id_: str) -> None:
             found.state is not State.DONE
         ):
             await asyncio.sleep(0.01)
+
+
+async def test_a_device_at_work_is_heard_of_and_ones_own_fields_arrive(
+    tab: Tab, place: Place, lock: Lock
+) -> None:
+    @lock.device.on("set_temperature")
+    async def work(command: Command) -> dict[str, Any]:
+        for percent in (50, 100):
+            command.working(percent)
+        return {"fields": command.fields}
+
+    await tab.open()
+    options = "{ timeout: 30, fields: { unit: 'C' }, progress: (how) => (globalThis.heard ??= []).push(how) }"
+    ack = await tab.do(f"app.send('lock', 'set_temperature', 21, {options})")
+    assert (ack["state"], ack["data"]) == ("done", {"fields": {"unit": "C"}})
+    assert await tab.do("heard") == [50, 100]
+    assert await tab.do("[...app.online]") == ["lock"]

@@ -52,6 +52,12 @@ def dev_control(command):
         time.sleep(60)
     return object() if (command.data or {}).get("odd") else (command.data or {}).get("echo")
 
+@device.on("set_mode")
+async def set_mode(command):
+    for percent in (50, 100):
+        await command.working(percent)
+    return command.fields
+
 @device.on("query")
 def query(command):
     raise DeviceError(3, "the sensor is broken")
@@ -387,3 +393,31 @@ def _acks(place: Place) -> list[dict[str, object]]:
 
     place.hub.gateway.receive = listen  # type: ignore[method-assign]
     return heard
+
+
+async def test_a_device_at_work_says_so_and_gets_the_fields_beside_the_data(app: App, board: Board) -> None:
+    heard: list[object] = []
+    ack = await app.send("lock", "set_mode", fields={"mode": "night"}, progress=heard.append)
+    assert (ack.state, ack.data, heard) == ("done", {"mode": "night"}, [50, 100])
+
+
+async def test_the_same_id_with_another_field_is_refused_by_the_device_itself(
+    place: Place, app: App, board: Board
+) -> None:
+    command = await app.post("lock", "set_mode", fields={"mode": "night"})
+    await command.ended()
+    heard = _acks(place)
+    say(place, {"type": "set_mode", "seq_id": command.id, "mode": "day"})
+    await until(lambda: len(heard) >= 1)
+    assert heard[0]["code"] == 2
+
+
+async def test_a_late_command_runs_if_the_later_one_has_failed(place: Place, app: App, board: Board) -> None:
+    first = await app.post("lock", "query")
+    await first.ended()
+    ms, _, n = first.id.partition("_")
+    heard = _acks(place)
+    order = {"key": "", "mode": "replay", "after": -1}
+    say(place, {"type": "lock_control", "seq_id": f"{int(ms) - 1}_{n}", "order": order})
+    await until(lambda: len(heard) >= 1)
+    assert heard[0]["code"] == 0

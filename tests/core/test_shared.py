@@ -21,7 +21,7 @@ POLICY = OutboxPolicy("device", RetryPolicy.fixed(3 * SECOND, tries=4), patience
 
 
 def message(n: int, mode: Mode | None = Mode.REPLAY, expires: int = 0) -> Message:
-    order = None if mode is None else Order("power", mode, n)
+    order = None if mode is None else Order("", mode, n)
     return Message(
         "app", f"{1_700_000_000_000 + n}_{n}", "k", "lock", b"%d" % n, expires=expires, order=order
     )

@@ -12,12 +12,14 @@ from duly.apps import homes
 from duly.apps.neighbours import Neighbours
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
-from duly.core import order as orders
+from duly.core import lane as lanes
+from duly.core import marks
 from duly.core import writes as w
 from duly.core.inbox import Inbox
+from duly.core.lane import Release
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
-from duly.core.order import Lanes, Release
+from duly.core.order import Lanes
 from duly.core.outbox import Outbox
 from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.trust import Floor, Witness
@@ -94,7 +96,8 @@ def clock_decides_order(patch: Patch) -> None:
         return mark is None or ms > mark[1]
 
     patch.setattr(w, "is_later", later)
-    patch.setattr(orders, "is_later", later)
+    patch.setattr(lanes, "is_later", later)
+    patch.setattr(marks, "is_later", later)
 
 
 def lost_high_water_mark(patch: Patch) -> None:
@@ -248,6 +251,20 @@ def held_is_forgotten(patch: Patch) -> None:
     patch.setattr(Inbox, "_admit", buffered)
 
 
+def superseded_by_what_only_waits(patch: Patch) -> None:
+    """A late message is superseded by a later one that was not handed over yet."""
+    start = Lanes._start
+
+    def eager(self: Any, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> Any:
+        newest = self.__dict__.setdefault("newest", {})
+        if mark and (n, ms) < newest.get(mark, (-1, 0)):
+            return [lanes.Supersede(message, "late", mark, n, ms)]
+        newest[mark] = (n, ms)
+        return start(self, message, mark, n, ms)
+
+    patch.setattr(Lanes, "_start", eager)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -256,7 +273,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         lost_high_water_mark, no_fingerprint, newest_content_wins, torn_commit, run_again_after_crash,
         ends_may_change, silence_for_duplicates, nothing_resumed, gaps_do_not_wait,
         effects_apart_from_the_end, no_timer, memory_is_the_truth, handlers_side_by_side,
-        refusals_not_recorded, held_is_forgotten,
+        refusals_not_recorded, held_is_forgotten, superseded_by_what_only_waits,
     )
 }  # fmt: skip
 

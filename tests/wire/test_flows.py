@@ -157,7 +157,7 @@ def old(seconds: float) -> str:
         ({"exp": lambda: ms(-1)}, 2, "expired"),
         ({"exp": 1_700_000_000}, 2, "malformed"),
         ({"to": "nobody"}, 3, "not_allowed"),
-        ({"type": "self_destruct"}, 2, "malformed"),
+        ({"type": "Self-Destruct"}, 2, "malformed"),
         ({"order": {"key": "k", "mode": "backwards"}}, 2, "malformed"),
     ],
 )

@@ -100,7 +100,9 @@ async def test_order_keys_and_devices_do_not_wait_for_each_other(open_place: Ope
         assert time.monotonic() - began < 3, "numbers that went elsewhere are no gap"
 
 
-async def test_while_a_device_is_away_only_the_latest_waits(place: Place) -> None:
+async def test_when_a_device_comes_back_it_gets_the_latest_which_then_supersedes_the_others(
+    place: Place,
+) -> None:
     async with place.join("phone") as remote:
         ids = [
             await remote.command(
@@ -108,11 +110,15 @@ async def test_while_a_device_is_away_only_the_latest_waits(place: Place) -> Non
             )
             for n in range(4)
         ]
-        ends: list[Json] = [await remote.first(lambda f: f["type"] == "ack") for _ in range(3)]
-        assert {end["seq_id"]: end["state"] for end in ends} == dict.fromkeys(ids[:3], "superseded")
+        for id_ in ids:
+            assert (await remote.hear_of(id_))["code"] == 0
+        assert await remote.hears_nothing(), "the newer one only waits, too: nothing is superseded yet"
         async with place.join("lamp") as lamp:
             assert (await lamp.obey())["data"] == 3
             assert await lamp.hears_nothing()
+        ends: list[Json] = [await remote.first(lambda f: f["type"] == "ack") for _ in range(4)]
+        told = {end["seq_id"]: end["state"] for end in ends}
+        assert told == dict.fromkeys(ids[:3], "superseded") | {ids[3]: "done"}
 
 
 @pytest.mark.parametrize("mode", ["latest", "replay"])
@@ -150,3 +156,29 @@ async def test_a_sender_that_lost_its_counter_starts_over(place: Place) -> None:
             "lamp", "dev_control", seq_id=f"{now}_0", order={"key": "power", "mode": "latest"}
         )
         assert (await lamp.obey())["seq_id"] == f"{now}_0"
+
+
+async def test_a_late_one_goes_before_a_later_one_that_still_waits_for_its_device(place: Place) -> None:
+    async with place.join("phone") as remote:
+        ids = [remote.ids() for _ in range(3)]
+        for n in (0, 2):
+            await remote.command("lamp", "dev_control", seq_id=ids[n], data=n, queue=True)
+        await asyncio.sleep(0.4)  # the window is over: 1 is late
+        await remote.command("lamp", "dev_control", seq_id=ids[1], data=1, queue=True)
+        assert [(await remote.hear_of(id_))["code"] for id_ in ids] == [0, 0, 0]
+        assert await remote.hears_nothing(), "nothing has ended"
+        async with place.join("lamp") as lamp:
+            assert [(await lamp.obey())["data"] for _ in range(3)] == [0, 1, 2]
+
+
+async def test_a_late_one_goes_if_the_later_one_has_failed(place: Place) -> None:
+    async with place.join("lamp") as lamp, place.join("phone") as remote:
+        ids = [remote.ids() for _ in range(3)]
+        await remote.command("lamp", "dev_control", seq_id=ids[0])
+        await lamp.obey()
+        await remote.command("lamp", "dev_control", seq_id=ids[2])
+        await lamp.obey(code=3)
+        await remote.first(lambda f: f["type"] == "ack" and f["state"] == "failed")
+        await remote.command("lamp", "dev_control", seq_id=ids[1])
+        assert (await lamp.obey())["seq_id"] == ids[1]
+        assert (await remote.first(lambda f: f["type"] == "ack" and f["seq_id"] == ids[1]))["state"] == "done"

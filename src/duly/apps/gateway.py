@@ -23,9 +23,11 @@ import msgspec
 from msgspec import Struct
 
 from duly.apps.control import ControlPolicy
+from duly.apps.device_list import DeviceList
 from duly.apps.neighbours import Neighbours
 from duly.apps.presence import OFFLINE, ONLINE, Presence
 from duly.apps.pushes import Pushes, stream_of
+from duly.apps.unaddressed import Unaddressed
 from duly.auth import Accounts, Principal, Role
 from duly.core.backlog import Backlog, BacklogPolicy
 from duly.core.horizon import Horizon
@@ -41,6 +43,8 @@ from duly.core.steps import (
     Event,
     Origin,
     Reachable,
+    Received,
+    Refused,
     Reply,
     Report,
     Transmit,
@@ -49,10 +53,11 @@ from duly.core.steps import (
 from duly.core.units import DAY, MINUTE, MS, SECOND, show
 from duly.core.window import Window
 from duly.dialects import frames
+from duly.dialects.fields import Fields, timeout_in
 from duly.dialects.frames import DEVICE_STATUS, Frame
 from duly.doorbell import Doorbell
 from duly.engine import Engine
-from duly.errors import LedgerError, Malformed, NotAllowed, Overloaded, RateLimited, Stale
+from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, Overloaded, RateLimited, Stale
 from duly.journal import Journal
 from duly.ledger import Ledger, Record
 from duly.transport import Session
@@ -97,6 +102,8 @@ class Gateway:
     """One gateway on one ledger; with a `bell`, one of several."""
 
     roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
+    open = True
+    """other types than the documented ones are taken, too: from an app a command, from a device a push"""
 
     def __init__(
         self,
@@ -115,7 +122,7 @@ class Gateway:
         self._control_horizon = control.horizon()
         self._lasts = control.lasts
         self._inbox = Inbox(
-            OutboxPolicy("device", control.resend, patience=control.patience),
+            OutboxPolicy("device", control.resend, patience=control.patience, quiet=True),
             ledger.worker,
             lanes=msgspec.structs.replace(control.lanes(), ahead=self.policy.ahead),
             horizon=self._horizon,
@@ -123,10 +130,14 @@ class Gateway:
             permit=self._forbidden,
             backlog=Backlog(self.policy.backlog),
             shared=bell is not None,
+            once=lambda message: accounts.is_sent_once(message.recipient),
+            patience=lambda message: timeout_in(message.body) * MS,
         )
         self.neighbours = None if bell is None else Neighbours(ledger, bell, self._inbox.channel, self)
         ours = None if self.neighbours is None else self.neighbours.ours
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=ours)
+        self.devices = DeviceList(ledger, accounts, self.online)
+        self._unaddressed = Unaddressed()
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
         self.pushes = Pushes(ledger, journal, self._listeners, self._stored, accounts.born)
@@ -191,7 +202,7 @@ class Gateway:
             return
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(stream_of(device))).last for device in devices}
-        session.push(frames.encode(self._welcome(who, heads)))
+        session.push(frames.encode(self._welcome(who, heads, self.devices.online_of(who.name))))
         seen = cursors or {}
         self._apps.setdefault(who.name, []).append(session)
         self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
@@ -231,8 +242,9 @@ class Gateway:
         """The devices that are connected, here or to another hub."""
         return sorted(self._devices) if self.neighbours is None else self.neighbours.homes.everybody()
 
-    def _welcome(self, who: Principal, cursors: dict[str, int]) -> Frame:
-        return Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS, cursors=cursors)
+    def _welcome(self, who: Principal, cursors: dict[str, int], online: list[str] | None = None) -> Frame:
+        now = self._ledger.clock.now() // MS
+        return Frame("welcome", you=who.name, time=now, cursors=cursors, online=online)
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
@@ -241,9 +253,19 @@ class Gateway:
         push with a `seq_id`."""
         if frame.type in self._commands:
             return self._submit(session, who, frame)
-        if who.role is not Role.DEVICE:
+        if who.role is Role.DEVICE:
+            self.devices.heard(who.name)
+            return self._answered(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
+        if frame.type in self.types:
             raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
-        return self._answered(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
+        return self._submit(session, who, frame)
+
+    def refused(self, who: Principal, seq_id: str) -> None:
+        """A frame was refused before it became a command: its number leaves no gap, and its id is free."""
+        with suppress(DulyError):
+            made, n, _, _ = parts_of(seq_id)
+            if n is not None and made and who.role is not Role.DEVICE:
+                self.engine.offer(Refused(who.name, n, made))
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
@@ -327,15 +349,43 @@ class Gateway:
         return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
 
     def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        if frame.seq_id is None or frame.to is None:
-            raise Malformed("an ack needs seq_id and to: the command and the app it answers")
-        state, answer = frames.answer_of(frame)
-        key = key_of(frame.to, frame.seq_id)
+        if frame.seq_id is None:
+            raise Malformed("an ack needs seq_id: the command it answers")
+        app = frame.to or self._whose(who.name, frame.seq_id)
+        key = key_of(app, frame.seq_id)
         command = self._inbox.under_way(key)
+        if frames.is_working(frame):
+            if command is None or command.recipient != who.name:
+                raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
+            return self._work(key, who.name, frame.progress, frames.more_in(frame))
+        state, answer = frames.answer_of(frame)
         if command is None or command.recipient != who.name:
             return self._look_up(Answered(key, state, answer, by=who.name))
         end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
         return self._hand_over(end, answered=False)
+
+    def _whose(self, device: str, seq_id: str) -> str:
+        """The app that an ack without `to` is for."""
+        if not self._unaddressed.knows(device):
+            self._unaddressed.learn(device, self._inbox.all_under_way(device))
+        scopes = self._unaddressed.find(device, seq_id)
+        if len(scopes) != 1:
+            which = "several commands" if scopes else "no command"
+            raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
+        return scopes[0]
+
+    async def _work(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
+        """A device is at work: no resends, its deadline anew, and its app is told once that is stored."""
+        await self.engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
+        return False
+
+    def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
+        """Tell an app how far a device is; those that wait over HTTP wait for the end."""
+        scope, id_ = names_in(key)
+        self._note_hop(key, "at work")
+        frame = frames.working(id_, device, progress, more)
+        for session in self._apps.get(scope, ()):
+            session.push(frame)
 
     async def _look_up(self, end: Answered) -> bool:
         """On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was."""
@@ -351,7 +401,7 @@ class Gateway:
 
     async def _pushed(self, session: Session, who: Principal, frame: Frame) -> bool:
         if frame.seq_id is None:
-            await self.pushes.store(who.name, frame.type, frame.data)
+            await self.pushes.store(who.name, frame.type, frame.data, frames.more_in_push(frame))
             return False
         verdict = await self.pushes.receive(session, who.name, frame)
         session.push(frames.encode(frames.server_ack(frame.seq_id, verdict)))
@@ -362,15 +412,18 @@ class Gateway:
         return self.neighbours is not None and record.state is not State.ACCEPTED
 
     async def push_from(
-        self, device: str, kind: str, data: object, seq_id: str | None = None
+        self, device: str, kind: str, data: object, seq_id: str | None = None, more: Fields | None = None
     ) -> Verdict | None:
         """A device behind a broker tells something; with an id, what to answer it."""
-        if kind not in self.policy.pushes:
-            raise Malformed(f"there is no push type {kind!r}")
+        self.check_push(kind)
         if seq_id is not None:
-            return await self.pushes.store_once(device, seq_id, kind, frames.dump(data))
-        await self.pushes.store(device, kind, frames.dump(data))
+            return await self.pushes.store_once(device, seq_id, kind, frames.dump(data), more)
+        await self.pushes.store(device, kind, frames.dump(data), more)
         return None
+
+    def check_push(self, kind: str) -> None:
+        if kind in self._commands or not frames.is_own_type(kind):
+            raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
 
     def has(self, key: bytes) -> bool:
         """Whether a command is under way here."""
@@ -476,6 +529,8 @@ class Gateway:
             return  # it still waits in the socket's queue; or it is not sent again
         self._note_hop(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
+        if self._unaddressed:
+            self._unaddressed.began(message)
         if self._journal.watchers:
             self._journal.see(
                 "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
@@ -493,6 +548,8 @@ class Gateway:
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
+        if self._unaddressed:
+            self._unaddressed.ended(key, recipient, state)
         self._note_hop(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)

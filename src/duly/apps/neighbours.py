@@ -26,6 +26,7 @@ from duly.core.steps import Found, Origin
 from duly.core.units import SECOND
 from duly.core.writes import Open
 from duly.dialects import frames
+from duly.dialects.fields import Fields
 from duly.doorbell import Doorbell
 from duly.engine import Engine
 from duly.errors import LedgerError, Malformed, Stopped
@@ -91,16 +92,16 @@ class Overheard:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._heard: dict[str, deque[tuple[int, str, object, str | None]]] = {}
+        self._heard: dict[str, deque[tuple[int, str, object, str | None, Fields]]] = {}
 
-    def keep(self, device: str, kind: str, data: object, seq_id: str | None = None) -> None:
+    def keep(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
         now = self._ledger.clock.now()
         heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
         while heard and heard[0][0] < now - TAKEOVER:
             heard.popleft()
-        heard.append((now, kind, data, seq_id))
+        heard.append((now, kind, data, seq_id, more))
 
-    async def left(self, device: str) -> list[tuple[str, object, str | None]]:
+    async def left(self, device: str) -> list[tuple[str, object, str | None, Fields]]:
         """What nobody has stored, in the order it was told; it is not kept any longer."""
         heard = self._heard.pop(device, None)
         if not heard:
@@ -109,15 +110,15 @@ class Overheard:
         last = (await self._ledger.extent(stream)).last
         entries = await self._ledger.entries(stream, max(0, last - 2 * OVERHEARD), 2 * OVERHEARD)
         stored = [(entry.at, frames.decode(entry.body)) for entry in entries]
-        left: list[tuple[str, object, str | None]] = []
-        for at, kind, data, seq_id in heard:
+        left: list[tuple[str, object, str | None, Fields]] = []
+        for at, kind, data, seq_id, more in heard:
             for one in stored if seq_id is None else ():  # the ledger knows an id anyway
                 if (one[1].type, frames.load(one[1].data)) == (kind, data) and abs(one[0] - at) < ABOUT:
                     stored.remove(one)
                     break
             else:
                 if at >= since:
-                    left.append((kind, data, seq_id))
+                    left.append((kind, data, seq_id, more))
         return left
 
 

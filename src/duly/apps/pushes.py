@@ -23,6 +23,7 @@ from duly.core.units import DAY, MINUTE, MS
 from duly.core.window import next_page
 from duly.core.writes import Admit, Append, Recall, Write
 from duly.dialects import frames
+from duly.dialects.fields import Fields, pack
 from duly.dialects.frames import Frame
 from duly.errors import DulyError, LedgerError, LedgerUnavailable
 from duly.journal import Journal
@@ -73,15 +74,17 @@ class Pushes:
 
     # ── storing ──────────────────────────────────────────────────────────────────────────────────
 
-    def entry(self, device: str, kind: str, data: msgspec.Raw, key: bytes = b"") -> Append:
-        """The write that stores a push; with a `key`, as the end of that message."""
+    def entry(
+        self, device: str, kind: str, data: msgspec.Raw, key: bytes = b"", more: Fields | None = None
+    ) -> Append:
+        """The write that stores a push and its own fields; with a `key`, as the end of that message."""
         now = self._ledger.clock.now()
-        body = frames.encode(Frame(kind, from_=device, data=data, time=now // MS))
+        body = frames.push(Frame(kind, from_=device, data=data, time=now // MS), more)
         return Append(stream_of(device), body, now, key, ends=bool(key))
 
-    async def store(self, device: str, kind: str, data: msgspec.Raw) -> None:
+    async def store(self, device: str, kind: str, data: msgspec.Raw, more: Fields | None = None) -> None:
         """Store a push without an id, and tell it."""
-        entry = self.entry(device, kind, data)
+        entry = self.entry(device, kind, data, more=more)
         (n,) = await self._ledger.write(entry)
         assert isinstance(n, int)
         await self.tell(device, n, entry.body)
@@ -94,20 +97,23 @@ class Pushes:
             if session in self._cut:
                 raise LedgerUnavailable("an earlier push could not be stored and comes first")
             try:
-                return await self.store_once(device, frame.seq_id, frame.type, frame.data)
+                more = frames.more_in_push(frame)
+                return await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
             except LedgerError as problem:
                 self._cut.add(session)
                 session.close(f"come back soon: {problem}")
                 raise
 
-    async def store_once(self, device: str, seq_id: str, kind: str, data: msgspec.Raw) -> Verdict:
+    async def store_once(
+        self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
+    ) -> Verdict:
         """Store a push under its id, unless it is stored already; what to answer."""
         now = self._ledger.clock.now()
-        message = Message(device, seq_id, kind, device, _digest(data))
+        message = Message(device, seq_id, kind, device, _digest(data, more))
         known = self._ledger.recall(message, now)
         if known is not None:
             return known
-        entry = self.entry(device, kind, data, message.key)
+        entry = self.entry(device, kind, data, message.key, more)
         refusal = horizons.judge(message, HORIZON, now)
         write: Write = Recall(message, refusal, now) if refusal is not None else Admit(
             message, horizons.remember_until(message, HORIZON), now, then=(entry,)
@@ -216,9 +222,9 @@ class Pushes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _digest(data: msgspec.Raw) -> bytes:
+def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
     """What is remembered of a push, so that other content under its id is noticed."""
-    return b'"%b"' % blake2b(bytes(data), digest_size=16).hexdigest().encode()
+    return b'"%b"' % blake2b(pack(data, more or {}), digest_size=16).hexdigest().encode()
 
 
 def _numbered(stored: bytes, n: int) -> bytes:

@@ -58,6 +58,13 @@ def add(
             "--key", metavar="KEY", help="The public key (ed25519:…) with which a device signs over MQTT."
         ),
     ] = "",
+    no_resend: Annotated[
+        bool,
+        typer.Option(
+            "--no-resend",
+            help="A device that would do a repeat again: send it each command once, and never anew.",
+        ),
+    ] = False,
     data: Data = None,
     ledger: LedgerUrl = None,
     url: Url = None,
@@ -71,6 +78,7 @@ def add(
     """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
     wanted |= {"key": key} if key else {}
+    wanted |= {"no_resend": "yes"} if no_resend else {}
     made = _do("add", wanted, data, ledger, url, token)
     if json:
         print_json(made)

@@ -161,9 +161,13 @@ class Thing:
         raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
 
     def install(self, device: Device) -> None:
-        from duly.dialects.frames import COMMANDS, DeviceCode
+        from duly.dialects.frames import DeviceCode
+
+        other = "dev_control" if self.kind == "lock" else "lock_control"
 
         async def act(command: Command) -> dict[str, Any]:
+            if command.type in (other, "media_download", "media_download_chunk"):
+                raise DeviceError(DeviceCode.NOT_SUPPORTED, f"a {self.kind} does not know {command.type}")
             try:
                 after = self._after(command.type, command.data)
             except ValueError as problem:
@@ -177,10 +181,8 @@ class Thing:
             self.told("was asked", command)
             return self.state
 
-        other = "dev_control" if self.kind == "lock" else "lock_control"
-        media = {"media_download", "media_download_chunk"}
         device.on("query", effect="at_least_once")(query)
-        device.on(*sorted(COMMANDS - {"query", other} - media))(act)
+        device.on()(act)
 
     def told(self, what: str, command: Command) -> None:
         self._tell(

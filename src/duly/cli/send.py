@@ -52,10 +52,19 @@ def send(
     exp: Annotated[
         float | None, typer.Option("--exp", parser=duration, metavar="30s", help="Not to be done after this.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", parser=duration, metavar="60s", help="How long the device may take. [the hub's 10s]"
+        ),
+    ] = None,
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait", parser=duration, metavar="10s", help="For the device's answer. [10s; with --queue 1s]"
+            "--wait",
+            parser=duration,
+            metavar="10s",
+            help="For the device's answer. [10s, or --timeout; with --queue 1s]",
         ),
     ] = None,
     order: Annotated[
@@ -78,9 +87,9 @@ def send(
     the hub refused it.
     """
     hub = _as_whom(device, as_, need_hub(data, url, token), token)
-    frame = _frame(device, type_, body, id_, queue, exp, order, latest)
+    frame = _frame(device, type_, body, id_, queue, exp, order, latest, timeout)
     hub.knock()
-    patience = wait if wait is not None else 1.0 if queue else 10.0
+    patience = wait if wait is not None else 1.0 if queue else max(10.0, (timeout or 0.0) + 1)
     log = _Log(device, json)
     asyncio.run(_send(hub, frame, patience, log))
     code = log.code()
@@ -123,12 +132,14 @@ def _frame(
     exp: float | None,
     order: str | None,
     latest: bool,
+    timeout: float | None,
 ) -> Frame:
     import msgspec
 
     from duly.core.ids import SeqId
     from duly.core.messages import Mode
-    from duly.dialects.frames import NOTHING, Frame, FrameOrder
+    from duly.dialects.fields import NOTHING
+    from duly.dialects.frames import Frame, FrameOrder
 
     if body is not None:
         try:
@@ -149,6 +160,7 @@ def _frame(
         data=NOTHING if body is None else msgspec.Raw(body.encode()),
         exp=None if exp is None else now // 1000 + round(exp * 1000),
         queue=queue,
+        timeout=None if timeout is None else max(1, round(timeout * 1000)),
         order=FrameOrder(order or "", mode, after=-1) if order is not None or latest else False,
     )
 
@@ -178,7 +190,7 @@ class _Log:
             self._line("sent again", f"sent again  the same id, for the {_nth(again)} time", frame)
 
     def heard(self, frame: Frame) -> None:
-        from duly.dialects.frames import DeviceCode, ServerCode, load
+        from duly.dialects.frames import DeviceCode, ServerCode, is_working, load
 
         if frame.type == "server_ack":
             self.said = frame
@@ -188,6 +200,9 @@ class _Log:
             more = f", it is {tint(frame.state)}" if frame.state else ""
             why = f": {frame.detail}" if frame.detail else ""
             self._line("server_ack", f"server_ack  code {code} {shown}{more}{why}", frame)
+        elif is_working(frame):
+            how_far = f"  {bytes(frame.progress).decode()}" if frame.progress else ""
+            self._line("working", f"working     {self._device} is at it{how_far}", frame)
         else:
             self.ended = frame
             code = frame.code if frame.code is not None else -1
@@ -201,12 +216,14 @@ class _Log:
     def _line(self, what: str, line: str, frame: Frame | None = None) -> None:
         import msgspec
 
+        from duly.dialects.frames import encode
+
         ms = round((time.monotonic() - self._began) * 1000, 1)
         if not self._json:
             since = "" if what == "sent" else f"+{took(ms)}"
             typer.echo(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
             return
-        fields = {} if frame is None else msgspec.json.decode(msgspec.json.encode(frame), type=dict[str, Any])
+        fields = {} if frame is None else msgspec.json.decode(encode(frame), type=dict[str, Any])
         print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:
@@ -259,6 +276,9 @@ async def _send(hub: Hub, frame: Frame, patience: float, log: _Log) -> None:
                     until = loop.time() + max(patience, CONNECT_SECONDS)
             elif heard.seq_id in (frame.seq_id, None) and heard.type in ("server_ack", "ack"):
                 log.heard(heard)
+                if frames.is_working(heard):
+                    until = loop.time() + patience
+                    continue
                 if heard.type == "ack" or not (log.accepted or heard.code == frames.ServerCode.INTERNAL):
                     return
                 if log.accepted:

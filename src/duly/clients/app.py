@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -30,6 +30,7 @@ from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Repl
 from duly.core.units import MS, SECOND, seconds
 from duly.core.writes import Put
 from duly.dialects import frames
+from duly.dialects.fields import load_fields, values_in
 from duly.dialects.frames import Frame, FrameOrder, ServerCode
 from duly.engine import Engine
 from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
@@ -48,6 +49,8 @@ class Ack(Struct, frozen=True):
     code: int
     data: Any = None
     detail: str = ""
+    fields: dict[str, Any] = {}
+    """what the device's ack carried beside that"""
 
     @property
     def done(self) -> bool:
@@ -61,6 +64,8 @@ class Push(Struct, frozen=True):
     type: str
     data: Any
     cursor: int
+    fields: dict[str, Any] = {}
+    """what it carried beside that"""
 
 
 class Gap(Struct, frozen=True):
@@ -74,9 +79,10 @@ class Gap(Struct, frozen=True):
 class Command:
     """A command under way."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, progress: Callable[[Any], None] | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.message = message
+        self._progress = progress
         self._accepted: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[Ack] = loop.create_future()
         self._settled: asyncio.Future[Ack] = loop.create_future()
@@ -136,6 +142,8 @@ class App:
         self._cursors: dict[str, int] = {}
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
+        self.online: set[str] = set()
+        """our devices that are online, as far as the hub has told"""
 
     async def __aenter__(self) -> Self:
         self._link = self._open_link()
@@ -143,7 +151,8 @@ class App:
         self._ids = await minted_ids(self._ledger)
         self._cursors = {device: int(n) for device, n in (await self._ledger.shelf(CURSORS)).items()}
         policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
-        self._engine = Engine(Outbox(policy, self._ledger.worker, minted=MINTED), self._ledger, self._perform)
+        outbox = Outbox(policy, self._ledger.worker, minted=MINTED, patience=_patience)
+        self._engine = Engine(outbox, self._ledger, self._perform)
         try:
             await self._link.start()
             welcome = await self._link.ready()
@@ -193,12 +202,17 @@ class App:
         queue: bool = False,
         order: str | Literal[False] | None = None,
         latest: bool = False,
+        timeout: float | None = None,
+        progress: Callable[[Any], None] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Command:
         """Send a command without waiting. `expires` in seconds; `queue` keeps it for a device that is
-        away; `order` names the lane, in which with `latest` only the newest counts; False wants no order."""
+        away; `order` names the lane, in which with `latest` only the newest counts; False wants no order.
+        `timeout` is how many seconds the device may take, and `progress` hears how far it is, if it says so.
+        `fields` stand beside `data`, for devices that look for their own there."""
         now = self._ledger.clock.now()
         seq_id = id or str(self._ids.next(now))
-        frame = Frame(
+        frame = frames.FullFrame(
             type,
             seq_id,
             device,
@@ -206,6 +220,8 @@ class App:
             exp=None if expires is None else (now + seconds(expires)) // MS,
             queue=queue,
             order=_order(order, latest=latest),
+            timeout=None if timeout is None else seconds(timeout) // MS,
+            more=frames.own_fields(fields or {}),
         )
         # What the hub will take it for, so that a mistake is noticed here; the frame itself is the body.
         meant = frames.message_of(frame, self.name)
@@ -221,7 +237,7 @@ class App:
         )
         command = self._commands.get(message.key) or self._doubts.get(message.key)
         if command is None:
-            command = self._commands[message.key] = Command(message)
+            command = self._commands[message.key] = Command(message, progress)
             await self._engine.put(Arrived(message))
         return command
 
@@ -260,7 +276,8 @@ class App:
         command = self._commands.pop(key, None) or self._doubts.pop(key, None)
         if command is None:
             return
-        command._end(Ack(state.word, answer.code, frames.load(answer.data), answer.reason))
+        data, fields = frames.load(answer.data), values_in(answer.data)
+        command._end(Ack(state.word, answer.code, data, answer.reason, fields))
         if state is State.UNKNOWN:
             self._doubts[key] = command
             if len(self._doubts) > DOUBTS:
@@ -277,6 +294,7 @@ class App:
         for device, head in (welcome.cursors or {}).items():
             self._cursors.setdefault(device, head)
         self.name = welcome.you or self.name
+        self.online = set(welcome.online or ())
         self._offer(Reachable(""))
         for command in self._doubts.values():
             if command._accepted.done():
@@ -286,9 +304,11 @@ class App:
         match frame.type:
             case "server_ack" if frame.seq_id is not None:
                 self._server_ack(key_of(self.name, frame.seq_id), frame)
+            case "ack" if frame.seq_id is not None and frames.is_working(frame):
+                self._worked(key_of(self.name, frame.seq_id), frame)
             case "ack" if frame.seq_id is not None and frame.code is not None:
                 state = State[(frame.state or "done").upper()]
-                answer = Answer(frame.code, bytes(frame.data), frame.detail or "")
+                answer = Answer(frame.code, frames.answer_of(frame)[1].data, frame.detail or "")
                 key = key_of(self.name, frame.seq_id)
                 self._accepted(key)
                 self._offer(Answered(key, state, answer))
@@ -319,6 +339,14 @@ class App:
                     command.refusal = refusal
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
 
+    def _worked(self, key: bytes, frame: Frame) -> None:
+        """The device is at work, and has its time anew."""
+        self._accepted(key)
+        self._offer(Received(key))
+        command = self._commands.get(key)
+        if command is not None and command._progress is not None:
+            command._progress(frames.load(frame.progress))
+
     def _accepted(self, key: bytes) -> None:
         command = self._commands.get(key)
         if command is not None and not command._accepted.done():
@@ -329,7 +357,10 @@ class App:
         if cursor <= self._cursors.get(device, 0):
             return
         self._cursors[device] = cursor
-        self._tell(Push(device, frame.type, frames.load(frame.data), cursor))
+        data = frames.load(frame.data)
+        if frame.type == frames.DEVICE_STATUS and isinstance(data, dict):
+            (self.online.add if data.get("online") else self.online.discard)(device)
+        self._tell(Push(device, frame.type, data, cursor, load_fields(frames.more_in_push(frame))))
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save_cursors())
 
@@ -347,6 +378,12 @@ class App:
             return
         finally:
             self._saving = None
+
+
+def _patience(message: Message) -> int:
+    """How long a command that says so itself may take: as long at its device, and on the way as any other."""
+    timeout = frames.decode(message.body).timeout
+    return 0 if timeout is None else PATIENCE + timeout * MS
 
 
 def _order(lane: str | Literal[False] | None, *, latest: bool) -> FrameOrder | bool | None:

@@ -32,6 +32,7 @@ from duly.core.signing import Keyring
 from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
 from duly.core.units import DAY, FOREVER, MINUTE
 from duly.dialects import frames
+from duly.dialects.fields import values_in
 from duly.dialects.frames import DeviceCode, Frame
 from duly.engine import Engine
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("duly.device")
 
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
+ANY: Final = ""
+"""Stands for every type that has no handler of its own."""
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
 
@@ -56,6 +59,14 @@ class Command(Struct, frozen=True):
     sender: str
     id: str
     attempt: int
+    fields: dict[str, Any] = {}
+    """what the command carried beside its data"""
+    tell: Callable[[object], None] = lambda _: None
+
+    def working(self, progress: object = None) -> None:
+        """Say that this is being worked on, and how far it is: the hub then repeats nothing, waits its whole
+        patience anew, and tells the app."""
+        self.tell(progress)
 
 
 Handler = Callable[[Command], Awaitable[Any]]
@@ -100,14 +111,15 @@ class Device:
     def on(
         self, *types: str, effect: Literal["at_most_once", "at_least_once"] = "at_most_once"
     ) -> Callable[[Handler], Handler]:
-        """Handle these types of commands. Return the answer's data, or raise `DeviceError`."""
+        """Handle these types of commands; without any, all that have no handler of their own. Return the
+        answer's data, or raise `DeviceError`."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
         def decorate(handler: Handler) -> Handler:
             if not inspect.iscoroutinefunction(handler):
                 raise ProgramError(f"the handler of {', '.join(types)} must be an async function")
-            for type_ in types:
+            for type_ in types or (ANY,):
                 self._handlers[type_] = (handler, effect == "at_least_once")
             return handler
 
@@ -123,7 +135,7 @@ class Device:
             self._ledger.worker,
             lanes=LanePolicy(serial=True),
             horizon=lambda kind: CHUNK_HORIZON if kind == CHUNK else HORIZON,
-            repeatable=lambda message: self._handlers.get(message.kind, (None, False))[1],
+            repeatable=lambda message: self._handler(message.kind)[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
         self._pushes = Pushes(self._ledger, self._send)
@@ -179,7 +191,8 @@ class Device:
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def push(self, type: str, data: object = None) -> PushUnderWay:
-        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`.
+        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`, or a
+        type of your own.
 
         It is kept until the hub has stored it, over disconnects and, with `data=`, restarts. Await what is
         returned to wait for that. Raises `RateLimited` if too much is waiting already.
@@ -239,12 +252,20 @@ class Device:
     def _say(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
         self._link.send(_ack(app, seq_id, answer, state))
 
+    def _handler(self, kind: str) -> tuple[Handler | None, bool]:
+        """What handles this type, and whether it may be run again after a crash."""
+        return self._handlers.get(kind) or self._handlers.get(ANY) or (None, False)
+
     async def _run(self, message: Message, attempt: int) -> None:
-        handler, _ = self._handlers.get(message.kind, (None, False))
+        handler, _ = self._handler(message.kind)
         try:
             if handler is None:
                 raise DeviceError(DeviceCode.NOT_SUPPORTED, f"{self.name} does not know {message.kind}")
-            command = Command(message.kind, frames.load(message.body), message.scope, message.id, attempt)
+            body = message.body
+            command = Command(
+                message.kind, frames.load(body), message.scope, message.id, attempt, values_in(body),
+                lambda progress: self._link.send(_working(message, progress)),
+            )  # fmt: skip
             state, answer = State.DONE, _done(message, await handler(command))
         except DeviceError as problem:
             state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
@@ -264,6 +285,11 @@ def _done(message: Message, returned: object) -> Answer:
         LOG.error("what the handler of %s returned cannot be told: %s", message.kind, problem)
         return Answer(DeviceCode.DONE, b"", f"done, but what came of it cannot be told: {problem}")
     return answer
+
+
+def _working(message: Message, progress: object) -> bytes:
+    said = frames.dump(progress)
+    return frames.encode(Frame("ack", message.id, message.scope, state=State.DELIVERED.word, progress=said))
 
 
 def _ack(app: str, seq_id: str, answer: Answer, state: State) -> bytes:

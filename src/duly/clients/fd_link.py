@@ -158,9 +158,15 @@ class FdLink:
             )
             self._link.post(self._topic(self.name, Kind.STATUS), self._status(online=True, data=push))
             return
-        hub, msg_id = self._tasks.pop((said.to or "", said.seq_id or ""), ("", ""))
+        command = (said.to or "", said.seq_id or "")
+        hub, msg_id = self._tasks.get(command, ("", ""))
         if not msg_id:
             return  # only the hub knows under which msg_id; it asks again
+        if frames.is_working(said):
+            progress = fd.Content(bytes(said.progress) or b"true")
+            self._answer(hub, Kind.ACK, fd.Ack(msg_id, progress=progress))
+            return
+        del self._tasks[command]
         if said.code == 0:
             self._answer(hub, Kind.COMPLETE, fd.Complete(msg_id, fd.Content(bytes(said.data))))
             return

@@ -24,10 +24,22 @@ from msgspec import Struct
 from duly.core import horizon as horizons
 from duly.core.backlog import Backlog
 from duly.core.horizon import Horizon
+from duly.core.lane import Move, Release, Supersede
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.order import LATE, LanePolicy, Lanes, Move, Release, Supersede
-from duly.core.outbox import EXPIRED, NOT_ALLOWED, TIMED_OUT, UNABLE, Outbox, OutboxPolicy, unable
+from duly.core.order import LATE, LanePolicy, Lanes
+from duly.core.outbox import (
+    EXPIRED,
+    NOT_ALLOWED,
+    TIMED_OUT,
+    TOOK_EFFECT,
+    UNABLE,
+    Outbox,
+    OutboxPolicy,
+    never,
+    no_time,
+    unable,
+)
 from duly.core.steps import (
     Answered,
     Arrived,
@@ -40,6 +52,7 @@ from duly.core.steps import (
     Origin,
     Reachable,
     Received,
+    Refused,
     Reply,
     Report,
     Step,
@@ -103,13 +116,18 @@ class Inbox:
         shared: bool = False,
         minted: str = "",
         backlog: Backlog | None = None,
+        once: Callable[[Message], bool] = never,
+        patience: Callable[[Message], int] = no_time,
     ) -> None:
         self._refuse = refuse
         self._permit = permit
         self._minted = minted
         self.backlog = Backlog() if backlog is None else backlog
         self._shared = shared
-        self.outbox = Outbox(policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost)
+        self.outbox = Outbox(
+            policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost,
+            once=once, patience=patience, fails=self._step_back,
+        )  # fmt: skip
         self._lane_policy = lanes or LanePolicy()
         self.lanes = Lanes(self._lane_policy)
         self._horizon = horizon
@@ -137,6 +155,10 @@ class Inbox:
         """The message under this key, if it was handed to its recipient."""
         return self.outbox.message(key)
 
+    def all_under_way(self, recipient: str) -> list[Message]:
+        """Everything that was handed to a recipient and has not ended."""
+        return self.outbox.messages(recipient)
+
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
@@ -147,7 +169,7 @@ class Inbox:
                 return self.receive(event, now)
             case Reachable(recipient=recipient):
                 again = self.outbox.reached(recipient, now)
-                return again + self._move_all(self.lanes.reach(recipient), now)
+                return again + self._move_all(self.lanes.reach(recipient, now), now)
             case Unreachable(recipient=recipient):
                 if self._shared:
                     self._forget(recipient)
@@ -161,12 +183,14 @@ class Inbox:
                 message = self.outbox.message(key)
                 todo = self.outbox.received(key, now)
                 if message is not None:
-                    todo += self._move_all(self.lanes.acknowledged(message), now)
+                    todo += self._move_all(self.lanes.acknowledged(message, now), now)
                 return todo
             case Cancelled(messages=messages, reason=reason):
                 return self._cancel(messages, reason, now)
             case Answered() | Failed():
                 return self.outbox.handle(event, now)
+            case Refused(scope=scope, n=n, made=made):
+                return self._move_all(self.lanes.arrived(scope, n, made, now), now)
             case Told():
                 return []
 
@@ -357,7 +381,7 @@ class Inbox:
             del self._live[message.key]
             self.backlog.remove(message.key)
         todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
-        return todo + self._next(message, now)
+        return todo + self._next(message, now, counts=False)
 
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
@@ -408,9 +432,8 @@ class Inbox:
             move = waiting.popleft()
             live = self._live.get(move.message.key)
             if live is None or live.message is not move.message:
-                waiting.extend(
-                    self.lanes.finished(move.message)
-                )  # it turned out to be a repeat, or has ended
+                # It turned out to be a repeat, or has ended.
+                waiting.extend(self.lanes.finished(move.message, now, counts=False))
             else:
                 todo += self._move(move, now)
         return todo
@@ -449,10 +472,17 @@ class Inbox:
             ),
         )
 
+        self.lanes.drop(message)
+
         def done(results: Results, now: int) -> list[Todo]:
             return self._ended(message, state, answer, now) if results[0] else self._lost(message, now)
 
         return Step(writes, done)
+
+    def _step_back(self, message: Message) -> Group:
+        """What failed does not count for what comes late: its mark goes back to what counts before it."""
+        back = self.lanes.without(message)
+        return () if back is None else (Raise(back.mark, back.n, back.ms),)
 
     def _superseded(self, message: Message, reason: str, now: int) -> list[Todo]:
         return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
@@ -481,8 +511,8 @@ class Inbox:
             if live.committed and self.outbox.state(key) is None
         ]
 
-    def _next(self, message: Message, now: int) -> list[Todo]:
-        return self._move_all(self.lanes.finished(message), now)
+    def _next(self, message: Message, now: int, *, counts: bool = True) -> list[Todo]:
+        return self._move_all(self.lanes.finished(message, now, counts=counts), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
@@ -490,7 +520,7 @@ class Inbox:
             self.backlog.remove(message.key)
         origins = tuple(live.origins) if live is not None else ()
         todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]
-        if moves := self.lanes.finished(message):
+        if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):
             todo += self._move_all(moves, now)
         return todo
 

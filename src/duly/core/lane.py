@@ -1,16 +1,18 @@
-"""One lane: what is under way in it, and what waits for its turn.
+"""Lane: what is under way to one recipient under one order key, and what waits there for its turn.
 
-The law: what has ended while it waited takes no turn, and no room to speak of.
+The law: what waits stands in its sender's order, also what comes late; senders stand in order of arrival.
+What has ended while it waited is passed over, and supersedes nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from duly.core.messages import Message
+from duly.core.messages import Message, Mode
+from duly.core.writes import is_later
 
 TIDY_AFTER: Final = 32
 """Messages that have ended and may lie in a lane's queue, besides half of what is queued."""
@@ -27,37 +29,107 @@ class Release(Struct, frozen=True, gc=False):
     after: int
 
 
+class Supersede(Struct, frozen=True):
+    """This message must not take effect any more. One that is late says for which mark: where several hubs
+    raise it, only the ledger can tell."""
+
+    message: Message
+    reason: str
+    mark: str = ""
+    n: int = 0
+    ms: int = 0
+
+
+Move: TypeAlias = Release | Supersede
+
+
 class Lane:
     """A lane that has something under way, or queues."""
 
-    __slots__ = ("_over", "holders", "queue", "width")
+    __slots__ = ("_newest", "_queue", "_waiting", "holders", "width")
 
     def __init__(self, width: int) -> None:
         self.width = width
         """how many may be under way at once; 0: nobody counts"""
         self.holders: set[bytes] = set()
-        self.queue: deque[Release] = deque()
-        self._over: set[bytes] = set()
-        """keys of what is still queued and has ended"""
+        self._queue: deque[Release] = deque()
+        self._waiting: dict[bytes, Release] = {}
+        """what of the queue has not ended, by key"""
+        self._newest: dict[str, tuple[int, int]] = {}
+        """the newest that was queued, by its mark"""
+
+    def add(self, release: Release) -> None:
+        """Queue it: behind the others, but before what the same sender sent later."""
+        mark, at = release.mark, (release.n, release.ms)
+        queue = self._queue
+        place = len(queue)
+        newest = self._newest.get(mark) if mark else None
+        if newest is not None and precedes(at, newest):
+            for i in range(len(queue) - 1, -1, -1):
+                if queue[i].mark == mark:
+                    if not precedes(at, (queue[i].n, queue[i].ms)):
+                        break
+                    place = i
+        else:
+            self._newest[mark] = at
+        queue.insert(place, release)
+        self._waiting[release.message.key] = release
 
     def drop(self, key: bytes) -> None:
-        """A queued message has ended: it expired, or was cancelled."""
-        if self.queue:
-            self._over.add(key)
-            if len(self._over) > len(self.queue) // 2 + TIDY_AFTER:
-                self.queue = deque(queued for queued in self.queue if queued.message.key not in self._over)
-                self._over.clear()
+        """Something queued has ended; harmless if it is not queued."""
+        ended = self._waiting.pop(key, None)
+        if ended is not None and len(self._queue) > 2 * len(self._waiting) + TIDY_AFTER:
+            self._queue = deque(queued for queued in self._queue if self._waits(queued))
 
-    def next(self) -> Release | None:
-        """The next that has not ended."""
-        while self.queue:
-            queued = self.queue.popleft()
-            if queued.message.key not in self._over:
+    def peek(self, now: int) -> Release | None:
+        """What would be handed over next."""
+        for queued in self._queue:
+            if self._waits(queued) and not is_over(queued, now):
                 return queued
-            self._over.discard(queued.message.key)
-        self._over.clear()
         return None
+
+    def pop(self) -> Release | None:
+        """The next that has not ended; it waits no longer."""
+        while self._queue:
+            queued = self._queue.popleft()
+            if self._waits(queued):
+                del self._waiting[queued.message.key]
+                return queued
+        return None
+
+    def _waits(self, queued: Release) -> bool:
+        return self._waiting.get(queued.message.key) is queued
+
+    @property
+    def waiting(self) -> int:
+        """How many wait here."""
+        return len(self._waiting)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing waits here."""
+        return not self._waiting
 
     @property
     def free(self) -> bool:
         return not self.width or len(self.holders) < self.width
+
+
+def lane_key(message: Message) -> str | None:
+    """Messages without order share a queue that no order key can name."""
+    order = message.order
+    return None if order is None or order.mode is Mode.ANY else order.key
+
+
+def is_latest(release: Release) -> bool:
+    order = release.message.order
+    return order is not None and order.mode is Mode.LATEST
+
+
+def is_over(release: Release, now: int) -> bool:
+    return 0 < release.message.expires <= now
+
+
+def precedes(at: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a sender sent this before the other."""
+    return at != other and not is_later(*at, other)

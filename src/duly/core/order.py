@@ -5,16 +5,21 @@ order; between senders, in order of arrival. The sender's own counter decides, i
 has no counter, and then never further ahead than `drift`: one fast clock cannot lock a lane.
 
 A message that follows on is let go **at once**. Only a gap waits, at most the window; after that the
-missing one is late, and a late one is superseded, never run. `replay` runs every message, `latest` the
-newest. What was refused or went to another lane has arrived too: it leaves no gap.
+missing one is late. `replay` runs every message, `latest` the newest. What was refused or went to another
+lane has arrived too: it leaves no gap.
+
+What supersedes what. In `latest` the newest that is handed over supersedes the older ones. In `replay` a
+late message is superseded only if a later one is done, under way or unknown: one that still waits lets it go
+first, one that failed does not count (`duly.core.marks`).
 
 What follows on? Usually "the number before mine has arrived", over all that this sender sends. A hub
 that passes a message on, to its recipient or to another hub, says `after` which number it comes, because
 the receiver does not see the rest.
-A message without a counter follows on from nothing: `replay` must wait the window out to sort it.
+A message without a counter follows on from nothing: `replay` must wait the window out to sort it. So must a
+number 0 whose sender was never seen to count (`{ms}_0`), if its lane has a name or others came just before:
+its time is all that there is to go by. A higher number shows that the sender counts, and ends the wait.
 
-A lane whose recipient cannot be reached, or that is serial and busy, queues; where only the latest counts,
-what it queues is superseded by what comes after.
+A lane whose recipient cannot be reached, or that is serial and busy, queues, in each sender's order.
 
 Nothing here is the truth: the durable high-water mark is, and the ledger asks it when a message starts.
 """
@@ -22,29 +27,28 @@ Nothing here is the truth: the durable high-water mark is, and the ledger asks i
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from duly.core.lane import Lane, Release
+from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
+from duly.core.marks import Marks, mark_name, name_of, names_in
 from duly.core.messages import Message, Mode, Order
 from duly.core.units import MS, SECOND
 from duly.core.window import Outstanding, Window
-from duly.core.writes import is_later
 from duly.errors import Malformed
 
-__all__ = ["LATE", "LanePolicy", "Lanes", "Move", "Release", "Supersede", "mark_name"]
-
 CHAINS_KEPT: Final = 50_000
-MARKS_KEPT: Final = 100_000
 AHEAD_KEPT: Final = 1_024
 """A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
 
-LATE: Final = "a later one took effect before it arrived"
+LATE: Final = "a later one took effect, or is under way, before it arrived"
+NEWER: Final = "a newer one was handed over in its place"
+BURST: Final = 1_000
+"""Milliseconds: numbers 0 of one sender that were made so close together are sorted by their time."""
 
 _NEVER: Final = 1 << 62
 
@@ -73,20 +77,6 @@ class LanePolicy(Struct, frozen=True):
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
 
 
-class Supersede(Struct, frozen=True):
-    """This message must not take effect any more. One that is late says for which mark: where several hubs
-    raise it, only the ledger can tell."""
-
-    message: Message
-    reason: str
-    mark: str = ""
-    n: int = 0
-    ms: int = 0
-
-
-Move: TypeAlias = Release | Supersede
-
-
 class _Waiting(Struct, frozen=True, order=True):
     n: int
     turn: int
@@ -96,6 +86,12 @@ class _Waiting(Struct, frozen=True, order=True):
     deadline: int
     mark: str
     message: Message
+
+    @property
+    def number(self) -> int:
+        """Its own number, if it has one, also where its time has put it in its place."""
+        order = self.message.order
+        return self.n if order is None or order.n is None else order.n
 
 
 class _Chain:
@@ -126,14 +122,12 @@ class Lanes:
         """it matters what is under way"""
         ahead = self._policy.ahead
         self._outstanding = None if ahead is None else Outstanding(ahead)
-        self._marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._marks = Marks()
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
-        self._last: dict[str, int] = {}
-        """the number last released under a mark: what a receiver is told came before"""
+        self._timed: dict[str, set[str]] = {}
+        """the chains in which numbers 0 of a sender wait to be sorted by their time"""
         self._passed: OrderedDict[str, int] = OrderedDict()
         """the number last left to another hub, by its mark"""
-        self._of: dict[str, set[str]] = {}
-        """the marks of each recipient"""
         self._lanes: dict[str, dict[str | None, Lane]] = {}
         self.reachable: set[str] = set()
         self._deadlines: list[tuple[int, str]] = []
@@ -143,13 +137,11 @@ class Lanes:
                 self._restore(mark, n, ms)
 
     def _restore(self, mark: str, n: int, ms: int) -> None:
-        self._marks[mark] = (n, ms)
-        self._last[mark] = n
-        recipient, _, scope = _names_in(mark)
-        self._of.setdefault(recipient, set()).add(mark)
-        for name in (scope, mark):
+        self._marks.restore(mark, n, ms)
+        timed = 0 <= n - ms < BURST  # sorted by its time, which says nothing about numbers
+        for name in (names_in(mark)[2], mark):
             chain = self._chain(name)
-            chain.mark = max(chain.mark, n)
+            chain.mark = max(chain.mark, 0 if timed else n)
             chain.top_ms = max(chain.top_ms, ms)
 
     # ── what comes in ────────────────────────────────────────────────────────────────────────────
@@ -163,33 +155,30 @@ class Lanes:
             counted = order.n is not None and order.after is None
             moves = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
             return [*self._start(message), *moves]
-        mark = _mark_name(message.recipient, order.key, message.scope)
-        if order.n is None:
-            ms = min(message.made or now, now + self._policy.drift) // MS
-            last_n, last_ms = self._marks.get(mark, (-1, -1))
-            # Made in the same millisecond: order of arrival.
-            n = last_n + 1 if ms == last_ms else ms
-            if order.mode is Mode.LATEST:
-                return self._let_go([self._waiting(message, mark, n, ms, n, now)])
-            name, needs = f"{mark}t", _NEVER
-        else:
-            # Its time is only ever compared with the same sender's: clamping it to our clock would make
-            # a late message of a fast clock look like a sender that counts anew.
-            n, ms = order.n, message.made // MS
-            name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
+        mark = name_of(message.recipient, order.key, message.scope)
+        n = order.n
+        if n is None:
+            return self._sort(message, mark, now)
+        # Its time is only ever compared with the same sender's: clamping it to our clock would make
+        # a late message of a fast clock look like a sender that counts anew.
+        ms = message.made // MS
+        name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
         chain = self._chain(name)
-        if needs > chain.mark and name is mark and mark in self._marks:
+        if not n and order.after is None and self._has_only_time(order, chain, ms):
+            chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)  # should it count after all, this was its 0
+            self._timed.setdefault(message.scope, set()).add(f"{mark}t")
+            return self._sort(message, mark, now)
+        moves = self._stop_sorting(message.scope) if self._timed else []
+        if needs > chain.mark and name is mark and (released := self._marks.get(mark)) is not None:
             # It says what it comes after, and that was released here without saying so itself.
-            chain.mark = max(chain.mark, self._marks[mark][0])
+            chain.mark = max(chain.mark, released[0])
         if needs <= chain.mark < n and not chain.held and not chain.ahead:
             # As usual: it follows on, and nothing waits.
             chain.mark = n
             chain.top_ms = max(chain.top_ms, ms)
-            if not self._raise(mark, n, ms):
-                return [Supersede(message, LATE, mark, n, ms)]
-            return self._start(message, mark, n, ms)
+            return moves + self._start(message, mark, n, ms)
         waiting = self._waiting(message, mark, n, ms, needs, now)
-        moves = self._count_anew(chain, n, ms, needs)
+        moves += self._count_anew(chain, n, ms, needs)
         chain.top_ms = max(chain.top_ms, ms)
         if n <= chain.mark:
             # Its number was given up or came through another hub; only its lane can say if it is late.
@@ -198,6 +187,32 @@ class Lanes:
         if needs > chain.mark:
             heapq.heappush(self._deadlines, (waiting.deadline, name))
         return moves + self._let_go(self._follow(chain))
+
+    def _has_only_time(self, order: Order, chain: _Chain, ms: int) -> bool:
+        """Whether a number 0 is none: its sender was never seen to count, and others may come before it."""
+        if order.mode is not Mode.REPLAY or chain.mark > 0 or not chain.idle:
+            return False
+        return bool(order.key) or 0 < abs(ms - chain.top_ms) < BURST
+
+    def _sort(self, message: Message, mark: str, now: int) -> list[Move]:
+        """A message that only its time can put in order. `replay` waits the window out for older ones."""
+        assert message.order is not None
+        ms = min(message.made or now, now + self._policy.drift) // MS
+        if message.order.mode is Mode.LATEST:
+            return self._let_go([self._waiting(message, mark, ms, ms, ms, now)])
+        name = f"{mark}t"
+        waiting = self._waiting(message, mark, ms, ms, _NEVER, now)
+        heapq.heappush(self._chain(name).held, waiting)
+        heapq.heappush(self._deadlines, (waiting.deadline, name))
+        return []
+
+    def _stop_sorting(self, scope: str) -> list[Move]:
+        """A sender counts after all: what was held for its time goes before what it counts."""
+        moves: list[Move] = []
+        for name in self._timed.pop(scope, ()):
+            if name in self._chains:
+                moves += self._let_go(self._follow(self._chains[name], _NEVER))
+        return moves
 
     def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
         """A number of this sender has come that needs no lane here: it was refused, wants no order, or went
@@ -229,7 +244,7 @@ class Lanes:
         if order.mode is Mode.ANY or late:
             return message, moves
         mark = mark_name(message)
-        after = max(self._passed.get(mark, -1), self._last.get(mark, -1))
+        after = max(self._passed.get(mark, -1), self._marks.last(mark))
         self._passed[mark] = n
         self._passed.move_to_end(mark)
         if len(self._passed) > CHAINS_KEPT:
@@ -247,28 +262,27 @@ class Lanes:
         mark = mark_name(message)
         chain = self._chain(message.scope)
         chain.top_ms = max(chain.top_ms, message.made // MS)
-        released, _ = self._marks.get(mark, (-1, 0))
+        at = self._marks.get(mark)
+        released = -1 if at is None else at[0]
         chain.mark = max(chain.mark, order.n - (released < order.n))
         moves = self._let_go(self._follow(chain))
         lane = self._chains.get(mark)
-        if lane is not None and lane.held and mark in self._marks:
-            lane.mark = max(lane.mark, self._marks[mark][0])
+        if lane is not None and lane.held and (at := self._marks.get(mark)) is not None:
+            lane.mark = max(lane.mark, at[0])
             moves += self._let_go(self._follow(lane))
         return moves
 
     def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
         """How far lanes have come that were another hub's until now."""
         for mark, (n, ms) in marks.items():
-            if is_later(n, ms, self._marks.get(mark)):
+            if not self._marks.is_late(mark, n, ms):
                 self._restore(mark, n, ms)
 
     def forget(self, recipient: str) -> None:
         """A recipient's lanes are no longer ours: what waits in them is dropped, and what we know of them."""
         self.lose(recipient)
         self._lanes.pop(recipient, None)
-        for mark in self._of.pop(recipient, ()):
-            self._marks.pop(mark, None)
-            self._last.pop(mark, None)
+        for mark in self._marks.forget(recipient):
             self._chains.pop(mark, None)
         for name in {name for _, name in self._deadlines}:
             chain = self._chains.get(name)
@@ -283,44 +297,59 @@ class Lanes:
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
 
-    def acknowledged(self, message: Message) -> list[Move]:
+    def acknowledged(self, message: Message, now: int = 0) -> list[Move]:
         """The recipient has a released message: its window has room for the next."""
         recipient, outstanding = message.recipient, self._outstanding
         if outstanding is None or not outstanding.release(recipient, message.key):
             return []
-        return self._advance(recipient) if recipient in self._lanes else []
+        return self._advance(recipient, now) if recipient in self._lanes else []
 
     def has_room(self, recipient: str) -> bool:
         """Whether a message for this recipient would go at once, as far as its window is concerned."""
         return self._outstanding is None or self._outstanding.has_room(recipient)
 
-    def _drop(self, message: Message) -> None:
-        """A message that is over must not take room in a queue."""
+    def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
+        """A message is through: the next one starts, if it waited for that. It counts for what comes late
+        unless it failed. One that was never released is taken out of its queue."""
+        order = message.order
+        if order is not None and order.mode is not Mode.ANY:
+            mark = name_of(message.recipient, order.key, message.scope)
+            self._marks.settled(mark, message.key, counts=counts)
+        recipient = message.recipient
+        lanes = self._lanes.get(recipient)
+        if self._outstanding is not None:
+            if not self._outstanding.release(recipient, message.key):
+                self.drop(message)
+            return [] if lanes is None else self._advance(recipient, now)
+        lane = None if lanes is None else lanes.get(lane_key(message))
+        if lane is None:
+            return []
+        if message.key not in lane.holders:
+            lane.drop(message.key)
+            return []
+        lane.holders.remove(message.key)
+        return self._advance(recipient, now)
+
+    def without(self, message: Message) -> Release | None:
+        """Where the mark of a message under way belongs if it fails; None if it stays where it is."""
+        order = message.order
+        if order is None or order.mode is Mode.ANY:
+            return None
+        mark = mark_name(message)
+        at = self._marks.without(mark, message.key)
+        return None if at is None else Release(message, mark, *at, -1)
+
+    def drop(self, message: Message) -> None:
+        """A message that was queued has ended, so that it supersedes nothing."""
         lanes = self._lanes.get(message.recipient)
-        lane = None if lanes is None else lanes.get(_lane_key(message))
+        lane = None if lanes is None else lanes.get(lane_key(message))
         if lane is not None:
             lane.drop(message.key)
 
-    def finished(self, message: Message) -> list[Move]:
-        """A message is through: the next one starts, if it waited for that. One that was never released is
-        taken out of its queue."""
-        if self._outstanding is not None:
-            if not self._outstanding.release(message.recipient, message.key):
-                self._drop(message)
-            return self._advance(message.recipient) if message.recipient in self._lanes else []
-        lanes = self._lanes.get(message.recipient)
-        lane = None if lanes is None else lanes.get(_lane_key(message))
-        if lane is None or message.key not in lane.holders:
-            if lane is not None:
-                lane.drop(message.key)
-            return []
-        lane.holders.remove(message.key)
-        return self._advance(message.recipient)
-
-    def reach(self, recipient: str) -> list[Move]:
+    def reach(self, recipient: str, now: int = 0) -> list[Move]:
         """A recipient can be reached: what was queued for it starts, in order."""
         self.reachable.add(recipient)
-        return self._advance(recipient)
+        return self._advance(recipient, now)
 
     def lose(self, recipient: str) -> None:
         """A recipient can no longer be reached: what comes now is queued."""
@@ -340,7 +369,16 @@ class Lanes:
             overdue += [n for n, until in chain.ahead.items() if until <= now]
             if overdue:
                 moves += self._let_go(self._follow(chain, max(overdue)))
+                if chain.idle and name.endswith("]t"):
+                    self._sorted(name)
         return moves
+
+    def _sorted(self, name: str) -> None:
+        scope = names_in(name[:-1])[2]
+        waiting = self._timed.get(scope, set())
+        waiting.discard(name)
+        if not waiting:
+            self._timed.pop(scope, None)
 
     def next_wake(self) -> int | None:
         while self._deadlines:
@@ -368,7 +406,8 @@ class Lanes:
     def waiting(self) -> int:
         """How many messages wait for a gap or for their lane."""
         held = sum(len(chain.held) for chain in self._chains.values())
-        return held + sum(len(lane.queue) for lanes in self._lanes.values() for lane in lanes.values())
+        lanes = [lane for lanes in self._lanes.values() for lane in lanes.values()]
+        return held + sum(lane.waiting for lane in lanes)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -421,68 +460,37 @@ class Lanes:
         return free
 
     def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
+        """Those whose turn has come: handed over, or queued where that cannot be yet."""
+        going = list(free)
+        if len(going) == 1:
+            (one,) = going
+            return self._start(one.message, one.mark, one.number, one.ms)
         moves: list[Move] = []
-        going: dict[int, Release] = {}
-        newest: dict[tuple[str, str], int] = {}
-        for waiting in free:
-            message, mark = waiting.message, waiting.mark
-            order = message.order
-            assert order is not None
-            n = waiting.n
-            before = self._marks.get(mark) if order.n is None else None
-            if before is not None and waiting.ms == before[1]:
-                n = max(n, before[0] + 1)  # made in the same millisecond as what waited with it
-            if not self._raise(mark, n, waiting.ms):
-                moves.append(Supersede(message, LATE, mark, n, waiting.ms))
-                continue
-            if order.mode is Mode.LATEST:
-                older = going.pop(newest.get((message.recipient, order.key), -1), None)
-                if older is not None:
-                    moves.append(Supersede(older.message, "a newer one came with it"))
-                newest[message.recipient, order.key] = waiting.turn
-            going[waiting.turn] = Release(message, mark, n, waiting.ms, -1)
-        for release in going.values():
-            moves += self._start(release.message, release.mark, release.n, release.ms)
+        for one in going:
+            moves += self._queue(one.message, one.mark, one.number, one.ms)
+        for recipient in dict.fromkeys(one.message.recipient for one in going):
+            moves += self._advance(recipient)
         return moves
-
-    def _raise(self, mark: str, n: int, ms: int) -> bool:
-        """Raise a mark; False if something later was there before."""
-        marks = self._marks
-        before = marks.get(mark)
-        if not is_later(n, ms, before):
-            return False
-        marks[mark] = (n, max(ms, before[1] if before else 0))
-        if before is None:
-            self._of.setdefault(_names_in(mark)[0], set()).add(mark)
-        marks.move_to_end(mark)
-        if len(marks) > MARKS_KEPT:
-            forgotten, _ = marks.popitem(last=False)
-            self._last.pop(forgotten, None)
-            self._of.get(_names_in(forgotten)[0], set()).discard(forgotten)
-        return True
 
     def _start(self, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> list[Move]:
         recipient = message.recipient
         lanes = self._lanes.get(recipient)
-        lane = None if lanes is None else lanes.get(_lane_key(message))
-        if (lane is None or (lane.free and not lane.queue)) and (
+        lane = None if lanes is None else lanes.get(lane_key(message))
+        if (lane is None or (lane.free and lane.empty)) and (
             not self._policy.gated or recipient in self.reachable
         ):
             outstanding = self._outstanding
             if outstanding is None or outstanding.has_room(recipient):
                 return [self._release(message, mark, n, ms)]
-        lane = self._lane(message)
-        release = Release(message, mark, n, ms, -1)
-        moves: list[Move] = []
-        if _is_latest(release):
-            moves += [
-                Supersede(q.message, "a newer one came before its turn") for q in lane.queue if _is_latest(q)
-            ]
-            lane.queue = deque(queued for queued in lane.queue if not _is_latest(queued))
-        lane.queue.append(release)
-        return moves
+        return self._queue(message, mark, n, ms)
 
-    def _advance(self, recipient: str) -> list[Move]:
+    def _queue(self, message: Message, mark: str, n: int, ms: int) -> list[Move]:
+        if mark and self._marks.is_late(mark, self._number(message, mark, n, ms), ms):
+            return [Supersede(message, LATE, mark, n, ms)]
+        self._lane(message).add(Release(message, mark, n, ms, -1))
+        return []
+
+    def _advance(self, recipient: str, now: int = 0) -> list[Move]:
         """Start what is queued for a recipient, as far as it may; where it has to wait for an
         acknowledgement, lanes take turns."""
         lanes = self._lanes.get(recipient, {})
@@ -490,75 +498,66 @@ class Lanes:
         if not self._policy.gated or recipient in self.reachable:
             if self._outstanding is None:
                 for lane in list(lanes.values()):
-                    while lane.free and (queued := lane.next()) is not None:
-                        moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
+                    while lane.free and not lane.empty:
+                        moves += self._take(lane, now)
             else:
                 while lanes and self._outstanding.has_room(recipient):
                     key = next(iter(lanes))
                     lane = lanes.pop(key)
-                    if (queued := lane.next()) is not None:
-                        moves.append(self._release(queued.message, queued.mark, queued.n, queued.ms))
+                    if not lane.empty:
+                        moves += self._take(lane, now)
                         lanes[key] = lane  # behind the others
         if self._outstanding is None:
-            for key in [key for key, lane in lanes.items() if not lane.queue and not lane.holders]:
+            for key in [key for key, lane in lanes.items() if lane.empty and not lane.holders]:
                 del lanes[key]
         if not lanes:
             self._lanes.pop(recipient, None)
         return moves
 
-    def _release(self, message: Message, mark: str, n: int, ms: int) -> Release:
+    def _take(self, lane: Lane, now: int) -> list[Move]:
+        """The next of a queue. Where only the latest counts, one that another follows is superseded by it."""
+        queued = lane.pop()
+        if queued is None:
+            return []
+        if is_over(queued, now):
+            return [queued]  # too late for itself: it supersedes nothing
+        if is_latest(queued) and (follows := lane.peek(now)) is not None and is_latest(follows):
+            return [Supersede(queued.message, NEWER)]
+        return [self._release(queued.message, queued.mark, queued.n, queued.ms)]
+
+    def _release(self, message: Message, mark: str, n: int, ms: int) -> Move:
+        after = -1
+        if mark:
+            n = self._number(message, mark, n, ms)
+            if not self._marks.hand_over(mark, message.key, n, ms):
+                return Supersede(message, LATE, mark, n, ms)
+            last = self._marks.last(mark)
+            after = last if last < n else -1  # it counts anew, or comes after one that failed
+            self._marks.follow(mark, n)
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
         if self._counted and self._width(message):
             self._lane(message).holders.add(message.key)
-        after = -1
-        if mark:
-            after = self._last.get(mark, -1)
-            self._last[mark] = n
         return Release(message, mark, n, ms, after)
+
+    def _number(self, message: Message, mark: str, n: int, ms: int) -> int:
+        """Its number; of those that are sorted by their time and were made in the same millisecond, in the
+        order of arrival."""
+        if message.order is not None and message.order.n == n:
+            return n
+        before = self._marks.get(mark)
+        return max(n, before[0] + 1) if before is not None and ms == before[1] else n
 
     def _width(self, message: Message) -> int:
         """How many of its kind may be under way at once; 0: nobody counts."""
-        if _lane_key(message) is None:
+        if lane_key(message) is None:
             return self._policy.width or 0
         return 1 if self._policy.serial else 0
 
     def _lane(self, message: Message) -> Lane:
         lanes = self._lanes.setdefault(message.recipient, {})
-        key = _lane_key(message)
+        key = lane_key(message)
         lane = lanes.get(key)
         if lane is None:
             lane = lanes[key] = Lane(self._width(message))
         return lane
-
-
-def _lane_key(message: Message) -> str | None:
-    """Messages without order share a queue that no order key can name."""
-    order = message.order
-    return None if order is None or order.mode is Mode.ANY else order.key
-
-
-def _is_latest(release: Release) -> bool:
-    order = release.message.order
-    return order is not None and order.mode is Mode.LATEST
-
-
-def mark_name(message: Message) -> str:
-    """The name of the durable high-water mark of one sender in one lane.
-
-    >>> from duly.core.messages import Order
-    >>> mark_name(Message("app-1", "x", "k", "lamp", order=Order("power")))
-    '["lamp","power","app-1"]'
-    """
-    order = message.order
-    return _mark_name(message.recipient, "" if order is None else order.key, message.scope)
-
-
-def _names_in(mark: str) -> tuple[str, str, str]:
-    """(recipient, order key, scope) of a mark's name."""
-    return msgspec.json.decode(mark, type=tuple[str, str, str])
-
-
-@lru_cache(maxsize=4096)
-def _mark_name(recipient: str, key: str, scope: str) -> str:
-    return msgspec.json.encode((recipient, key, scope)).decode()

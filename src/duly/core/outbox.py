@@ -6,6 +6,9 @@ of our own that must not run twice, an attempt that a crash cut off is not repea
 
 What was transmitted and never answered is `unknown`, not `expired`: nobody can tell whether it took
 effect, and a late answer may still settle it. Only what never left us expires or fails.
+
+A recipient at work may say so, again and again: each time it has its whole patience anew. A recipient without
+a memory of its own is sent each message once, whatever happens; then silence is `unknown` at the deadline.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from duly.core.steps import (
     Origin,
     Reachable,
     Received,
+    Refused,
     Reply,
     Report,
     Step,
@@ -66,6 +70,10 @@ NOT_ALLOWED: Final = 5
 """The codes of answers that the outbox itself gives, as the gateway's devices use them."""
 
 
+TOOK_EFFECT: Final = frozenset({State.DONE, State.UNKNOWN})
+"""Ends after which something has happened, or may have."""
+
+
 class OutboxPolicy(Struct, frozen=True):
     channel: str
     """the name of this outbox's deliveries in the ledger"""
@@ -78,6 +86,8 @@ class OutboxPolicy(Struct, frozen=True):
     handler of our own"""
     beyond_expiry: bool = False
     """patience begins at the message's expiry, if it has one: the recipient may wait that long itself"""
+    quiet: bool = False
+    """what the recipient says it has is repeated only when the recipient comes back"""
     remember: int = FOREVER
     """how long a sender keeps what it has sent, from now or from the message's expiry if that is later"""
 
@@ -97,8 +107,11 @@ class _Entry(Struct, eq=False, gc=False):
     received: bool = False
     resting: bool = False
     """given back after a `Failed`, waiting for its next try"""
+    own: int = 0
+    """the message's own patience; 0: the policy's"""
     give_up: int = FOREVER
     timer: int = FOREVER
+    next_try: int = FOREVER
     tries: int = 0
     """transmissions since we started, or since the recipient came back: what `resend` counts. The number
     of the attempt goes on over restarts, and only fences"""
@@ -106,6 +119,18 @@ class _Entry(Struct, eq=False, gc=False):
 
 def _always(_: Message) -> bool:
     return True
+
+
+def never(_: Message) -> bool:
+    return False
+
+
+def no_time(_: Message) -> int:
+    return 0
+
+
+def _no_writes(_: Message) -> Group:
+    return ()
 
 
 def _forgotten(_: Message, __: int) -> list[Todo]:
@@ -123,6 +148,9 @@ class Outbox:
     told of every end, after it is committed; `lost` of every message that turns out to be another worker's
     now, or to have been ended by one. `minted` names the mark that keeps the last id sent, for a
     sender that mints `SeqId`s: committed with the message, so no id leaves that a restart could repeat.
+    `once(message)` says whether its recipient is sent everything once only, `patience(message)` how long it
+    may take if the message itself says so (else 0). `fails(message)` is what is committed with an end that
+    means that nothing took effect.
     """
 
     def __init__(
@@ -134,7 +162,13 @@ class Outbox:
         ended: Callable[[Message, State, Answer, int], list[Todo]] = _report,
         lost: Callable[[Message, int], list[Todo]] = _forgotten,
         minted: str = "",
+        once: Callable[[Message], bool] = never,
+        patience: Callable[[Message], int] = no_time,
+        fails: Callable[[Message], Group] = _no_writes,
     ) -> None:
+        self._once = once
+        self._patience = patience
+        self._fails = fails
         self._minted = minted
         self.policy = policy
         self.worker = worker
@@ -165,7 +199,7 @@ class Outbox:
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable() | Told() | Cancelled():
+            case Unreachable() | Refused() | Told() | Cancelled():
                 return []
             case Found(open_=open_):
                 return [todo for item in open_ for todo in self.resume(item, now)]
@@ -231,7 +265,8 @@ class Outbox:
         entry = self._entries.get(message.key)
         if entry is None:
             entry = self._entries[message.key] = _Entry(message, attempt, after)
-            entry.give_up = self._give_up(entry.message, now)
+            entry.own = self._patience(message)
+            entry.give_up = self._give_up(entry, now)
         entry.attempt = attempt
         entry.begun = True
         entry.resting = False
@@ -258,9 +293,14 @@ class Outbox:
         entry = self._entries[message.key] = _Entry(message, delivery.attempt, known.after if known else -1)
         entry.received = item.state is State.DELIVERED
         entry.resting = delivery.state is State.ACCEPTED
-        entry.give_up = self._give_up(entry.message, now)
+        entry.own = self._patience(message)
+        entry.give_up = self._give_up(entry, now)
         if entry.resting and delivery.due > now:
             self._set_timer(entry, delivery.due)
+            return []
+        if (begun or not ours) and not entry.resting and self._once(message):
+            entry.begun = True  # it may have been sent, and is not sent twice
+            self._set_timer(entry, FOREVER)
             return []
         # An attempt of ours that we know nothing of was committed but never begun.
         if entry.resting or ours or self._repeatable(message):
@@ -277,6 +317,10 @@ class Outbox:
         entry = self._entries.get(key)
         return None if entry is None else entry.message
 
+    def messages(self, recipient: str) -> list[Message]:
+        """The messages under way to this recipient."""
+        return [e.message for e in self._entries.values() if e.message.recipient == recipient]
+
     def recipient(self, key: bytes) -> str | None:
         """For whom the message under way under this key is."""
         entry = self._entries.get(key)
@@ -291,18 +335,22 @@ class Outbox:
             return []
         again: list[Todo] = []
         for entry in self._entries.values():
-            if entry.begun and recipient in ("", entry.message.recipient):
+            if entry.begun and recipient in ("", entry.message.recipient) and not self._once(entry.message):
                 entry.tries = 1
                 self._set_timer(entry, self._next_try(entry.message, 1, now))
                 again.append(Transmit(entry.message, entry.attempt, entry.after))
         return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
+        """The recipient has it, or says again that it is at work: it has its patience anew."""
         entry = self._entries.get(key)
-        if entry is None or entry.received:
+        if entry is None:
+            return []
+        entry.give_up = self._give_up(entry, now)
+        self._set_timer(entry, FOREVER if self.policy.quiet else entry.next_try)
+        if entry.received:
             return []
         entry.received = True
-        entry.give_up = self._give_up(entry.message, now)
         return [Step((Advance(key, State.DELIVERED, now),), _nothing)]
 
     def answered(self, event: Answered, now: int) -> list[Todo]:
@@ -350,7 +398,7 @@ class Outbox:
                 continue
             if entry.resting and now >= self._expiry(entry):
                 todo += self._end(entry, State.EXPIRED, EXPIRED, entry.attempt, now)
-            elif now >= min(self._expiry(entry), entry.give_up):
+            elif now >= self._deadline(entry):
                 todo += self._end(entry, State.UNKNOWN, SILENT, entry.attempt, now)
             else:
                 todo += self._try_again(entry, now)
@@ -371,19 +419,31 @@ class Outbox:
         for entry in self._entries.values():
             if entry.give_up < FOREVER:
                 entry.give_up += by
+            if entry.next_try < FOREVER:
+                entry.next_try += by
             if entry.timer < FOREVER:
                 entry.timer += by
                 self._timers.append((entry.timer, entry.message.key))
         heapq.heapify(self._timers)
 
     def _set_timer(self, entry: _Entry, next_try: int) -> None:
-        entry.timer = min(next_try, entry.give_up, self._expiry(entry))
+        if entry.own and next_try >= self._expiry(entry) and not entry.resting:
+            next_try = FOREVER  # after that it must not start any more
+        entry.next_try = next_try
+        entry.timer = min(next_try, self._deadline(entry))
         if entry.timer < FOREVER:
             heapq.heappush(self._timers, (entry.timer, entry.message.key))
 
-    def _give_up(self, message: Message, now: int) -> int:
-        begins = max(now, message.expires) if self.policy.beyond_expiry else now
-        return min(FOREVER, begins + self.policy.patience)
+    def _give_up(self, entry: _Entry, now: int) -> int:
+        begins = max(now, entry.message.expires) if self.policy.beyond_expiry else now
+        return min(FOREVER, begins + (entry.own or self.policy.patience))
+
+    def _deadline(self, entry: _Entry) -> int:
+        """When it ends, whatever else. One that says itself how long it may take is given that long once it
+        was sent."""
+        if entry.own and not entry.resting:
+            return entry.give_up
+        return min(entry.give_up, self._expiry(entry))
 
     def _expiry(self, entry: _Entry) -> int:
         """When its expiry ends it: not once the recipient has it, or a handler of ours is at work on it."""
@@ -392,7 +452,7 @@ class Outbox:
         return entry.message.expires or FOREVER
 
     def _next_try(self, message: Message, attempt: int, now: int) -> int:
-        if self.policy.resend is None:
+        if self.policy.resend is None or self._once(message):
             return FOREVER
         delay = self.policy.resend.delay(attempt, message.key)
         return FOREVER if delay is None else now + delay
@@ -431,6 +491,8 @@ class Outbox:
         stored = answer if keep else Answer(answer.code, b"", answer.reason)
         end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
         then: Group = (end, *effects) if effects else (end,)
+        if state not in TOOK_EFFECT:
+            then += self._fails(message)
         writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
         return [Step(writes, partial(self._finished, entry, state, answer, attempt))]
 

@@ -75,6 +75,14 @@ class Unreachable(Struct, frozen=True, gc=False):
     recipient: str
 
 
+class Refused(Struct, frozen=True, gc=False):
+    """A sender's number was refused before it came here: it has arrived all the same, and leaves no gap."""
+
+    scope: str
+    n: int
+    made: int
+
+
 class Told(Struct, frozen=True, gc=False):
     """Something that only this machine understands."""
 
@@ -96,7 +104,9 @@ class Cancelled(Struct, frozen=True, gc=False):
     reason: str
 
 
-Event: TypeAlias = Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Cancelled | Told
+Event: TypeAlias = (
+    Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Cancelled | Refused | Told
+)  # fmt: skip
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
 

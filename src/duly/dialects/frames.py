@@ -4,10 +4,16 @@ The law: whatever comes in is either a `Frame` that fits, or a `SenderError` tha
 it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
 too large and not nested too deeply. The two tables of codes are two enums: their numbers overlap, their
 types do not.
+
+Fields that the protocol does not know are kept (`Frame.more`) and passed on with commands, acks and pushes.
+Reading a frame that has none costs nothing for that: a decoder that refuses unknown fields comes first, and
+only what it refuses is read field by field.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, Literal
 
@@ -19,6 +25,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
 from duly.core.units import MS
 from duly.dialects import limits
+from duly.dialects.fields import MORE, NOTHING, Fields, data_in, pack, unpack
 from duly.errors import Malformed, RateLimited
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
@@ -29,9 +36,23 @@ COMMANDS: Final = frozenset(
         "media_download", "media_download_chunk",
     }
 )  # fmt: skip
+"""The types of commands that the documents name; others work the same way."""
 PUSHES: Final = frozenset({"status_report", "event_report", "log_report", "visit_notification"})
-"""What a device may push; `device_status` is made by the hub alone."""
+"""The types of pushes that the documents name; `device_status` is made by the hub alone."""
 DEVICE_STATUS: Final = "device_status"
+RESERVED: Final = frozenset(
+    {
+        "auth", "welcome", "ack", "server_ack", "gap", "watch", "seen", DEVICE_STATUS,
+        "one_chat", "group_chat", "edit", "delete", "history", "receipts", "receipt", "conversations",
+        "read", "typing", "presence", "friends", "friend_accept", "friend_ask", "friend_remove", "block",
+        "unblock", "group_create", "group_info", "group_invite", "group_join", "group_leave",
+        "group_remove", "group_role", "alert_event", "alert_update", "alert_cancel",
+    }
+)  # fmt: skip
+"""Types that mean something else to the protocol than a command or a push."""
+_TYPE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+TIMEOUT_LIMIT: Final = 86_400_000
+"""ms: the longest that a command may give its device."""
 
 
 class ServerCode(IntEnum):
@@ -58,17 +79,13 @@ class DeviceCode(IntEnum):
     NOT_SUPPORTED = 7
 
 
-NOTHING: Final = Raw(b"")
-"""No `data`."""
-
-
 class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
     key: str = ""
     mode: Mode = Mode.REPLAY
     after: int | None = None
 
 
-class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
+class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One frame, either way. Which fields belong to which type, the users of frames know."""
 
     type: str
@@ -79,7 +96,9 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     exp: int | None = None
     queue: bool = False
     order: FrameOrder | bool | None = None
+    timeout: int | None = None
     code: int | None = None
+    progress: Raw = NOTHING
     state: str | None = None
     error: str | None = None
     detail: str | None = None
@@ -96,6 +115,28 @@ class Frame(Struct, frozen=True, omit_defaults=True, gc=False):
     edited: bool = False
     retry_after: float | None = None
     """seconds to wait before the next try"""
+    online: list[str] | None = None
+
+    @property
+    def more(self) -> Fields:
+        """The fields that the protocol does not know."""
+        return _NO_FIELDS
+
+
+class FullFrame(Frame, frozen=True, omit_defaults=True, gc=False):
+    """A frame with fields that the protocol does not know."""
+
+    more: Fields = msgspec.field(default_factory=dict)
+
+
+_NO_FIELDS: Final[Fields] = {}
+_COMMAND: Final = frozenset({"type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout"})
+_ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
+_PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
+"""The fields that mean something in a command, an ack and a push; any other is passed on."""
+_NAMES: Final = frozenset(Frame.__struct_encode_fields__)
+_DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astuple(Frame("")), strict=True))
+_BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
 
 
 # What goes out by the thousand, as frames of only the fields that they have: written in half the time.
@@ -111,12 +152,13 @@ class Command(Struct, frozen=True, omit_defaults=True, gc=False):
     data: Raw = NOTHING
     exp: int | None = None
     order: FrameOrder | None = None
+    timeout: int | None = None
 
 
 class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
     """What the hub says of a frame."""
 
-    seq_id: str | None = None
+    seq_id: str | int | None = None
     code: int | None = None
     state: str | None = None
     error: str | None = None
@@ -134,9 +176,18 @@ class Ack(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", 
     code: int | None = None
     state: str | None = None
     detail: str | None = None
+    progress: Raw = NOTHING
+
+
+class _Named(Struct, frozen=True, gc=False):
+    """A frame of which nothing but its id is read."""
+
+    seq_id: str | int | None = None
 
 
 _decode: Final = msgspec.json.Decoder(Frame).decode
+_decode_fields: Final = msgspec.json.Decoder(Fields).decode
+_decode_name: Final = msgspec.json.Decoder(_Named).decode
 _decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -156,7 +207,47 @@ def decode(text: bytes | str) -> Frame:
     try:
         return _decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
-        raise Malformed(f"not a frame: {_mild(problem)}") from None
+        return _decode_more(text, problem)
+
+
+def _decode_more(text: bytes, problem: Exception) -> Frame:
+    """A frame that a decoder of known fields has refused: because it has others, or because it is none."""
+    try:
+        fields = _decode_fields(text)
+        type_ = msgspec.json.decode(fields.get("type", b"null"), type=str)
+        is_push = "cursor" in fields and "seq_id" not in fields
+        known = _BY_TYPE.get(type_, _PUSH if is_push else _COMMAND)
+        more = {name: raw for name, raw in fields.items() if name not in known}
+        if more:
+            frame = _decode(_encode({name: raw for name, raw in fields.items() if name in known}))
+            whole: tuple[Any, ...] = (*msgspec.structs.astuple(frame), more)
+            return FullFrame(*whole)
+    except (msgspec.DecodeError, RecursionError, ValueError) as other:
+        if isinstance(problem, msgspec.ValidationError):
+            problem = other
+    raise Malformed(f"not a frame: {_mild(problem)}") from None
+
+
+def seq_id_in(text: bytes | str) -> str | int | None:
+    """The id of a frame that was refused, whatever else is wrong with it; None if it cannot be read.
+
+    >>> seq_id_in('{"type": 7, "seq_id": "1702234567890_0"}'), seq_id_in('{"seq_id": 17}'), seq_id_in("?")
+    ('1702234567890_0', 17, None)
+    """
+    try:
+        found = _decode_name(text).seq_id
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    return found if not isinstance(found, str) or len(found) <= _ID_SHOWN else None
+
+
+_ID_SHOWN: Final = 1_000
+"""A longer id is not repeated to its sender."""
+
+
+def is_own_type(type: str) -> bool:
+    """Whether a type may be a command's or a push's."""
+    return type not in RESERVED and _TYPE.fullmatch(type) is not None
 
 
 def decode_batch(text: bytes) -> list[bytes] | None:
@@ -179,7 +270,24 @@ def _mild(problem: Exception) -> str:
 
 
 def encode(frame: Frame | ServerAck | Ack) -> bytes:
+    if type(frame) is FullFrame:
+        known: tuple[Any, ...] = msgspec.structs.astuple(frame)[:-1]
+        return _with(_encode(Frame(*known)), frame.more)
     return _encode(frame)
+
+
+def _with(text: bytes, more: Fields) -> bytes:
+    """A frame with more fields; its own stay what they are."""
+    return _encode(more | _decode_fields(text)) if more else text
+
+
+def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
+    """The fields of a frame that are none of its own: unknown ones, and those of other frames."""
+    more = {name: raw for name, raw in frame.more.items() if name not in own}
+    for name, value in zip(frame.__struct_encode_fields__, msgspec.structs.astuple(frame), strict=True):
+        if name not in own and name in _DEFAULTS and value != _DEFAULTS[name]:
+            more[name] = Raw(_encode(value))
+    return more
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────
@@ -204,10 +312,26 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
         frame.seq_id,
         frame.type,
         frame.to,
-        bytes(frame.data),
+        _body_of(frame),
         expires=expires if frame.exp is None else frame.exp * MS,
         order=_order(frame, n),
     )
+
+
+def _body_of(frame: Frame) -> bytes:
+    """What a command says: its data, mostly, and then nothing is copied."""
+    timeout = frame.timeout
+    if (
+        timeout is None and frame.code is None and frame.time is None and frame.n is None
+        and frame.state is None and frame.detail is None and type(frame) is Frame
+        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
+        and frame.conv is None and frame.error is None and frame.cursor is None and frame.attempt is None
+        and frame.cursors is None and frame.online is None and not frame.edited and not frame.progress
+    ):  # fmt: skip
+        return bytes(frame.data)
+    if timeout is not None and not 1 <= timeout <= TIMEOUT_LIMIT:
+        raise Malformed(f"timeout is milliseconds, from 1 to {TIMEOUT_LIMIT} (a day), not {timeout}")
+    return pack(frame.data, _more_of(frame, _COMMAND), timeout or 0)
 
 
 def _order(frame: Frame, n: int | None) -> Order | None:
@@ -222,18 +346,34 @@ def _order(frame: Frame, n: int | None) -> Order | None:
 
 def command(message: Message, after: int) -> bytes:
     """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
-    order = message.order
-    return _encode(
+    order, body = message.order, message.body
+    more: Fields = {}
+    timeout = None
+    if body[:1] == MORE:
+        whole = unpack(body)
+        body, more, timeout = bytes(whole.data), whole.fields, whole.timeout or None
+    text = _encode(
         Command(
             message.kind,
             message.id,
             message.recipient,
             message.scope,
-            raw(message.body),
+            raw(body),
             message.expires // MS if message.expires else None,
             None if order is None else FrameOrder(order.key, order.mode, after),
+            timeout,
         )
     )
+    return _with(text, more) if more else text
+
+
+def payload_of(frame: Frame) -> bytes:
+    """A passed-on command's content for a dialect that has one field for it: its data; or, if it has fields
+    of its own, an object of them, with `data` among them."""
+    more = _more_of(frame, _COMMAND)
+    if not more:
+        return bytes(frame.data)
+    return _encode(more | {"data": frame.data} if frame.data else more)
 
 
 def received_command(frame: Frame, device: str) -> Message:
@@ -261,7 +401,7 @@ _CAUSES: Final = {
 }
 
 
-def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
+def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
     """What the hub says of a command."""
     if verdict.word is Word.FRESH:  # most of them
         return ServerAck(seq_id, _ACCEPTED)
@@ -277,7 +417,7 @@ def server_ack(seq_id: str | None, verdict: Verdict) -> ServerAck:
             return trouble(seq_id, code, error, verdict.reason, verdict.wait)
 
 
-def trouble(seq_id: str | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
+def trouble(seq_id: str | int | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
     """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
     return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
 
@@ -292,9 +432,31 @@ def seconds_of(wait: int) -> float:
     return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
-def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack:
+def ack(seq_id: str, device: str, state: State, answer: Answer) -> Ack | Frame:
     """How a command ended, passed on to its app."""
-    return Ack(seq_id, device, raw(answer.data), answer.code, state.word, answer.reason or None)
+    data, reason = answer.data, answer.reason or None
+    if data[:1] != MORE:
+        return Ack(seq_id, device, raw(data), answer.code, state.word, reason)
+    said = unpack(data)
+    return FullFrame(
+        "ack", seq_id, from_=device, data=said.data, code=answer.code, state=state.word, detail=reason,
+        more=said.fields,
+    )  # fmt: skip
+
+
+def working(seq_id: str, device: str, progress: Raw, more: Fields) -> bytes:
+    """That a device is at work on a command, and how far it is, passed on to its app."""
+    return _with(_encode(Ack(seq_id, device, state=State.DELIVERED.word, progress=progress)), more)
+
+
+def push(frame: Frame, more: Fields | None) -> bytes:
+    """What a device tells, as its apps hear it but for its number."""
+    return _with(_encode(frame), more) if more else _encode(frame)
+
+
+def more_in_push(frame: Frame) -> Fields:
+    """The fields of a push that are passed on with it."""
+    return _more_of(frame, _PUSH)
 
 
 _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}
@@ -305,7 +467,34 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
     state = State.DONE if frame.code == DeviceCode.DONE else _ENDS.get(frame.state or "", State.FAILED)
-    return state, Answer(frame.code, bytes(frame.data), frame.detail or "")
+    data = bytes(frame.data)
+    if not _is_bare(frame):
+        data = pack(frame.data, _more_of(frame, _ACK))
+    return state, Answer(frame.code, data, frame.detail or "")
+
+
+def _is_bare(frame: Frame) -> bool:
+    """Whether an ack has no fields but its own."""
+    return (
+        type(frame) is Frame and frame.time is None and frame.exp is None and frame.timeout is None
+        and frame.error is None and frame.order is None and frame.n is None and frame.cursor is None
+        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
+        and frame.conv is None and frame.attempt is None and frame.cursors is None and frame.online is None
+        and not frame.queue and not frame.edited
+    )  # fmt: skip
+
+
+def more_in(frame: Frame) -> Fields:
+    """The fields of an ack that are passed on with it."""
+    return _NO_FIELDS if _is_bare(frame) else _more_of(frame, _ACK)
+
+
+def is_working(frame: Frame) -> bool:
+    """Whether an ack says that the device has the command and is at work on it."""
+    return frame.state == _DELIVERED and frame.code is None
+
+
+_DELIVERED: Final = State.DELIVERED.word
 
 
 def dump_order(order: FrameOrder | bool | None) -> bytes:
@@ -321,14 +510,23 @@ def load_order(text: bytes) -> FrameOrder | Literal[False]:
         return False
 
 
+def own_fields(values: Mapping[str, Any]) -> Fields:
+    """Fields of a sender's own; one whose name the protocol uses is refused."""
+    taken = sorted(_COMMAND & values.keys())
+    if taken:
+        raise Malformed(f"{', '.join(taken)}: the protocol's own; give your field another name")
+    return {name: Raw(msgspec.json.encode(value)) for name, value in values.items()}
+
+
 def raw(text: bytes) -> Raw:
     """JSON text as `data`; no text is no data."""
     return Raw(text) if text else NOTHING
 
 
 def load(data: Raw | bytes) -> Any:
-    """What is in a frame's `data`, for those who want to look."""
-    return msgspec.json.decode(data) if data else None
+    """What is in a frame's `data`, or in a body's, for those who want to look."""
+    text = data_in(data) if type(data) is bytes else data
+    return msgspec.json.decode(text) if text else None
 
 
 def dump(value: object) -> Raw:

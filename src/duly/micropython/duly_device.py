@@ -64,10 +64,19 @@ class Refused(Exception):
     """The hub does not want us."""
 
 
-class Command:
-    """What a handler gets: `type`, `data`, `sender`, `id`."""
+KNOWN = ("type", "seq_id", "to", "from", "data", "exp", "order", "timeout")
+"""what a command has by the protocol; what it has beside that is its sender's own"""
 
-    def __init__(self, frame: "dict[str, Any]") -> None:
+
+class Command:
+    """What a handler gets: `type`, `data`, `sender`, `id`, and in `fields` what else it carried. A handler
+    that takes its time is an async function and says so: `await command.working(50)`."""
+
+    def __init__(
+        self, frame: "dict[str, Any]", send: "Callable[[dict[str, Any]], Any] | None" = None
+    ) -> None:
+        self._send = send
+        self.fields = {name: frame[name] for name in frame if name not in KNOWN}
         order: Any = frame.get("order")
         ordered = isinstance(order, dict) and order.get("mode") != "any"
         self.type: str = frame["type"]
@@ -79,8 +88,17 @@ class Command:
         self.lane: str | None = order.get("key", "") if ordered else None
         self.after: int = order.get("after", -1) if ordered else -1
         self.latest: bool = ordered and order.get("mode") == "latest"
-        meaning = json.dumps([self.type, self.data]).encode()
+        said = [self.type, self.data] + ([sorted(self.fields.items())] if self.fields else [])
+        meaning = json.dumps(said).encode()
         self.print = binascii.hexlify(hashlib.sha256(meaning).digest()[:4]).decode()
+
+    async def working(self, progress: object = None) -> None:
+        """Say that this is being worked on, and how far it is: the hub repeats nothing and waits anew."""
+        said: dict[str, Any] = {"type": "ack", "seq_id": self.id, "to": self.sender, "state": "delivered"}
+        if progress is not None:
+            said["progress"] = progress
+        if self._send is not None:
+            await self._send(said)
 
     def same(self, other: "Command | None") -> bool:
         return other is not None and (self.sender, self.id) == (other.sender, other.id)
@@ -132,10 +150,11 @@ class Memory:
         return False
 
     def newest(self, command: Command) -> "tuple[int, int]":
-        """The newest id of this sender in this lane."""
+        """The newest id of this sender in this lane; one that failed does not count."""
         newest = moment(self.marks[command.sender]) if command.sender in self.marks else (0, -1)
         for entry in self.entries:
-            if entry[SENDER] == command.sender and entry[LANE] == command.lane:
+            failed = entry[ANSWER] is not None and entry[ANSWER][0] != DONE
+            if entry[SENDER] == command.sender and entry[LANE] == command.lane and not failed:
                 newest = max(newest, moment(entry[ID]))
         return newest
 
@@ -441,7 +460,7 @@ class Device:
             self._log("a frame that is too large for us, or not JSON")
             return
         try:
-            await self._take(Command(frame))
+            await self._take(Command(frame, self._send))
         except ValueError as problem:
             await self._say(frame["from"], frame["seq_id"], [BAD_PARAMETERS, None, str(problem)])
 
@@ -494,14 +513,6 @@ class Device:
         if len(self._waiting) >= WAITING_LIMIT:
             await self._say(command.sender, command.id, [BUSY, None, "too many commands wait already"])
             return
-        if command.latest:
-            older = [c for c in self._waiting if c.latest and c.lane == command.lane]
-            if any(command.precedes(other) for other in older):
-                await self._supersede(command)
-                return
-            self._waiting = [c for c in self._waiting if c not in older]
-            for other in older:
-                await self._supersede(other)
         place = 0
         while place < len(self._waiting) and not command.precedes(self._waiting[place]):
             place += 1
@@ -532,9 +543,21 @@ class Device:
                 continue
             first = self._waiting[0]
             if first is held or first.after <= self._memory_of(first).newest(first)[1]:
-                return self._waiting.pop(0)
+                self._waiting.pop(0)
+                if not self._is_outdated(first):
+                    return first
+                await self._supersede(first)
+                continue
             held = first
             await asyncio.sleep(ORDER_WINDOW)  # what goes before it is put before it, if it comes meanwhile
+
+    def _is_outdated(self, command: Command) -> bool:
+        """Whether only the latest counts, and a newer one that can still be done is next in its lane."""
+        if command.latest:
+            for other in self._waiting:
+                if other.lane == command.lane and not (other.exp and other.exp <= self._now()):
+                    return other.latest
+        return False
 
     async def _run(self, command: Command) -> None:
         memory = self._memory_of(command)

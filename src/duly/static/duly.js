@@ -21,6 +21,7 @@ const INTRODUCTION = 10_000;
 const FRAME_LIMIT = 256 * 1024;
 const UNSETTLED = 100;
 const TIMER_LIMIT = 2 ** 31 - 1;
+const COMMAND = new Set(["type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout"]);
 const ACK_PAUSE = 50;
 const ACK_LINES = 200;
 
@@ -30,6 +31,7 @@ const ACK_LINES = 200;
  * @property {number} code 0 done, or what went wrong
  * @property {any} [data]
  * @property {string} [detail] a sentence
+ * @property {Record<string, any>} [fields] what the device's ack carried beside that
  */
 
 /** @typedef {object} SendOptions
@@ -38,10 +40,14 @@ const ACK_LINES = 200;
  * @property {boolean} [queue] keep it for a device that is away
  * @property {string} [order] the lane in which a sender's commands keep their order
  * @property {boolean} [latest] in that lane only the newest counts
+ * @property {number} [timeout] seconds that the device may take, instead of the hub's patience
+ * @property {(progress: any) => void} [progress] hears how far a device is that says so
+ * @property {Record<string, any>} [fields] stand beside `data`, for devices that look for their own there
  */
 
 /** Something a device told. `cursor` numbers a device's pushes.
- * @typedef {{device: string, type: string, data: any, cursor: number, time?: number}} Push
+ * @typedef {{device: string, type: string, data: any, cursor: number, time?: number,
+ *   fields?: Record<string, any>}} Push
  */
 
 /** Pushes after `after` and before `first` are gone: we were away too long.
@@ -249,9 +255,11 @@ class Command {
     this.sent = sent;
     this.again = false;
     this.taken = false;
+    /** @type {((progress: any) => void)|undefined} */
+    this.progress = undefined;
     this.resends = 0;
     this.nextTry = Infinity;
-    this.giveUp = performance.now() + PATIENCE;
+    this.giveUp = performance.now() + PATIENCE + (frame.timeout ?? 0);
     /** @type {any} */
     this.timer = undefined;
     /** Resolves when the hub has stored it. @type {Promise<void>} */
@@ -309,6 +317,8 @@ export class App {
     this.#keep = keep;
     /** Our account's name, once the hub has told it. */
     this.name = "";
+    /** Our devices that are online, as far as the hub has told. @type {Set<string>} */
+    this.online = new Set();
     /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
      * @type {Promise<void>} */
     this.ready = new Promise((resolve, reject) => {
@@ -342,11 +352,14 @@ export class App {
   /** Send a command without waiting for its end.
    * @param {string} device @param {string} type @param {any} [data] @param {SendOptions} [options]
    * @returns {Promise<{id: string, accepted: Promise<void>, ended: Promise<Ack>}>} */
-  async post(device, type, data, { id, expires, queue, order, latest } = {}) {
+  async post(device, type, data, { id, expires, queue, order, latest, timeout, progress, fields } = {}) {
     if (this.#closed) throw this.#closed;
+    const taken = Object.keys(fields ?? {}).filter((name) => COMMAND.has(name));
+    if (taken.length) throw new TypeError(`${taken}: the protocol's own; give your field another name`);
     /** @type {any} */
-    const frame = { type, seq_id: id, to: device, data };
+    const frame = { ...fields, type, seq_id: id, to: device, data };
     if (queue) frame.queue = true;
+    if (timeout !== undefined) frame.timeout = Math.round(timeout * 1000);
     if (order !== undefined || latest) frame.order = { key: order ?? "", mode: latest ? "latest" : "replay" };
     const size = new TextEncoder().encode(JSON.stringify(frame)).length + 100;
     if (size > FRAME_LIMIT) throw new Refused(2, "too_large", `${size} bytes; the limit is ${FRAME_LIMIT}`);
@@ -364,6 +377,7 @@ export class App {
     const known = this.#commands.get(frame.seq_id);
     if (known) return known;
     const command = new Command(frame, this.#now(), false);
+    command.progress = progress;
     if (expires !== undefined) frame.exp = Math.round(asked + this.#ahead + expires * 1000);
     this.#write(command);
     this.#commands.set(command.id, command);
@@ -377,7 +391,7 @@ export class App {
       command.again = command.sent;
       if (!command.sent) {
         command.sent = true;
-        command.giveUp = performance.now() + PATIENCE;
+        command.giveUp = performance.now() + PATIENCE + (command.frame.timeout ?? 0);
         this.#write(command); // first: after a reload it must not pass for one that never left us
       }
       this.#link.send(command.frame);
@@ -406,9 +420,9 @@ export class App {
   }
 
   #accepted(command) {
-    const { exp, queue } = command.frame;
+    const { exp, queue, timeout } = command.frame;
     const waits = queue ? Math.max(0, (exp ?? command.made + DAY) - this.#now()) : 0;
-    command.giveUp = performance.now() + waits + PATIENCE;
+    command.giveUp = performance.now() + waits + PATIENCE + (timeout ?? 0);
     command.taken = true;
     command.accept();
     this.#watch(command);
@@ -500,6 +514,7 @@ export class App {
   #welcome(frame) {
     this.#ahead = frame.time - Date.now();
     this.name = frame.you;
+    this.online = new Set(frame.online ?? []);
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
       const seen = this.#cursors[device];
       if (seen === undefined) this.#see(device, head);
@@ -545,9 +560,17 @@ export class App {
     } // 4: try again, which the resend does
   }
 
-  #ack({ seq_id, code, state, data, detail }) {
-    const ack = { state, code, data, detail };
+  #ack({ type, from, seq_id, code, state, data, detail, progress, ...fields }) {
+    const ack = { state, code, data, detail, fields };
     const command = this.#commands.get(seq_id);
+    if (state === "delivered" && code === undefined) {
+      // The device is at work, and has its time anew.
+      if (command) {
+        this.#accepted(command);
+        command.progress?.(progress);
+      }
+      return;
+    }
     const unsettled = this.#unsettled.get(seq_id);
     if (command) {
       command.taken = true;
@@ -557,10 +580,11 @@ export class App {
     }
   }
 
-  #push({ from: device, type, data, cursor, time }) {
+  #push({ from: device, type, data, cursor, time, ...fields }) {
     if (cursor <= (this.#cursors[device] ?? 0)) return;
     this.#cursors[device] = cursor;
-    this.#emit("push", { device, type, data, cursor, time });
+    if (type === "device_status") this.online[data?.online ? "add" : "delete"](device);
+    this.#emit("push", { device, type, data, cursor, time, fields });
     this.#see(device, cursor);
   }
 

@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from msgspec import Raw
 
 from duly.auth import Principal, Role
 from duly.core.messages import key_of
 from duly.core.units import FOREVER, MS, SECOND
 from duly.core.writes import Delivery
 from duly.dialects import frames
+from duly.dialects.fields import unpack
 from duly.dialects.frames import Frame, ServerCode
 from duly.errors import (
     DulyError,
@@ -98,6 +98,12 @@ class Server(Login, Protocol):
 
     def trail(self, key: bytes) -> list[Any]:
         """When what happened to a message here, if it is still remembered."""
+        ...
+
+    async def list_devices(
+        self, who: Principal, after: str, limit: int
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The devices that somebody may see, by name, and after which the next page begins."""
         ...
 
 
@@ -189,6 +195,7 @@ def routes(http: Http) -> list[web.RouteDef]:
         web.get("/v1/messages", http.guarded(http.list_messages)),
         web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
         web.get("/v1/refusals", http.guarded(http.refusals)),
+        web.get("/v1/devices", http.guarded(http.devices)),
         web.get("/v1/state", http.guarded(http.state)),
         web.get("/v1/health", http.health),
         web.get("/v1/openapi.json", http.openapi),
@@ -300,6 +307,11 @@ class Http:
         mine = [r for r in found if who.role is Role.ADMIN or (r.scope == who.name and r.at >= born)]
         return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
 
+    async def devices(self, request: web.Request, who: Principal) -> web.Response:
+        limit = number(request.query.get("limit"), 100, 1_000)
+        devices, following = await self._server.list_devices(who, request.query.get("after", ""), limit)
+        return as_json({"devices": devices, "next": following})
+
     async def state(self, request: web.Request, who: Principal) -> web.Response:
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
@@ -334,8 +346,11 @@ def show(record: Record) -> dict[str, Any]:
     if m.expires:
         shown["exp"] = m.expires // MS
     if answer is not None:
-        shown["ack"] = {"code": answer.code, "detail": answer.reason} | (
-            {"data": Raw(answer.data)} if answer.data else {}
+        said = unpack(answer.data)
+        shown["ack"] = (
+            dict(said.fields)
+            | {"code": answer.code, "detail": answer.reason}
+            | ({"data": said.data} if said.data else {})
         )
     return shown
 
@@ -486,7 +501,11 @@ _FRAME_SCHEMA: Final = {
     "type": "object",
     "required": ["type"],
     "properties": {
-        "type": {"type": "string", "enum": sorted(frames.COMMANDS | ALERTS)},
+        "type": {
+            "type": "string",
+            "pattern": "^[a-z][a-z0-9_]{0,63}$",
+            "examples": sorted(frames.COMMANDS | ALERTS),
+        },
         "seq_id": {
             "type": "string",
             "description": "{milliseconds}_{counter}, minted by the sender, the same in every resend",
@@ -498,17 +517,22 @@ _FRAME_SCHEMA: Final = {
             "description": "milliseconds since 1970; after this it must not take effect",
         },
         "queue": {"type": "boolean", "description": "keep it for an offline device until exp"},
+        "timeout": {
+            "type": "integer",
+            "description": "milliseconds that the device may take, instead of the hub's patience",
+        },
         "order": {
             "type": "object",
             "properties": {"key": {"type": "string"}, "mode": {"enum": ["replay", "latest"]}},
         },
     },
+    "additionalProperties": {"description": "passed on untouched; part of what the id stands for"},
 }
 _ACK_SCHEMA: Final = {
     "type": "object",
     "properties": {
         "type": {"const": "server_ack"},
-        "seq_id": {"type": "string"},
+        "seq_id": {"type": ["string", "integer"]},
         "code": {"type": "integer", "enum": [code.value for code in ServerCode]},
         "state": {"type": "string"},
         "error": {"type": "string"},
@@ -567,6 +591,16 @@ OPENAPI: Final[dict[str, Any]] = {
         },
         "/v1/refusals": {
             "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
+        },
+        "/v1/devices": {
+            "get": {
+                "summary": "Your devices by name: online, and when each was last heard (ms), by page",
+                "parameters": [
+                    {"name": name, "in": "query", "schema": {"type": kind}}
+                    for name, kind in (("limit", "integer"), ("after", "string"))
+                ],
+                "responses": _answers(200, 400, 401, 403),
+            }
         },
         "/v1/alerts": {
             "get": {

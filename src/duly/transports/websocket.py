@@ -42,6 +42,9 @@ STILL_SECONDS: Final = 10.0
 HEAR_SECONDS: Final = 5.0
 """A congested client is heard at least this often: it may only want to say that it is there."""
 _OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
+READ_BYTES: Final = 4 * FRAME_LIMIT
+"""A frame up to here is read, if only to say that it is too large; one beyond ends the connection."""
+TOO_LARGE: Final = f"a frame of more than {READ_BYTES} bytes; the limit is {FRAME_LIMIT}".encode()
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
@@ -235,6 +238,15 @@ def _text_header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
+class _Socket(web.WebSocketResponse):
+    """Says why it hangs up on a frame that is too large to be read."""
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        if code == WSCloseCode.MESSAGE_TOO_BIG:
+            message = message or TOO_LARGE
+        return await super().close(code=code, message=message, drain=drain)
+
+
 class WebSockets:
     """The connections at `/v1/ws`."""
 
@@ -246,8 +258,8 @@ class WebSockets:
         """The request handler."""
         server = self._server
         # Text is left as the bytes it came in: that is what is read, stored and passed on.
-        socket = web.WebSocketResponse(
-            max_msg_size=FRAME_LIMIT, heartbeat=HEARTBEAT_SECONDS, compress=False, decode_text=False
+        socket = _Socket(
+            max_msg_size=READ_BYTES, heartbeat=HEARTBEAT_SECONDS, compress=False, decode_text=False
         )
         try:
             await socket.prepare(request)
@@ -270,9 +282,7 @@ class WebSockets:
                         if session.congested:
                             await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
-                        session.push(
-                            _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS)
-                        )
+                        session.push(_not_text(message.data))
                     elif message.type in _OVER:
                         break
         except Exception:
@@ -296,6 +306,7 @@ async def _introduction(
 ) -> tuple[Principal | None, dict[str, int] | None]:
     """Who is this? By header, or by the first frame."""
     address = request.remote or "?"
+    said: bytes = b""
     try:
         header = request.headers.get("Authorization")
         if header is not None:
@@ -306,7 +317,8 @@ async def _introduction(
             message = await socket.receive()
         if message.type is not WSMsgType.TEXT:
             return None, None
-        frame = frames.decode(message.data)
+        said = message.data
+        frame = frames.decode(said)
         if frame.type != "auth":
             raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
         who = await server.login(frame.token, address)
@@ -317,10 +329,10 @@ async def _introduction(
             "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED
         )
     except SenderError as problem:
-        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, problem.wait)
+        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
     except DulyError as problem:
         word = problem.word if isinstance(problem, RateLimited) else "internal"
-        trouble = _trouble(word, str(problem), ServerCode.INTERNAL, problem.wait)
+        trouble = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
     session.push(trouble)
     session.close("not authenticated")
     async for _ in socket:  # until the other side has seen it and hung up
@@ -334,5 +346,10 @@ def _recognise(request: web.Request) -> None:
         visitor.recognise()
 
 
-def _trouble(word: str, detail: str, code: ServerCode, wait: int = 0) -> bytes:
-    return frames.encode(frames.trouble(None, code, word, detail, wait))
+def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> bytes:
+    """What is wrong with a frame, under its id if that can be read."""
+    return frames.encode(frames.trouble(frames.seq_id_in(frame), code, word, detail, wait))
+
+
+def _not_text(frame: bytes) -> bytes:
+    return _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS, frame)

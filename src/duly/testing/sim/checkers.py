@@ -217,6 +217,49 @@ def explained(world: World) -> Iterator[Finding]:
             yield "was superseded, though nothing came that could", key
 
 
+def outdone(world: World) -> Iterator[Finding]:
+    """[P4] Only what was handed over supersedes, and not what has failed; except that what was under way when
+    a node started anew counts there, whatever becomes of it."""
+    handed: dict[str, dict[bytes, State]] = {}
+    when: dict[tuple[str, bytes], int] = {}
+    for at, (name, write, result) in enumerate(world.log.commits):
+        level = _level(name)
+        known = handed.setdefault(level, {})
+        match write, result:
+            case ((w.Deliver(ref=ref, attempt=int(attempt)) | w.Take(ref=ref, attempt=attempt)), True):
+                if attempt or isinstance(write, w.Take):
+                    known.setdefault(ref.key, State.SENT)
+                    when.setdefault((level, ref.key), at)
+            case w.Advance(key=key, to=to), w.Moved(moved=True):
+                want = world.log.wanted.get(key)
+                if to is State.SUPERSEDED and key not in known and want is not None and _in_replay(want):
+                    others = [
+                        other.message.key
+                        for other in world.log.wanted.values()
+                        if other.message.key in known and _may_supersede(other, want)
+                    ]
+                    since = min((when[level, other] for other in others), default=at)
+                    anew = any(_level(who) == level and since <= then <= at for who, then in world.log.anew)
+                    if not others:
+                        yield f"{name} superseded it, though nothing later was handed over", key
+                    elif not anew and {known[other] for other in others} <= _WITHOUT_EFFECT:
+                        yield f"{name} superseded it by what had failed", key
+                if key in known:
+                    known[key] = to
+
+
+def _in_replay(want: Wanted) -> bool:
+    return want.message.order is not None and want.message.order.mode is Mode.REPLAY
+
+
+def _level(name: str) -> str:
+    """Hubs on one ledger know what the others have handed over."""
+    return "hub" if name.startswith("hub") else name
+
+
+_WITHOUT_EFFECT: Final = {State.FAILED, State.EXPIRED, State.CANCELLED, State.SUPERSEDED}
+
+
 def agreed(world: World) -> Iterator[Finding]:
     """[P1, P4] Everybody's view of every conversation is the hub's: complete, in order, without repeats."""
     streams = _hub(world).streams
@@ -276,7 +319,7 @@ def timely(world: World) -> Iterator[Finding]:
 
 CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
     once, wanted, stored, admitted_once, forward, fenced, ordered, settled, honest, informed, explained,
-    agreed, quiet, timely,
+    outdone, agreed, quiet, timely,
 )  # fmt: skip
 
 

@@ -224,6 +224,9 @@ class _Everybody(Accounts):
     def apps_of(self, device: str) -> frozenset[str]:
         return self._people
 
+    def is_sent_once(self, device: str) -> bool:
+        return False
+
 
 class _SeenGateway(Gateway):
     """The production gateway, with an observer at its window."""

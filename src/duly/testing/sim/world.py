@@ -85,8 +85,12 @@ class Log:
         """what a reinstalled sender no longer asks after"""
         self.commits: list[tuple[str, w.Write, w.Result]] = []
         """every write of every node, in the order of the commits"""
+        self.anew: list[tuple[str, int]] = []
+        """who began anew from its disk, and after how many commits"""
 
     def note(self, who: str, what: str, key: bytes = b"") -> None:
+        if what == "starts" or what.startswith("disk fails"):
+            self.anew.append((who, len(self.commits)))
         self.lines.append((asyncio.get_running_loop().time(), who, what, key))
 
     def submitted(self, sender: Node, message: Message, minted: SeqId) -> None:

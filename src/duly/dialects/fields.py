@@ -1,0 +1,71 @@
+"""Fields: what a frame carries beside what the protocol knows, kept with its data.
+
+The law: such fields are passed on as they came, and belong to what was said: they are part of the body, so of
+the fingerprint, and of the stored answer. A body of `data` alone is that JSON; one with more begins with a
+byte that no JSON text begins with, so neither can be taken for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+Fields: TypeAlias = dict[str, Raw]
+"""Fields by name, as the JSON they came in."""
+
+NOTHING: Final = Raw(b"")
+"""No `data`."""
+MORE: Final = b"\x1e"
+"""What a body begins with that has more than `data`."""
+
+
+class Body(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A body taken apart."""
+
+    data: Raw = NOTHING
+    fields: Fields = {}
+    timeout: int = 0
+    """ms: how long its recipient may take, if it says so"""
+
+
+_decode: Final = msgspec.json.Decoder(Body).decode
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def pack(data: Raw, fields: Fields, timeout: int = 0) -> bytes:
+    """The body of a message, or the data of an answer.
+
+    >>> pack(Raw(b"1"), {}), pack(NOTHING, {"command": Raw(b'"unlock"')})
+    (b'1', b'\\x1e{"fields":{"command":"unlock"}}')
+    """
+    return MORE + _encode(Body(data, fields, timeout)) if fields or timeout else bytes(data)
+
+
+def unpack(body: bytes) -> Body:
+    if body[:1] != MORE:
+        return Body(Raw(body)) if body else _EMPTY
+    return _decode(memoryview(body)[1:])
+
+
+def data_in(body: bytes) -> bytes:
+    """The `data` alone."""
+    return bytes(unpack(body).data) if body[:1] == MORE else body
+
+
+def timeout_in(body: bytes) -> int:
+    return unpack(body).timeout if body[:1] == MORE else 0
+
+
+def values_in(body: bytes) -> dict[str, Any]:
+    """The fields beside `data`, for those who want to look."""
+    return load_fields(unpack(body).fields) if body[:1] == MORE else {}
+
+
+def load_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
+    return {name: msgspec.json.decode(raw) for name, raw in fields.items()}
+
+
+_EMPTY: Final = Body()
