@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.messages import names_in
-from duly.testing.sim.chat import ChatWorld
+from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.peers import NodesWorld
@@ -51,7 +51,9 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "sentinels": SentinelWorld,
     "nodes": NodesWorld,
 }
-_CHECKERS: Final = {"town": TOWN_CHECKERS, "tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS}
+_CHECKERS: Final = {
+    "town": TOWN_CHECKERS, "chat": CHAT_CHECKERS, "tower": TOWER_CHECKERS, "sentinels": SENTINEL_CHECKERS,
+}  # fmt: skip
 """Worlds of other promises are judged by others, or by more."""
 
 
@@ -84,6 +86,10 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     )
     violations += tuple(
         Violation("sound", f"a program ended by {bug!r}", b"", _trace(world, b"")) for bug in world.bugs
+    )
+    violations += tuple(
+        Violation("awake", f"the engine of {name} slept beyond a timer", b"", _trace(world, b""))
+        for name in sorted(world.asleep)
     )
     log = world.log
     inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())
