@@ -29,7 +29,9 @@ from duly.cli.common import (
     find_hub,
     open_to_read,
     print_json,
+    say,
     settings_of,
+    style,
     took,
 )
 from duly.errors import DulyError, LedgerUnavailable, Malformed
@@ -82,7 +84,7 @@ def doctor(
         width = max(len(one["what"]) for one in found.all)
         for one in found.all:
             mark, colour = _MARKS[one["is"]]
-            typer.echo(f"{typer.style(mark, fg=colour)} {one['what'].ljust(width)}  {one['fact']}")
+            say(f"{style(mark, colour)} {one['what'].ljust(width)}  {one['fact']}")
     raise typer.Exit(Exit.FAILED if found.bad else Exit.OK)
 
 

@@ -29,7 +29,9 @@ from duly.cli.common import (
     open_to_read,
     pad,
     print_json,
+    say,
     state_code,
+    style,
     table,
     tint,
     took,
@@ -64,7 +66,7 @@ def outcome(
         print_json(_single(records) if records else {"id": id_, "state": "refused", "refusals": refusals})
     else:
         for record in records:
-            typer.echo(_headline(record))
+            say(_headline(record))
         if not records:
             _show_refusals(refusals)
     raise typer.Exit(state_code(records[0]["state"]) if records else Exit.REFUSED)
@@ -89,12 +91,12 @@ def trace(
         print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
         return
     for record in records:
-        typer.echo(_headline(record))
+        say(_headline(record))
         for line in _hops(record, made):
-            typer.echo(f"  {line}")
+            say(f"  {line}")
     if refusals:
         if records:
-            typer.echo("\nunder this id these were refused:")
+            say("", "under this id these were refused:")
         _show_refusals(refusals)
 
 
@@ -115,7 +117,7 @@ def why(
     elif refusals:
         _show_refusals(refusals)
     elif id_ is None:
-        typer.echo("nothing has been refused")
+        say("nothing has been refused")
     if id_ is not None and not refusals:
         raise Trouble(Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}")
 
@@ -372,7 +374,7 @@ async def _watch(hub: Hub, find: Callable[[], Hub | None], json: bool) -> None:
                 raise Trouble(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
             if frame.type == "seen":
                 seen = {"time": frame.time, **frames.load(frame.data)}
-                print_json(seen) if json else typer.echo(_seen(seen))
+                print_json(seen) if json else say(_seen(seen))
     finally:
         await link.stop()
 
@@ -398,5 +400,5 @@ def _seen(seen: dict[str, Any]) -> str:
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
-    id_ = typer.style(f"  [{seen['id']}]", dim=True) if seen.get("id") else ""
+    id_ = style(f"  [{seen['id']}]", "dim") if seen.get("id") else ""
     return f"{clock(seen['time'])}  {who:<20}  {pad(what, 26) if id_ else what}{id_}"
