@@ -31,7 +31,7 @@ def style(text: str, how: str) -> str:
 
 
 def rendered(text: str) -> str:
-    """A line as a terminal gets it: foreign text is harmless, our own marks are colours (not with NO_COLOR)."""
+    """A line as a terminal gets it: foreign text is harmless, our own marks are colours, if there are any."""
     if os.environ.get("NO_COLOR"):
         return visible(text)
     parts = _MARK.split(text)  # text, codes, text, codes, …, text
