@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from duly import notice
+from duly import checkup, notice
 from duly.apps import desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
@@ -512,6 +512,9 @@ class Hub:
                     "online": self.gateway.presence(),
                     "heard": await last_heard(self.ledger, devices),
                 }
+            case "doctor":
+                policy = control_policy(self.settings)
+                return self.state() | await checkup.examine(self.settings, policy, self.ledger, self._bell)
             case "prune" if "dry" in wanted:
                 kept = deliveries_kept(self.settings)
                 return await retention.would_prune(self.ledger, self.archive, kept)

@@ -317,3 +317,8 @@ SELECT (SELECT count(*) FROM duly_messages), (SELECT count(*) FROM duly_deliveri
            'duly_messages', 'duly_deliveries', 'duly_streams', 'duly_entries', 'duly_cursors', 'duly_marks',
            'duly_items', 'duly_refusals'
        ]) AS name);
+
+-- What the ledger is made of.
+-- name: describe
+SELECT 'PostgreSQL ' || split_part(current_setting('server_version'), ' ', 1),
+       (SELECT coalesce(max(number), 0) FROM duly_schema);
