@@ -24,7 +24,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from duly import checkup, notice
-from duly.apps import desk, retention
+from duly.apps import desk, receipts, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
@@ -47,7 +47,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.journal import Journal
-from duly.ledger import Ledger
+from duly.ledger import Ledger, Record
 from duly.ledgers import open_ledger
 from duly.notice import Notice
 from duly.people import People
@@ -434,6 +434,9 @@ class Hub:
 
     def trail(self, key: bytes) -> list[Any]:
         return self.gateway.trail(key)
+
+    async def trace_line(self, record: Record, who: Principal) -> dict[str, Any] | None:
+        return await receipts.trace(self.ledger, record, None if who.role is Role.ADMIN else who.name)
 
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes]

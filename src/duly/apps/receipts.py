@@ -92,17 +92,21 @@ def _recipient(name: str, entry: Entry, acknowledged: int, read: int, note: Wait
     return Recipient(name, "waiting", acknowledged, read, since=entry.at // MS)
 
 
-async def trace(ledger: Ledger, record: Record) -> dict[str, Any] | None:
-    """Where a message of chat lies, and how far it has come with its recipients; None for any other."""
+async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, Any] | None:
+    """Where a message of chat lies, and how far it has come with its recipients, those who do not have it
+    first. None for any other message, and if it is `for_` somebody who is not in the conversation."""
     conv = conversation_of(record.message)
     answer = record.answer
     if conv is None or answer is None or not answer.data.isdigit():
+        return None
+    if for_ is not None and c.is_group(conv) and await ledger.item(c.members(conv), for_) is None:
         return None
     n = int(answer.data)
     found = await ledger.entries(c.stream(conv), n - 1, 1)
     if not found or found[0].n != n or found[0].key != record.message.key:
         return None
     everybody = await recipients(ledger, conv, found[0])
+    everybody.sort(key=lambda one: one.state in ("delivered", "read"))
     states = [one.state for one in everybody]
     return {
         "conv": conv,

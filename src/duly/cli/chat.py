@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -172,6 +173,8 @@ class _Talk:
         self._out = out
         self._json = json
         self._names: dict[str, str] = {}
+        self._shown: set[tuple[str, int]] = set()
+        """lines of the past that were shown, and may yet come as news: who is behind is told them anyway"""
         self._saying: set[asyncio.Task[None]] = set()
         self.taken = True
         """nothing was refused so far"""
@@ -317,6 +320,7 @@ class _Talk:
         lines = await self._chat.history(self._conv(), limit=min(max(count, 1), 200))
         for line in lines:
             await self._show(line, old=True)
+            self._shown.add((line.conv, line.n))
         return lines[-1].n if lines else None
 
     async def _list(self) -> None:
@@ -370,7 +374,8 @@ class _Talk:
 
         match news:
             case Line():
-                await self._show(news)
+                if (news.conv, news.n) not in self._shown:
+                    await self._show(news)
                 if self.to and news.conv == self._conv():
                     self._chat.read(news.conv, news.n)
             case Receipt() if self.to and news.conv == self._conv() and news.reader != self._chat.name:
@@ -444,6 +449,11 @@ class _Pipe:
 
     async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdin.isatty()):
+            while said := await asyncio.to_thread(sys.stdin.buffer.readline):  # a file cannot be waited for
+                yield said.decode(errors="replace")
+            return
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
