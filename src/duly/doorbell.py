@@ -10,6 +10,7 @@ does not hear its own.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +22,8 @@ from duly.tasks import Supervisor
 
 NOTE_BYTES: Final = 7_000
 """What fits into one note: PostgreSQL carries less than 8,000 bytes."""
+ECHO: Final = "echo"
+"""What is rung to hear oneself: whether the bell works."""
 UNSENT: Final = 10_000
 """Topics that wait for a bell that is away or slow; what comes then is lost: it would be old news anyway."""
 
@@ -50,6 +53,22 @@ class Doorbell(ABC):
         self._sending: asyncio.Task[None] | None = None
         self.tasks = Supervisor()
         """what runs here in the background; a hub puts its own in before the start"""
+        self._echoes: dict[str, asyncio.Future[None]] = {}
+        self.problem = ""
+        """why nothing was heard when it was last tried to listen; empty when all is well"""
+
+    async def check(self, within: float) -> float:
+        """Ring, and hear it oneself: how many seconds that took. Raises `TimeoutError` if it is not heard."""
+        loop = asyncio.get_running_loop()
+        name, began = secrets.token_hex(8), loop.time()
+        heard = self._echoes[name] = loop.create_future()
+        try:
+            async with asyncio.timeout(within):
+                await self._send(_encode((self._me, [f"{ECHO}/{name}"])))
+                await heard
+        finally:
+            del self._echoes[name]
+        return loop.time() - began
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
         self._ears.setdefault(about, []).append(heard)
@@ -75,6 +94,7 @@ class Doorbell(ABC):
         with suppress(msgspec.DecodeError):  # somebody else uses our bell; it is not for us
             sender, topics = _decode(note)
             if sender == self._me:
+                self._heard_oneself(topics)
                 return
             for topic in topics:
                 about, _, name = topic.partition("/")
@@ -83,6 +103,13 @@ class Doorbell(ABC):
                         heard(name)
                     except Exception as bug:  # what one listener fails of must not keep it from the others
                         self.tasks.failed("notifier", bug)
+
+    def _heard_oneself(self, topics: list[str]) -> None:
+        for topic in topics:
+            about, _, name = topic.partition("/")
+            echo = self._echoes.get(name) if about == ECHO else None
+            if echo is not None and not echo.done():
+                echo.set_result(None)
 
     @abstractmethod
     async def start(self) -> None:

@@ -171,6 +171,8 @@ class Engine:
         self._ahead: int | None = None
         """wall clock minus monotonic clock"""
         self._failures = 0
+        self._idle = False
+        """nothing is being flushed: only news or the timer ends this sleep"""
         self.down: Exception | None = None
         """why nothing can be committed now; None when all is well"""
 
@@ -219,6 +221,31 @@ class Engine:
         if self._task is not None:
             await asyncio.wait({self._task})
         self._cancel_timer()
+
+    def now(self) -> int:
+        """The time, for what an application does to its machine between two steps.
+
+        If the wall clock was set, the machine's timers are moved first: a timer that is set by this time is
+        not moved once more by a step of the clock that the loop has not noticed yet.
+        """
+        return self._look_at_the_clock()
+
+    def nudge(self) -> None:
+        """Look at the machine's next wake again: it has changed between two steps.
+
+        Whatever sets a timer outside `handle`, `wake`, `restore` and a step's `done` calls this; without it
+        the loop sleeps until something else happens.
+        """
+        self._news.set()
+
+    @property
+    def sleeps_past_a_timer(self) -> bool:
+        """Whether the loop sleeps beyond its machine's next wake, which is always a bug. For checkers."""
+        wake = self._machine.next_wake()
+        if not self._idle or self._news.is_set() or wake is None or self._ahead is None:
+            return False
+        due = (wake - self._ahead + CLOCK_STEP) / SECOND
+        return self._timer is None or self._due > due
 
     async def wait(self) -> None:
         """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
@@ -291,9 +318,12 @@ class Engine:
                     if self._stopping and not self._events:
                         return
                     self._set_timer(machine.next_wake(), now)
+                self._idle = flushing is None
                 await self._news.wait()
                 self._news.clear()
+                self._idle = False
         finally:
+            self._idle = False
             if flushing is not None and self._stopping:
                 flushing.abandon()
 

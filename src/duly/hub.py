@@ -23,8 +23,8 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from duly import data_folder, notice
-from duly.apps import desk, retention
+from duly import checkup, data_folder, notice
+from duly.apps import desk, receipts, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
@@ -45,7 +45,7 @@ from duly.errors import (
 )
 from duly.floor_watch import FloorWatch
 from duly.journal import Journal
-from duly.ledger import Ledger
+from duly.ledger import Ledger, Record
 from duly.ledgers import open_ledger
 from duly.login_guard import LoginGuard
 from duly.notice import Notice
@@ -440,6 +440,9 @@ class Hub:
     ) -> tuple[list[dict[str, Any]], str | None]:
         return await self.gateway.devices.page(who, after, limit)
 
+    async def trace_line(self, record: Record, who: Principal) -> dict[str, Any] | None:
+        return await receipts.trace(self.ledger, record, None if who.role is Role.ADMIN else who.name)
+
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
@@ -526,6 +529,9 @@ class Hub:
                 }
             case "floor":
                 return await self._floor.administer(wanted)
+            case "doctor":
+                policy = control_policy(self.settings)
+                return self.state() | await checkup.examine(self.settings, policy, self.ledger, self._bell)
             case "prune" if "dry" in wanted:
                 kept = deliveries_kept(self.settings)
                 return await retention.would_prune(self.ledger, self.archive, kept)

@@ -135,6 +135,13 @@ class Size(Struct, frozen=True):
     bytes: int
 
 
+class Description(Struct, frozen=True):
+    """What a ledger is made of: its engine with its version, and the number of its schema."""
+
+    engine: str
+    schema: int
+
+
 class Transaction(Protocol):
     """The ledger's own transaction, open for the caller's SQL. It commits when its block ends, with the
     memory of the message; or not at all."""
@@ -345,6 +352,8 @@ class Ledger(ABC):
 
     @abstractmethod
     async def size(self) -> Size: ...
+    @abstractmethod
+    async def describe(self) -> Description: ...
 
     async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
         """The record once the message has ended, or as it stands when `seconds` have passed; None if

@@ -9,8 +9,9 @@ import pytest
 
 from duly.apps import conversations as c
 from duly.apps.audience import AGAIN, Audience
+from duly.apps.receipts import Waiting
 from duly.auth import Principal, Role
-from duly.core.units import SECOND
+from duly.core.units import MS, SECOND
 from duly.core.writes import Append, Put
 from duly.ledgers.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
@@ -40,8 +41,15 @@ class Room:
     def __init__(self) -> None:
         self.clock = ManualClock(10**15)
         self.ledger = MemoryLedger(self.clock)
-        self.audience = Audience(self.ledger, lambda conv, reader, n: None)
+        self.audience = Audience(
+            self.ledger, lambda conv, reader, n: None, now=self.clock.now, nudge=self._nudged
+        )
+        self.nudges: list[int | None] = []
+        """when the audience wanted to be woken, each time it said so"""
         self.bob, self._ann = Socket(), Socket()
+
+    def _nudged(self) -> None:
+        self.nudges.append(self.audience.next_wake())
 
     async def begin(self) -> None:
         await self.ledger.write(Put(c.convs("bob"), CONV, b""))
@@ -62,8 +70,18 @@ class Room:
         while (due := self.audience.next_wake()) is not None and due <= end:
             self.clock.set(max(due, self.clock.now()))
             self.audience.wake(self.clock.now())
-            await asyncio.gather(*self.audience._tasks)
+            await self.settle()
         self.clock.set(end)
+
+    async def settle(self) -> None:
+        """Until everything is done that was begun."""
+        while self.audience._tasks:
+            await asyncio.gather(*self.audience._tasks)
+
+    async def noted(self) -> Waiting | None:
+        """What the ledger says of Bob's silence."""
+        note = await self.ledger.item(c.waiting(CONV), "bob")
+        return None if note is None else msgspec.json.decode(note, type=Waiting)
 
 
 @pytest.fixture
@@ -113,3 +131,38 @@ async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None
     room.audience.begin(seat)
     seat.pass_on(b'{"type":"receipt","n":8}')
     assert phone.told == [(7, 1), (8, 1)]
+
+
+async def test_a_timer_that_is_set_between_two_steps_is_said_to_the_engine(room: Room) -> None:
+    """A line that was said at another hub is read from the ledger, while the engine here sleeps."""
+    line = b'{"type":"one_chat","seq_id":"1_1","from":"ann"}'
+    await room.ledger.write(Append(c.stream(CONV), line, room.clock.now()))
+    assert room.nudges == []
+    room.audience.look(CONV)
+    await room.settle()
+    assert room.bob.told == [(1, 1)]
+    assert room.nudges[-1] == room.audience.next_wake()
+    assert room.nudges[-1] is not None
+
+
+async def test_who_does_not_acknowledge_for_a_second_is_noted_until_they_do(room: Room) -> None:
+    await room.say()
+    await room.wait(0.9)
+    assert await room.noted() is None
+    since = (room.clock.now() - round(0.9 * SECOND)) // MS
+    await room.wait(0.2)
+    assert await room.noted() == Waiting(0, 1, 1, since)
+    await room.wait(5)
+    assert await room.noted() == Waiting(0, 1, 2, since)
+    room.audience.acknowledge(room.seat, CONV, 1)
+    await room.settle()
+    assert await room.noted() is None
+
+
+async def test_in_a_lively_talk_nobody_is_noted(room: Room) -> None:
+    for n in range(1, 40):
+        await room.say()
+        await room.wait(0.3)
+        room.audience.acknowledge(room.seat, CONV, n)
+        await room.settle()
+        assert await room.noted() is None

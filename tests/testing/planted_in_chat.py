@@ -12,6 +12,7 @@ from duly.apps.audience import Audience
 from duly.apps.chat import Chat as Application
 from duly.clients.chat import Chat
 from duly.core import writes as w
+from duly.engine import Engine
 from duly.ledgers.memory import MemoryLedger
 
 Patch = pytest.MonkeyPatch
@@ -107,11 +108,25 @@ def acknowledged_before_stored(patch: Patch) -> None:
     patch.setattr(Application, "receive", hasty)
 
 
+def a_timer_is_set_without_waking(patch: Patch) -> None:
+    """What is read from the ledger is told, and a timer set for it; the engine sleeps on."""
+    patch.setattr(Engine, "nudge", lambda self: None)
+
+
+def nothing_is_told_again(patch: Patch) -> None:
+    """The timers run, and nothing follows from them."""
+
+    async def idle(self: Audience, place: Any) -> None:
+        return
+
+    patch.setattr(Audience, "_tell_again", idle)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         admitted_and_stored_apart, told_only_if_here, marked_as_read_when_sent,
         client_does_not_look_at_numbers, several_lines_at_once, a_failed_commit_is_forgotten,
-        numbers_start_anew, acknowledged_before_stored,
+        numbers_start_anew, acknowledged_before_stored, a_timer_is_set_without_waking, nothing_is_told_again,
     )
 }  # fmt: skip

@@ -164,7 +164,9 @@ async def test_the_sender_is_told_who_has_it_and_who_has_read_it(town: Town) -> 
             asked = (await ann.ask("receipts", conv="ann+bob", n=2))["data"]
             assert (asked["state"], asked["read_by"]) == ("read", ["bob"])
             shown = (await bob.ask("conversations"))["data"]["conversations"]
-            assert shown == [{"conv": "ann+bob", "last": 2, "delivered": 2, "read": 2, "with": "ann"}]
+            assert shown == [
+                {"conv": "ann+bob", "last": 2, "delivered": 2, "read": 2, "unread": 0, "with": "ann"}
+            ]
 
 
 async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowhere(town: Town) -> None:

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, structs
 from duly.core.messages import Message, names_in
 from duly.core.parcels import RAISED, Traits
 from duly.core.signals import Severity
+from duly.core.text import printable
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
 
@@ -184,7 +185,7 @@ def line(message: Message, status: Status) -> str:
     """An alert in one line for people."""
     event = current(_decode_event(message.body), status)
     device = f" {event.device_address}" if event.device_address else ""
-    return f"{event.severity.value}: {event.trigger_reason}{device} ({message.scope})"
+    return printable(f"{event.severity.value}: {event.trigger_reason}{device} ({message.scope})")
 
 
 def text(message: Message, status: Status) -> str:
@@ -201,7 +202,7 @@ def text(message: Message, status: Status) -> str:
         f"Cancelled before: {event.cancelled_count}" if event.cancelled_count else "",
         f"Event: {message.id}",
     ]
-    return "\n".join(one for one in lines if one)
+    return "\n".join(printable(one) for one in lines if one)
 
 
 def _plain(raw: Raw) -> str:

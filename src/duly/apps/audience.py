@@ -5,6 +5,9 @@ acknowledged is told again, ever more slowly, until it does; and only so much go
 acknowledged, so that ten thousand lines waiting for somebody do not drown them. The stream is the truth:
 whoever is behind reads on from the ledger, and who was removed reads no further than the line that says so.
 
+Timers are set when a line is told, and that is often between two steps of the engine: whoever sets one asks
+the engine for the time, and tells it that there is a new one.
+
 Memory here is only a cache. `look` is the doorbell's: something may be new in a conversation.
 """
 
@@ -16,11 +19,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from duly.apps import conversations as c
+from duly.apps.receipts import Waiting, note_waiting
 from duly.auth import Principal
 from duly.core.retry import RetryPolicy
-from duly.core.units import MINUTE, SECOND
+from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
-from duly.core.writes import MoveCursor
+from duly.core.writes import MoveCursor, Write
 from duly.errors import DulyError, LedgerError
 from duly.ledger import Entry, Ledger
 from duly.tasks import report
@@ -31,6 +35,9 @@ AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
 WINDOW: Final = 1_000
 """Lines of a conversation that go ahead of their acknowledgement."""
 PAGE: Final = 500
+NOTED_AFTER: Final = SECOND
+"""How long a line that was told waits to be acknowledged until that is noted in the ledger, for those who ask
+at other hubs, or after a restart. Most are acknowledged sooner, and cost nothing."""
 
 
 class Seat:
@@ -66,6 +73,7 @@ class Place:
 
     __slots__ = (
         "acked", "attempt", "busy", "conv", "due", "has", "head", "noted", "over", "seat", "since", "told",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, seat: Seat, conv: str, told: int, head: int, noted: int) -> None:
@@ -87,6 +95,8 @@ class Place:
         self.busy = False
         """it is just being told what it missed"""
         self.over = False
+        self.waiting = False
+        """the ledger says that they have not acknowledged what they were told"""
 
     @property
     def ready(self) -> bool:
@@ -100,13 +110,22 @@ class Place:
 
 
 class Audience:
-    """Everybody connected to one hub's chat. `moved` hears how far somebody has come, once it is stored."""
+    """Everybody connected to one hub's chat. `moved` hears how far somebody has come, once that is stored;
+    `now` and `nudge` are those of the engine that wakes us."""
 
     def __init__(
-        self, ledger: Ledger, moved: Callable[[str, str, int], None], again: RetryPolicy = AGAIN
+        self,
+        ledger: Ledger,
+        moved: Callable[[str, str, int], None],
+        *,
+        now: Callable[[], int],
+        nudge: Callable[[], None],
+        again: RetryPolicy = AGAIN,
     ) -> None:
         self._ledger = ledger
         self._moved = moved
+        self._now = now
+        self._nudge = nudge
         self._again = again
         self._seats: dict[Session, Seat] = {}
         self._by_name: dict[str, list[Seat]] = {}
@@ -114,6 +133,7 @@ class Audience:
         self._timers: list[tuple[int, int, Place]] = []
         self._count = 0
         self._moves: dict[tuple[str, str], int] = {}
+        self._waits: dict[tuple[str, str], Waiting | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving = False
 
@@ -292,7 +312,7 @@ class Audience:
         finally:
             place.busy = False
             if not place.due and not place.over and place.acked < place.head:
-                place.since = self._ledger.clock.now()
+                place.since = self._now()
                 self._watch(place, place.since)
 
     async def _hand(self, place: Place, page: list[Entry], attempt: int) -> None:
@@ -323,7 +343,9 @@ class Audience:
                 continue
             (line,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
             frame = c.read_line(entry)
-            data = bytes(c.read_line(line).data) if line.body else b""
+            data = b""
+            if line.body and not c.is_over(said := c.read_line(line), now):
+                data = bytes(said.data)
             text = c.edit_line(frame, frame.from_ or "", edited, data)
             shown.append((entry, c.show(conv, entry.n, text, entry.at, attempt)))
         return shown
@@ -339,7 +361,10 @@ class Audience:
         if n > place.acked:
             place.acked = n
             place.attempt = 1
-            place.since = self._ledger.clock.now()
+            place.since = self._now()
+            if place.waiting:
+                place.waiting = False
+                self._note_waiting(place, None)
             if place.told < place.head:
                 self._go_on(place)
         self._note(place, n)
@@ -363,21 +388,34 @@ class Audience:
         key = (conv, reader)
         if n > self._moves.get(key, 0):
             self._moves[key] = n
+        self._begin_saving()
+
+    def _note_waiting(self, place: Place, waiting: Waiting | None) -> None:
+        """Note for how long, and after how many attempts, somebody has not acknowledged; None: no longer."""
+        self._waits[place.conv, place.seat.who.name] = waiting
+        self._begin_saving()
+
+    def _begin_saving(self) -> None:
         if not self._saving:
             self._saving = True
             self.do(self._save())
 
     async def _save(self) -> None:
         try:
-            while self._moves:
+            while self._moves or self._waits:
                 moves, self._moves = self._moves, {}
-                writes = [MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()]
+                waits, self._waits = self._waits, {}
+                writes: list[Write] = [
+                    MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()
+                ]
+                writes += [note_waiting(conv, name, waiting) for (conv, name), waiting in waits.items()]
                 try:
                     reached = await self._ledger.write(*writes)
                 except LedgerError:
                     self._moves = moves | self._moves
+                    self._waits = waits | self._waits
                     return  # until the ledger is back
-                for (conv, reader), n in zip(moves, reached, strict=True):
+                for (conv, reader), n in zip(moves, reached, strict=False):
                     assert isinstance(n, int)
                     self._moved(conv, reader, n)
         finally:
@@ -385,10 +423,17 @@ class Audience:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _watch(self, place: Place, now: int) -> None:
-        place.due = now + self._patience(place)
+    def _watch(self, place: Place, since: int) -> None:
+        """Look at a place again when its time has come. This is the only place where a timer is set, and the
+        engine may be asleep: it is told."""
+        lasts = self._patience(place)
+        if place.acked < place.told and not place.waiting:
+            lasts = min(lasts, NOTED_AFTER)
+        place.due = since + lasts
         self._count += 1
         heapq.heappush(self._timers, (place.due, self._count, place))
+        if self._timers[0][2] is place:
+            self._nudge()
 
     def _patience(self, place: Place) -> int:
         return self._again.delay(place.attempt, place.conv.encode()) or 0
@@ -404,10 +449,17 @@ class Audience:
                 self._go_on(place)
             elif place.since + self._patience(place) > now:
                 since = place.since  # they have come further since we began to wait
+                if since + NOTED_AFTER <= now:
+                    self._waits_on(place)
             else:
                 place.attempt += 1
                 self.do(self._tell_again(place))
+                self._waits_on(place)
             self._watch(place, since)
+
+    def _waits_on(self, place: Place) -> None:
+        place.waiting = True
+        self._note_waiting(place, Waiting(place.acked, place.told, place.attempt, place.since // MS))
 
     async def _tell_again(self, place: Place) -> None:
         if place.seat.session.congested:
@@ -435,9 +487,8 @@ class Audience:
     def restored(self) -> None:
         """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
         have begun a conversation."""
-        if self._moves and not self._saving:
-            self._saving = True
-            self.do(self._save())
+        if self._moves or self._waits:
+            self._begin_saving()
         for name in list(self._by_name):
             self.do(self.look_up(name))
         for conv in list(self._present):

@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from duly.apps import conversations as c
+from duly.apps import receipts
 from duly.apps.audience import AGAIN, Audience, Seat
 from duly.apps.conversations import NOT_YOURS, Guard, Rank, Request
 from duly.apps.departures import see_off
@@ -26,9 +27,9 @@ from duly.apps.groups import GROUPS, Groups
 from duly.apps.lines import Asked, Lines
 from duly.auth import LEAVING, Accounts, Principal, Role
 from duly.core.lifecycle import State
-from duly.core.messages import Word, names_in
+from duly.core.messages import Word
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Arrived, Effect, Reachable, Reply
+from duly.core.steps import Arrived, Effect, Reply
 from duly.core.units import MS
 from duly.core.writes import PutNew, Rewrite, Write
 from duly.dialects import frames
@@ -37,7 +38,7 @@ from duly.doorbell import Rings
 from duly.engine import Engine
 from duly.errors import Malformed, NotAllowed
 from duly.journal import Journal
-from duly.ledger import Entry, Ledger
+from duly.ledger import Ledger
 from duly.transport import Session
 
 PAGE_LIMIT: Final = 200
@@ -94,7 +95,13 @@ class Chat:
         self._ledger = ledger
         self._accounts = accounts
         self._journal = journal
-        self.audience = Audience(ledger, self._moved, self.policy.again)
+        self.audience = Audience(
+            ledger,
+            self._moved,
+            now=self._now,
+            nudge=self._nudge,
+            again=self.policy.again,
+        )
         self.engine = Engine(Lines(self.audience), ledger, self._perform)
         self._groups = Groups(ledger, self._may_add)
         self._friends = Friends(ledger, self._knows)
@@ -116,6 +123,12 @@ class Chat:
         await self.engine.start()
         await self.see_off()
 
+    def _now(self) -> int:
+        return self.engine.now()
+
+    def _nudge(self) -> None:
+        self.engine.nudge()
+
     async def stop(self) -> None:
         await self.engine.stop()
         await self.audience.close()
@@ -132,7 +145,6 @@ class Chat:
         now = self._ledger.clock.now() // MS
         session.push(frames.encode(Frame("welcome", you=who.name, time=now, cursors=told)))
         self.audience.begin(seat)
-        await self.engine.put(Reachable(who.name))  # the timers are looked at
         await self._come_or_go(seat, online=True)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
@@ -415,19 +427,15 @@ class Chat:
         found = await self._ledger.entries(c.stream(wanted.conv), wanted.n - 1, 1) if wanted.n >= 1 else []
         if not found or found[0].n != wanted.n or wanted.n < begins:
             raise NotAllowed(NOT_YOURS.reason)
-        author = _author(found[0])
-        if c.is_group(wanted.conv):
-            names = set(await self._ledger.shelf(c.members(wanted.conv)))
-        else:
-            names = set(c.pair_in(wanted.conv)) or {me}
-        others = names - {author}
-        cursors = await self._ledger.cursors(c.stream(wanted.conv))
-        read = sorted(name for name in others if cursors.get(c.read_by(name), 0) >= wanted.n)
-        have = sorted(name for name in others if cursors.get(name, 0) >= wanted.n or name in read)
+        others = await receipts.recipients(self._ledger, wanted.conv, found[0])
+        read = [one.name for one in others if one.state == "read"]
+        have = [one.name for one in others if one.state in ("delivered", "read")]
+        attempts = [one.attempts for one in others]
         shown: dict[str, Any] = {
             "conv": wanted.conv, "n": wanted.n, "state": "accepted", "of": len(others),
             "delivered": len(have), "read": len(read),
-            "attempts": self.audience.attempts(wanted.conv, wanted.n),
+            # Who is here is known better than what the ledger has heard of them.
+            "attempts": max(self.audience.attempts(wanted.conv, wanted.n), *attempts, 0),
         }  # fmt: skip
         if others and len(have) == len(others):
             shown["state"] = "read" if len(read) == len(others) else "delivered"
@@ -436,7 +444,8 @@ class Chat:
         return shown
 
     async def _conversations(self, me: str) -> dict[str, Any]:
-        """Where somebody can talk, with how much there is and how far they have read."""
+        """Where somebody can talk, with how much there is, how far they have read, and how many lines of
+        others are new to them."""
         known = list(await self._ledger.shelf(c.convs(me)))
         found = await self._ledger.standing(
             [(c.stream(conv), reader) for conv in known for reader in (me, c.read_by(me))]
@@ -446,6 +455,7 @@ class Chat:
             name = await self._groups.name_of(conv) if c.is_group(conv) else ""
             shown.append(
                 {"conv": conv, "last": have.last, "delivered": have.cursor or 0, "read": read.cursor or 0}
+                | {"unread": await receipts.unread(self._ledger, conv, me, read.cursor or 0, have.last)}
                 | ({"name": name} if name else {"with": _other(conv, me)})
             )
         return {"conversations": shown}
@@ -510,10 +520,6 @@ def _answer(seq_id: str | None, data: bytes) -> bytes:
 
 def _presence(name: str, data: bytes) -> bytes:
     return frames.encode(Frame("presence", from_=name, data=Raw(data)))
-
-
-def _author(entry: Entry) -> str:
-    return names_in(entry.key)[0] if entry.key else ""
 
 
 def _other(conv: str, me: str) -> str:

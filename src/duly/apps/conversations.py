@@ -128,6 +128,11 @@ def members(group: str) -> str:
     return f"members/{group}"
 
 
+def waiting(conv: str) -> str:
+    """Who was told something there and has not acknowledged it."""
+    return f"waiting/{conv}"
+
+
 def invited(group: str) -> str:
     return f"invited/{group}"
 
@@ -288,9 +293,14 @@ def show_entry(conv: str, entry: Entry, now: int, attempt: int = 1) -> bytes:
     line = entry.body
     if not line:
         line = _remains("deleted", entry)
-    elif b'"exp":' in line and 0 < (read_line(entry).exp or 0) * MS <= now:
+    elif b'"exp":' in line and is_over(read_line(entry), now):
         line = _remains("expired", entry)
     return show(conv, entry.n, line, entry.at, attempt)
+
+
+def is_over(line: Frame, now: int) -> bool:
+    """Whether a line has expired: then nobody is shown what it said."""
+    return 0 < (line.exp or 0) * MS <= now
 
 
 def _remains(type_: str, entry: Entry) -> bytes:

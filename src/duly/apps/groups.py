@@ -138,7 +138,7 @@ class Groups:
         guards = [Guard(c.members(group), me)]
         if list(await self._ledger.shelf(c.members(group))) != [me]:
             guards.append(Guard(c.members(group), me, Rank.OWNER.body, wanted=False, refusal=LAST))
-        also = (Drop(c.members(group), me), Drop(c.convs(me), group))
+        also = (Drop(c.members(group), me), Drop(c.convs(me), group), Drop(c.waiting(group), me))
         message = c.message_of(frame, me, group)
         return Request(message, group, c.line_of(frame, me), tuple(guards), also, parts=(me,))
 
@@ -153,7 +153,8 @@ class Groups:
         message = c.message_of(frame, me, group)
         line = c.line_of(frame, me, Raw(msgspec.json.encode({"group": group, "user": other})))
         told = Append(c.stream(c.notes(other)), line, self._ledger.clock.now(), message.key)
-        also = (Drop(c.members(group), other), Drop(c.convs(other), group), told)
+        gone = (Drop(c.members(group), other), Drop(c.convs(other), group), Drop(c.waiting(group), other))
+        also = (*gone, told)
         news = (c.notes(other),)
         return Request(message, group, line, guards, also, parts=(other,), news=news)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from duly.channel import Notice
 from duly.core.parcels import Doubt
+from duly.core.text import printable, printable_lines
 from duly.errors import NotSent
 
 
@@ -22,7 +23,8 @@ class Local:
 
     async def send(self, notice: Notice) -> None:
         if not self._path:
-            sys.stdout.write(f"{notice.title}\n{notice.text}\n")
+            # Whoever reported the alert wrote most of this.
+            sys.stdout.write(f"{printable(notice.title)}\n{printable_lines(notice.text)}\n")
             sys.stdout.flush()
             return
         shown = {"id": notice.id, "title": notice.title, "text": notice.text, **notice.body}

@@ -32,7 +32,7 @@ from duly.cli import (
     task,
     up,
 )
-from duly.cli.common import guarded
+from duly.cli.common import guarded, say
 
 SENTENCE: Final = 150
 """How much of a verb's first sentence is shown: all of it, on two lines if need be."""
@@ -81,7 +81,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"duly {version('duly')}")
+        say(f"duly {version('duly')}")
         raise typer.Exit
 
 

@@ -28,6 +28,7 @@ from duly.cli.common import (
     note,
     open_to_read,
     print_json,
+    say,
     settings_of,
     table,
 )
@@ -84,7 +85,7 @@ def add(
         print_json(made)
         return
     note(f"{kind.value} {name} has been added. Its token, which cannot be shown again:")
-    typer.echo(made["token"])
+    say(made["token"])
 
 
 def remove(
@@ -142,7 +143,7 @@ def list_(
         print_json({"accounts": accounts, "grants": grants, "online": online, "heard": heard})
         return
     if not accounts:
-        typer.echo("nobody yet; begin with: duly add app phone")
+        say("nobody yet; begin with: duly add app phone")
         return
     rows = []
     for one in accounts:
@@ -170,7 +171,7 @@ def _say(json: bool, done: dict[str, Any], sentence: str) -> None:
     if json:
         print_json(done)
     else:
-        typer.echo(sentence)
+        say(sentence)
 
 
 def _do(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, count, duration, print_json, table
+from duly.cli.common import Exit, Json, Trouble, count, duration, print_json, say, table
 
 if TYPE_CHECKING:
     from duly.acl_check import Finding
@@ -143,7 +143,7 @@ def try_(
     else:
         _show([one for one in found if everything or not one.ok])
         who = " and ".join(login.name for login in users)
-        typer.echo(
+        say(
             f"{count(len(found), 'operation')} tried as {who}: "
             + (f"{len(wrong)} not as the rules say" if wrong else "all as the rules say")
         )
@@ -189,7 +189,7 @@ def _print(
     if json:
         print_json({"broker": broker, "rules": rules})
     else:
-        typer.echo(rules, nl=False)
+        say(*rules.rstrip("\n").split("\n"))
 
 
 def _names(text: str) -> list[str]:

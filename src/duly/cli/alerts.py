@@ -31,6 +31,7 @@ from duly.cli.common import (
     note,
     open_to_read,
     print_json,
+    say,
     settings_of,
     table,
     tint,
@@ -175,9 +176,9 @@ def trigger(
         )
     if not json:
         word = "accepted" if code == 0 else f"known already, {answer.get('state', '')}"
-        typer.echo(f"{word}: {frame['seq_id']}")
+        say(f"{word}: {frame['seq_id']}")
         if ack is not None:
-            typer.echo(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
+            say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
         elif wait:
             note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
     if wait and (ack is None or ack["state"] != "done"):
@@ -216,7 +217,7 @@ def list_alerts(
     if json:
         print_json(found)
     elif not found:
-        typer.echo("no alerts")
+        say("no alerts")
     else:
         table(
             ["time", "sentinel", "event", "severity", "status", "told", "reason"],
@@ -256,15 +257,16 @@ def _show(one: dict[str, Any], json: bool) -> None:
     if json:
         print_json(one)
         return
-    typer.echo(f"{one['severity']}: {one['reason']} {one['device']}".rstrip())
-    typer.echo(f"  event      {one['event']}\n  sentinel   {one['sentinel']}\n  profile    {one['profile']}")
-    typer.echo(f"  reported   {clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}")
+    say(f"{one['severity']}: {one['reason']} {one['device']}".rstrip())
+    for name in ("event", "sentinel", "profile"):
+        say(f"  {name:<10} {one[name]}")
+    say(f"  reported   {clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}")
     by = f" by {one['by']} at {clock(one['at'])}" if one.get("by") else ""
-    typer.echo(f"  status     {one['status']}{by}{': ' + one['note'] if one.get('note') else ''}")
-    typer.echo(f"  messages   {tint(one['state'])}{': ' + one['detail'] if one.get('detail') else ''}")
+    say(f"  status     {one['status']}{by}{': ' + one['note'] if one.get('note') else ''}")
+    say(f"  messages   {tint(one['state'])}{': ' + one['detail'] if one.get('detail') else ''}")
     for name in ("location", "device_meta", "summary"):
         if name in one:
-            typer.echo(f"  {name:<10} {msgspec.json.encode(one[name]).decode()}")
+            say(f"  {name:<10} {msgspec.json.encode(one[name]).decode()}")
     _show_deliveries(one["deliveries"])
 
 
@@ -306,7 +308,7 @@ def _say(one: dict[str, Any], json: bool) -> None:
     if json:
         print_json(one)
     else:
-        typer.echo(f"{one['event']} is {one['status']} by {one.get('by') or '?'}")
+        say(f"{one['event']} is {one['status']} by {one.get('by') or '?'}")
 
 
 @alert.command("silence")
@@ -346,7 +348,7 @@ def silence(
         if json:
             print_json(gone)
         else:
-            typer.echo(f"silence {end} has ended")
+            say(f"silence {end} has ended")
         return
     wanted = {
         "lasts": str(3_600.0 if lasts is None else lasts),
@@ -361,12 +363,12 @@ def silence(
     if json:
         print_json(made)
     else:
-        typer.echo(f"silence {made['silence']}, until {clock(made['until'])}")
+        say(f"silence {made['silence']}, until {clock(made['until'])}")
 
 
 def _show_silences(found: list[dict[str, Any]]) -> None:
     if not found:
-        typer.echo("nothing is silenced")
+        say("nothing is silenced")
         return
     rows = [
         [one["silence"], clock(one["until"]), one.get("by", ""),
@@ -397,7 +399,7 @@ def list_deliveries(
     if json:
         print_json(found)
     elif not found:
-        typer.echo("no deliveries")
+        say("no deliveries")
     else:
         rows = [[one["event"][:12], *_delivery(one)] for one in found]
         table(["event", "recipient", "round", "state", "attempts", "why"], rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -29,7 +30,11 @@ from duly.cli.common import (
     local_hub,
     note,
     print_json,
+    say,
+    style,
 )
+from duly.cli.output import rendered
+from duly.core.text import printable
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
@@ -58,21 +63,6 @@ NEWS = {
     "friend_remove": "{who} is not your friend any more",
 }
 RANKS = {"owner": "the owner", "admin": "an admin", "member": "a member"}
-
-
-def plain(said: object) -> str:
-    """What somebody said as text alone: what would steer a terminal, or turn the direction of writing, is
-    shown as a blot.
-
-    >>> plain("one\\ntwo \\x1b[31mred")
-    'one ↵ two �[31mred'
-    """
-    text = str(said).replace("\n", " ↵ ")
-    return "".join(ch if ch.isprintable() or ch == JOINER else "\ufffd" for ch in text)
-
-
-JOINER = "\u200d"
-"""It holds emoji together."""
 
 
 def chat(
@@ -183,6 +173,8 @@ class _Talk:
         self._out = out
         self._json = json
         self._names: dict[str, str] = {}
+        self._shown: set[tuple[str, int]] = set()
+        """lines of the past that were shown, and may yet come as news: who is behind is told them anyway"""
         self._saying: set[asyncio.Task[None]] = set()
         self.taken = True
         """nothing was refused so far"""
@@ -328,13 +320,14 @@ class _Talk:
         lines = await self._chat.history(self._conv(), limit=min(max(count, 1), 200))
         for line in lines:
             await self._show(line, old=True)
+            self._shown.add((line.conv, line.n))
         return lines[-1].n if lines else None
 
     async def _list(self) -> None:
         for one in await self._chat.conversations():
             if "name" in one:
-                one["name"] = self._names[one["conv"]] = plain(one["name"])
-            unread = one["last"] - one["read"]
+                one["name"] = self._names[one["conv"]] = printable(one["name"])
+            unread = one.get("unread", 0)
             where = f"{one['name']} ({one['conv']})" if "name" in one else one["with"]
             self._tell(f"  {where}, {one['last']} lines" + (f", {unread} unread" if unread > 0 else ""))
 
@@ -355,12 +348,12 @@ class _Talk:
                 self._tell(f"  {what}: {', '.join(names)}")
 
     async def _help(self) -> None:
-        self._tell(HELP)
+        self._tell(*HELP.split("\n"))
 
     async def _name(self, conv: str) -> str:
         if conv.startswith("#") and conv not in self._names:
             try:
-                self._names[conv] = plain((await self._chat.group(conv))["name"])
+                self._names[conv] = printable((await self._chat.group(conv))["name"])
             except DulyError:
                 return conv
         return self._names.get(conv, conv)
@@ -381,7 +374,8 @@ class _Talk:
 
         match news:
             case Line():
-                await self._show(news)
+                if (news.conv, news.n) not in self._shown:
+                    await self._show(news)
                 if self.to and news.conv == self._conv():
                     self._chat.read(news.conv, news.n)
             case Receipt() if self.to and news.conv == self._conv() and news.reader != self._chat.name:
@@ -398,10 +392,12 @@ class _Talk:
         if not old and not (self.to and line.conv == self._conv()):
             where = await self._place(line)
         data: dict[str, Any] = line.data if isinstance(line.data, dict) else {}
-        who, about = line.sender, {name: plain(data.get(name, "")) for name in ("n", "name", "group", "user")}
+        who, about = line.sender, {name: data.get(name, "") for name in ("n", "name", "group", "user")}
         match line.type:
             case "one_chat" | "group_chat":
                 what = f"{who}: {line.text}" + (" (edited)" if line.edited else "")
+            case "edit" if "data" not in data:
+                what = f"{who} said line {about['n']} differently, and it is gone since"
             case "edit":
                 said = data.get("data")
                 text = said.get("text", said) if isinstance(said, dict) else said
@@ -413,7 +409,7 @@ class _Talk:
             case _:
                 what = NEWS.get(line.type, "{who}: {type}").format(who=who, type=line.type, **about)
         number = "" if line.conv.startswith("~") else f"  ·{line.n}"
-        self._tell(f"{clock(line.time)[:5]} {where}{plain(what)}{number}")
+        self._tell(f"{clock(line.time)[:5]} {where}{what}{number}")
 
     async def _place(self, line: Line) -> str:
         """Where something is said that is not said where we are."""
@@ -426,14 +422,15 @@ class _Talk:
         to = next((name for name in pair_in(line.conv) if name != line.sender), line.sender)
         return "[to you] " if to == self._chat.name else f"[to {to}] "
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, *lines: str) -> None:
         if self._json:
-            note(text)
+            note(*lines)
         else:
-            self._out(text)
+            for line in lines:
+                self._out(line)
 
     def _dim(self, text: str) -> None:
-        self._tell(typer.style(text, dim=True) if sys.stdout.isatty() else text)
+        self._tell(style(text, "dim"))
 
 
 def _rank(word: str) -> Any:
@@ -448,10 +445,15 @@ class _Pipe:
     def printing(self) -> Any:
         from contextlib import nullcontext
 
-        return nullcontext(typer.echo)
+        return nullcontext(say)
 
     async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdin.isatty()):
+            while said := await asyncio.to_thread(sys.stdin.buffer.readline):  # a file cannot be waited for
+                yield said.decode(errors="replace")
+            return
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
@@ -470,7 +472,7 @@ class _Terminal:
         @contextmanager
         def printing() -> Any:
             with patch_stdout(raw=True):
-                yield lambda text: print_formatted_text(ANSI(text))
+                yield lambda text: print_formatted_text(ANSI(rendered(text)))
 
         return printing()
 

@@ -12,12 +12,13 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from duly.cli.output import guard_logs, note, pad, print_json, say, style, table, tint, traceback_lines
 from duly.errors import (
     ConnectionLost,
     ConnectionRefused,
@@ -37,6 +38,38 @@ if TYPE_CHECKING:
     from duly.ledger import Ledger
     from duly.secret_box import SecretBox
     from duly.settings import Settings
+
+__all__ = [
+    "Data",
+    "Exit",
+    "Hub",
+    "Json",
+    "LedgerUrl",
+    "Token",
+    "Trouble",
+    "Unreachable",
+    "Url",
+    "clock",
+    "code_of",
+    "count",
+    "duration",
+    "find_hub",
+    "guarded",
+    "local_hub",
+    "need_hub",
+    "note",
+    "open_to_read",
+    "pad",
+    "print_json",
+    "say",
+    "settings_of",
+    "state_code",
+    "style",
+    "table",
+    "tint",
+    "took",
+]
+"""With what `output` prints by: a verb imports everything from here."""
 
 ASK_SECONDS: Final = 30.0
 
@@ -78,6 +111,7 @@ def code_of(problem: DulyError) -> Exit:
 def guarded(verbs: Callable[..., object]) -> NoReturn:
     """Run the command line; whatever goes wrong is one sentence and a code."""
     json = "--json" in sys.argv
+    guard_logs()
     logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs tell it in their own words
     try:
         # Where JSON is wanted, what is wrong with the words themselves is ours to tell, too.
@@ -93,13 +127,16 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
         _give_up(json, Exit.FAILED, "failed", place)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
+    except Exception as bug:
+        note(*traceback_lines())
+        _give_up(json, Exit.FAILED, "bug", f"this is a bug, please report it: {type(bug).__name__}: {bug}")
 
 
 def _give_up(json: bool, code: Exit, word: str, sentence: str) -> NoReturn:
     if json:
         print_json({"error": word, "detail": sentence, "exit": code})
     else:
-        typer.echo(f"duly: {sentence}", err=True)
+        note(f"duly: {sentence}")
     raise SystemExit(code) from None
 
 
@@ -323,28 +360,7 @@ async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBo
         return None
 
 
-# ── printing ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def print_json(value: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.encode(value).decode())
-
-
-def note(sentence: str) -> None:
-    """For the person, not for the pipe."""
-    typer.echo(sentence, err=True)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need to be; the last one runs free."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
-    for number, line in enumerate(lines):
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        text = "  ".join([*cells, line[-1]]).rstrip()
-        typer.secho(text, dim=True if number == 0 else None)
+# ── words for times and numbers ───────────────────────────────────────────────────────────────────
 
 
 def clock(ms: float) -> str:
@@ -367,32 +383,6 @@ def count(n: int, noun: str, many: str = "") -> str:
     ('1 cut', '2 cuts', '2 deliveries')
     """
     return f"{n} {noun}" if n == 1 else f"{n} {many or noun + 's'}"
-
-
-_COLOURS: Final = {
-    "done": typer.colors.GREEN,
-    "accepted": typer.colors.GREEN,
-    "failed": typer.colors.RED,
-    "refused": typer.colors.RED,
-    "expired": typer.colors.RED,
-    "unknown": typer.colors.YELLOW,
-    "superseded": typer.colors.YELLOW,
-    "duplicate": typer.colors.YELLOW,
-}
-
-
-def tint(word: str) -> str:
-    """A state in its colour; `typer.echo` leaves colours out where nobody would see them."""
-    return typer.style(word, fg=_COLOURS[word]) if word in _COLOURS else word
-
-
-def pad(text: str, width: int) -> str:
-    """Text as wide as it should look; colours take no room.
-
-    >>> pad("on", 4) + "|", len(pad(tint("done"), 6)) - len(tint("done"))
-    ('on  |', 2)
-    """
-    return text + " " * (width - len(re.sub(r"\x1b\[\d+m", "", text)))
 
 
 def state_code(state: str) -> Exit:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from duly.cli.common import Exit, Json, count, note, print_json, table
+from duly.cli.common import Exit, Json, count, note, print_json, say, style, table
 from duly.cli.device import Effects, Thing
 from duly.errors import DulyError
 
@@ -154,10 +154,11 @@ def _judge(name: str, ends: dict[str, str], effects: Effects, arrived: int) -> T
 
 
 def _show(told: list[Told], damage: Damage, seconds: float, well: bool) -> None:
-    typer.echo(
+    say(
         f"The network was given {count(damage.frames, 'frame')}. It dropped {damage.dropped}, repeated "
-        f"{damage.repeated}, let {damage.overtaken} be overtaken\n"
-        f"and cut {count(damage.cuts, 'connection')}.\n"
+        f"{damage.repeated}, let {damage.overtaken} be overtaken",
+        f"and cut {count(damage.cuts, 'connection')}.",
+        "",
     )
     rows = []
     for one in told:
@@ -168,13 +169,10 @@ def _show(told: list[Told], damage: Damage, seconds: float, well: bool) -> None:
     table(
         ["", "sent", "arrived", "effects", "twice", "done", "ended otherwise, and the phone was told"], rows
     )
-    typer.echo()
+    say("")
     if well:
-        typer.secho(
-            f"✓ Every command has one outcome; by the devices' own files every effect happened once. "
-            f"({seconds:.1f} s)",
-            fg=typer.colors.GREEN,
-        )
+        well_said = "Every command has one outcome; by the devices' own files every effect happened once."
+        say(style(f"✓ {well_said} ({seconds:.1f} s)", "green"))
         return
     for one in told:
         for words, ids in (
@@ -183,6 +181,6 @@ def _show(told: list[Told], damage: Damage, seconds: float, well: bool) -> None:
             ("was reported as not done and happened", one.false),
         ):
             for id_ in ids:
-                typer.secho(f"✗ {one.device}: {id_} {words}", fg=typer.colors.RED)
+                say(style(f"✗ {one.device}: {id_} {words}", "red"))
         if one.outcomes.get("none"):
-            typer.secho(f"✗ {one.device}: {one.outcomes['none']} without an outcome", fg=typer.colors.RED)
+            say(style(f"✗ {one.device}: {one.outcomes['none']} without an outcome", "red"))

@@ -35,6 +35,7 @@ from duly.cli.common import (
     clock,
     need_hub,
     print_json,
+    say,
     settings_of,
 )
 from duly.cli.keys import SignWith
@@ -207,7 +208,7 @@ def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
         return
     data = "" if more["data"] is None else " " + msgspec.json.encode(more["data"]).decode()
     state = msgspec.json.encode(more["state"]).decode()
-    typer.echo(f"{clock(now)}  {what} {more['type']}{data} for {more['from']}  → {state}   [{more['id']}]")
+    say(f"{clock(now)}  {what} {more['type']}{data} for {more['from']}  → {state}   [{more['id']}]")
 
 
 Make = Callable[[Callable[[str], None]], "Device"]
@@ -268,7 +269,7 @@ async def _run(make: Make, where: str, thing: Thing, store: Path | None, json: b
     device = make(online)
     thing.install(device)
     if store is None and not json:
-        typer.echo("it has no --store: after a restart it will not know what it has done")
+        say("it has no --store: after a restart it will not know what it has done")
     life = loop.create_task(device.run())
     telling = loop.create_task(told.wait())
     try:
@@ -293,4 +294,4 @@ def _announce(json: bool, thing: Thing, name: str, url: str, connections: int) -
         return
     again = "" if connections == 1 else " again"
     state = msgspec.json.encode(thing.state).decode()
-    typer.echo(f"{clock(time.time() * 1000)}  {name}, a {thing.kind}, is online{again} at {url}  → {state}")
+    say(f"{clock(time.time() * 1000)}  {name}, a {thing.kind}, is online{again} at {url}  → {state}")

@@ -1,7 +1,8 @@
 """`duly doctor`: is everything as it should be here?
 
-The law: it looks and changes nothing. Each line is a fact and whether it is well; what is not well says what
-to do, and then it exits with 1.
+The law: it looks and changes nothing. A hub that runs is asked what is in force there, and tries its ledger,
+notifier and broker itself; only without one are the folder and the ledger that were named looked at. Each
+line is a fact and whether it is well; what is not well says what to do, and then it exits with 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import typer
 
 from duly.cli.common import (
@@ -29,10 +31,12 @@ from duly.cli.common import (
     find_hub,
     open_to_read,
     print_json,
+    say,
     settings_of,
+    style,
     took,
 )
-from duly.errors import DulyError, LedgerUnavailable, Malformed, SecretKeyMissing
+from duly.errors import DulyError, LedgerInUse, Malformed, SecretKeyMissing
 
 if TYPE_CHECKING:
     from duly.core.trust import Floor
@@ -63,28 +67,26 @@ class _Findings:
 def doctor(
     data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
 ) -> None:
-    """Check versions, hub, clock, disk, ledger and margins."""
+    """Check versions, hub, clock, disk, ledger, notifier, broker and margins.
+
+    The hub that runs is asked what is in force there; without one, the folder or the ledger you name is
+    looked at. Exits with 1 if something is wrong.
+    """
     found = _Findings()
     _versions(found)
     try:
-        settings = settings_of(data, ledger)
+        hub = None if ledger is not None else find_hub(data, url, token)
+        if hub is None or not _hub(found, hub):
+            _folder(found, data, ledger, hub)
     except Malformed as problem:
         found.add("settings", str(problem), "bad")
-    else:
-        _hub(found, data, url, token, settings)
-        _disk(found, settings)
-        if settings.ledger or (Path(settings.data) / "ledger.db").exists():
-            asyncio.run(_ledger(found, data, ledger, settings))
-        else:
-            found.add("ledger", "there is none yet; the first 'duly up' or 'duly add' makes it")
-        _windows(found, settings)
     if json:
         print_json({"ok": not found.bad, "findings": found.all})
     else:
         width = max(len(one["what"]) for one in found.all)
         for one in found.all:
             mark, colour = _MARKS[one["is"]]
-            typer.echo(f"{typer.style(mark, fg=colour)} {one['what'].ljust(width)}  {one['fact']}")
+            say(f"{style(mark, colour)} {one['what'].ljust(width)}  {one['fact']}")
     raise typer.Exit(Exit.FAILED if found.bad else Exit.OK)
 
 
@@ -101,28 +103,94 @@ def _versions(found: _Findings) -> None:
     found.add("sqlite", f"{sqlite}, through apsw {apsw.apsw_version()}{hint}", "warn" if old else "ok")
 
 
-def _hub(found: _Findings, data: str | None, url: str | None, token: str | None, settings: Settings) -> None:
-    hub = find_hub(data, url, token)
-    if hub is None:
-        found.add("hub", f"none runs in {settings.data}; start one with 'duly up'", "warn")
-        return
+# ── a hub that runs ──────────────────────────────────────────────────────────────────────────────
+
+
+def _hub(found: _Findings, hub: Hub) -> bool:
+    """What the hub says; whether it could be asked."""
     try:
         offset, way = asyncio.run(_offset(hub))
-        state: dict[str, Any] = {}
-        try:
-            state = hub.ask("/v1/state")
-        except Trouble as problem:
-            if problem.code is not Exit.NOT_ALLOWED:  # only an admin may see it
-                raise
+        told = _ask(hub)
     except Trouble as problem:
         found.add("hub", str(problem), "bad")
-        return
-    devices = state.get("devices")
+        return not hub.local
+    devices = told.get("devices")
     online = "" if devices is None else f", {count(len(devices), 'device')} online"
-    found.add("hub", f"runs at {hub.url}{online}")
-    if state.get("down"):
-        found.add("storing", f"the hub cannot store anything now: {state['down']}", "bad")
-    _broker(found, state.get("mqtt"))
+    found.add("hub", f"runs at {hub.url}{online}" + ("" if told else "; only an admin is told more"))
+    if told.get("down"):
+        found.add("storing", f"the hub cannot store anything now: {told['down']}", "bad")
+    _clock(found, offset, way)
+    if "settings" in told:
+        _what_it_says(found, hub, told)
+    return True
+
+
+def _ask(hub: Hub) -> dict[str, Any]:
+    """What the hub tells an admin; nothing, if we are none."""
+    try:
+        told: dict[str, Any] = hub.ask("/v1/admin/doctor", {})
+    except Trouble as problem:
+        if problem.code is Exit.NOT_ALLOWED:
+            return {}
+        if problem.code is Exit.USAGE:  # a hub that is older than this command line
+            return dict(hub.ask("/v1/state"))
+        raise
+    return told
+
+
+def _what_it_says(found: _Findings, hub: Hub, told: dict[str, Any]) -> None:
+    from duly.core.units import MINUTE, seconds
+    from duly.floor_watch import FLOOR_AHEAD, floor_ahead
+
+    settings, book = told["settings"], told["ledger"]
+    found.add("settings", _settings(settings))
+    _disk(found, told["disk"]["free"])
+    where = settings["ledger"]
+    if book["problem"]:
+        found.add("ledger", f"{where}: {book['problem']}; start it, or mend the way to it", "bad")
+    else:
+        found.add(
+            "ledger", f"{where}, {_book(book['engine'], book['schema'])}, {_size(book)}, {book['ms']} ms"
+        )
+        if hub.local and where.startswith("sqlite:"):
+            _soundness(found, where)
+    _notifier(found, told["notifier"], told.get("hubs") or [])
+    _broker(found, told.get("mqtt"))
+    _windows(found, told["margins"])
+    if told.get("unforgotten"):
+        found.add("retention", told["unforgotten"], "warn")
+    ahead = seconds(told.get("floor", {}).get("ahead", 0))
+    if ahead > MINUTE:
+        found.add("floor", floor_ahead(ahead), "bad" if ahead > FLOOR_AHEAD else "warn")
+    for part, problem in (told.get("problems") or {}).items():
+        found.add(part, f"does not run, and is started again: {problem}", "bad")
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    """What is not as it is by default, in the words of `duly.toml`."""
+    from duly.settings import Settings
+
+    usual = msgspec.to_builtins(Settings()) | {"ledger": settings["ledger"]}
+    others = [f"{name} = {value}" for name, value in settings.items() if value != usual.get(name) and value]
+    return "in force there: " + (", ".join(others) or "all as they are by default")
+
+
+def _notifier(found: _Findings, notifier: dict[str, Any] | None, hubs: list[str]) -> None:
+    if notifier is None:
+        return
+    others = f"{count(len(hubs), 'hub')} on this ledger"
+    if notifier["problem"]:
+        found.add(
+            "notifier",
+            f"{notifier['url']}: {notifier['problem']}; nothing is lost, but other hubs are up to seconds "
+            f"slower: start it, or give the hubs another --doorbell; {others}",
+            "bad",
+        )
+    else:
+        found.add("notifier", f"{notifier['url']}: heard after {notifier['ms']} ms; {others}")
+
+
+def _clock(found: _Findings, offset: float, way: float) -> None:
     far = abs(offset) > SKEW_SECONDS
     hint = "; set the clock of one of them" if far else ""
     found.add(
@@ -131,8 +199,6 @@ def _hub(found: _Findings, data: str | None, url: str | None, token: str | None,
         f"(answer in {took(way * 1000)}){hint}",
         "bad" if far else "ok",
     )
-    if state.get("unforgotten"):
-        found.add("retention", state["unforgotten"], "warn")
 
 
 def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
@@ -170,37 +236,84 @@ async def _offset(hub: Hub) -> tuple[float, float]:
     return welcome.time / 1000 - (began + ended) / 2, ended - began
 
 
-def _disk(found: _Findings, settings: Settings) -> None:
+# ── a folder, or a ledger ────────────────────────────────────────────────────────────────────────
+
+
+def _folder(found: _Findings, data: str | None, ledger: str | None, hub: Hub | None) -> None:
+    from duly.checkup import margins
+    from duly.hub import control_policy
+
+    settings = settings_of(data, ledger)
+    if hub is None and ledger is None:
+        found.add("hub", f"none runs in {settings.data}; start one with 'duly up'", "warn")
     place = Path(settings.data).absolute()
     while not place.exists():
         place = place.parent
-    usage = shutil.disk_usage(place)
-    little = usage.free < ENOUGH_DISK
-    free = f"{usage.free / GB:.1f}" if usage.free >= GB / 10 else f"{usage.free / GB:.3f}"
-    found.add("disk", f"{free} GB free" + ("; make room" if little else ""), "warn" if little else "ok")
+    _disk(found, shutil.disk_usage(place).free)
+    try:
+        asyncio.run(_ledger(found, data, ledger, settings))
+    except DulyError as problem:
+        found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerInUse) else "bad")
+    try:
+        _windows(found, margins(control_policy(settings)))
+    except Malformed as problem:
+        found.add("windows", str(problem), "bad")
 
 
 async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:
-    url = settings.ledger_url
-    try:
-        async with await open_to_read(data, ledger) as book:
-            size = await book.size()
-            await _secrets(found, book, settings)
-            _floor(found, await book.floor())
-    except DulyError as problem:
-        found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerUnavailable) else "bad")
+    from duly.checkup import address
+
+    if settings.shared:
+        from duly.ledgers.postgres import inspect
+
+        about, size = await inspect(settings.ledger)
+        where = address(settings.ledger)
+        if about is None:
+            found.add("ledger", f"{where} answers; it has no ledger yet, the first 'duly up' makes it")
+        elif size is None:
+            found.add(
+                "ledger", f"{where}, {_book(about.engine, about.schema)}: not the schema of this duly", "warn"
+            )
+        else:
+            told = _size(msgspec.to_builtins(size))
+            found.add("ledger", f"{where}, {_book(about.engine, about.schema)}, {told}")
         return
-    mb = size.bytes / (1 << 20)
-    found.add("ledger", f"{count(size.messages, 'message')} remembered, {mb:.1f} MB")
-    if url.startswith("sqlite:"):
-        problem_found = await asyncio.to_thread(_check, url)
-        found.add(
-            "soundness",
-            f"damaged: {problem_found}; stop the hub and restore a backup"
-            if problem_found
-            else "checked, sound",
-            "bad" if problem_found else "ok",
-        )
+    if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
+        found.add("ledger", "there is none yet; the first 'duly up' or 'duly add' makes it")
+        return
+    async with await open_to_read(data, ledger) as book:
+        about, size = await book.describe(), await book.size()
+        await _secrets(found, book, settings)
+        _floor(found, await book.floor())
+    found.add("ledger", f"{_book(about.engine, about.schema)}, {_size(msgspec.to_builtins(size))}")
+    if settings.ledger_url.startswith("sqlite:"):
+        await asyncio.to_thread(_soundness, found, settings.ledger_url)
+
+
+# ── what both have ───────────────────────────────────────────────────────────────────────────────
+
+
+def _book(engine: str, schema: int) -> str:
+    return f"{engine}, schema {schema}" if schema else engine
+
+
+def _size(size: dict[str, Any]) -> str:
+    return f"{count(size['messages'], 'message')} remembered, {size['bytes'] / (1 << 20):.1f} MB"
+
+
+def _disk(found: _Findings, free: int) -> None:
+    little = free < ENOUGH_DISK
+    shown = f"{free / GB:.1f}" if free >= GB / 10 else f"{free / GB:.3f}"
+    found.add("disk", f"{shown} GB free" + ("; make room" if little else ""), "warn" if little else "ok")
+
+
+def _soundness(found: _Findings, url: str) -> None:
+    problem = _check(url)
+    found.add(
+        "soundness",
+        f"damaged: {problem}; stop the hub and restore a backup" if problem else "checked, sound",
+        "bad" if problem else "ok",
+    )
 
 
 def _floor(found: _Findings, floor: Floor) -> None:
@@ -244,23 +357,17 @@ def _check(url: str) -> str | None:
     return None if word == "ok" else str(word)
 
 
-def _windows(found: _Findings, settings: Settings) -> None:
+def _windows(found: _Findings, given: dict[str, int]) -> None:
     from duly.core.units import show
-    from duly.hub import control_policy
 
-    try:
-        policy = control_policy(settings)
-    except Malformed as problem:
-        found.add("windows", str(problem), "bad")
-        return
-    span = policy.resend.span() or 0
-    needed = policy.max_age + span + policy.skew
+    spare = given["remember"] - given["needed"]
     found.add(
         "windows",
-        f"ids are remembered for {show(policy.remember)}; age {show(policy.max_age)} + resends {show(span)} "
-        f"+ clock skew {show(policy.skew)} need {show(needed)}: {show(policy.remember - needed)} to spare",
+        f"ids are remembered for {show(given['remember'])}; age {show(given['max_age'])} + resends "
+        f"{show(given['resends'])} + clock skew {show(given['skew'])} need {show(given['needed'])}: "
+        f"{show(spare)} to spare",
     )
     found.add(
         "order",
-        f"a gap waits {show(policy.window)}; a device has {show(policy.patience)} to answer",
+        f"a gap waits {show(given['window'])}; a device has {show(given['patience'])} to answer",
     )

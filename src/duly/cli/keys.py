@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, note, print_json, table
+from duly.cli.common import Exit, Json, Trouble, note, print_json, say, table
 
 if TYPE_CHECKING:
     from duly.core.signing import Key, Keyring
@@ -79,10 +79,10 @@ def new(
         print_json(_shown(name, key, "own" if shared_with is None else "shared"))
     elif shared_with is None:
         note(f"{name} signs with {keys} from now on. Where it is to be believed:")
-        typer.echo(f"duly keys trust {name} {key.shown}")
+        say(f"duly keys trust {name} {key.shown}")
     else:
         note(f"carry {out} to {shared_with}, and there:")
-        typer.echo(f"duly keys trust {name} --file {out} --as {shared_with}")
+        say(f"duly keys trust {name} --file {out} --as {shared_with}")
 
 
 @app.command("trust")

@@ -29,7 +29,9 @@ from duly.cli.common import (
     open_to_read,
     pad,
     print_json,
+    say,
     state_code,
+    style,
     table,
     tint,
     took,
@@ -64,7 +66,7 @@ def outcome(
         print_json(_single(records) if records else {"id": id_, "state": "refused", "refusals": refusals})
     else:
         for record in records:
-            typer.echo(_headline(record))
+            say(_headline(record))
         if not records:
             _show_refusals(refusals)
     raise typer.Exit(state_code(records[0]["state"]) if records else Exit.REFUSED)
@@ -89,12 +91,12 @@ def trace(
         print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
         return
     for record in records:
-        typer.echo(_headline(record))
+        say(_headline(record))
         for line in _hops(record, made):
-            typer.echo(f"  {line}")
+            say(f"  {line}")
     if refusals:
         if records:
-            typer.echo("\nunder this id these were refused:")
+            say("", "under this id these were refused:")
         _show_refusals(refusals)
 
 
@@ -115,7 +117,7 @@ def why(
     elif refusals:
         _show_refusals(refusals)
     elif id_ is None:
-        typer.echo("nothing has been refused")
+        say("nothing has been refused")
     if id_ is not None and not refusals:
         raise Trouble(Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}")
 
@@ -179,6 +181,7 @@ class _Read:
 
     def one(self, scope: str, id_: str) -> dict[str, Any] | None:
         async def read(ledger: Ledger) -> dict[str, Any] | None:
+            from duly.apps import receipts
             from duly.core.messages import key_of
             from duly.transports.http import show, show_delivery
 
@@ -186,7 +189,9 @@ class _Read:
             if record is None:
                 return None
             deliveries = await ledger.deliveries(key_of(scope, id_))
-            return show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+            line = await receipts.trace(ledger, record)
+            shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+            return shown if line is None else shown | {"line": line}
 
         found: dict[str, Any] | None = self._with(read)
         return found
@@ -303,6 +308,8 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
         lines.append(f"{clock(at)}  {after:>9}  {what}")
     blank = f"{'':12}  {'':9}  "
     lines += [blank + line for one in record.get("deliveries", []) for line in _delivery(one, record, hops)]
+    if "line" in record:
+        lines += [blank + line for line in _line(record["line"])]
     if record["state"] == "accepted":
         until = f" until {clock(record['exp'])}" if "exp" in record else ""
         lines.append(f"{blank}waiting for its turn or its device{until}")
@@ -319,6 +326,29 @@ def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[
         yield f"next attempt to {to} at {clock(delivery['next_at'])}"
     if delivery["error"] not in ("", (record.get("ack") or {}).get("detail")):
         yield f"the last attempt to {to}: {delivery['error']}"
+
+
+def _line(line: dict[str, Any]) -> Iterator[str]:
+    """How far a line of chat has come with each of those it is for."""
+    of = line["of"]
+    yield (
+        f"line {line['n']} of {line['conv']}: {line['delivered']} of {of} have it, {line['read']} of {of} "
+        "have read it"
+    )
+    for one in line["recipients"]:
+        name, has = one["name"], one.get("acknowledged", 0)
+        match one["state"]:
+            case "read":
+                yield f"read by {name}, up to {one['read']}"
+            case "delivered":
+                yield f"delivered to {name}: acknowledged up to {has}; read up to {one.get('read', 0)}"
+            case "sent":
+                times = "once" if one["attempts"] == 1 else f"{one['attempts']} times"
+                yield f"sent to {name} {times}, not acknowledged since {clock(one['since'])}; has up to {has}"
+            case _:
+                yield f"waits for {name} to come or catch up since {clock(one['since'])}; has up to {has}"
+    if of > len(line["recipients"]):
+        yield f"… and {of - len(line['recipients'])} more"
 
 
 def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
@@ -372,7 +402,7 @@ async def _watch(hub: Hub, find: Callable[[], Hub | None], json: bool) -> None:
                 raise Trouble(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
             if frame.type == "seen":
                 seen = {"time": frame.time, **frames.load(frame.data)}
-                print_json(seen) if json else typer.echo(_seen(seen))
+                print_json(seen) if json else say(_seen(seen))
     finally:
         await link.stop()
 
@@ -398,5 +428,5 @@ def _seen(seen: dict[str, Any]) -> str:
             what = f"{tint('refused')}: {seen['reason']}"
         case other:
             what = str(other)
-    id_ = typer.style(f"  [{seen['id']}]", dim=True) if seen.get("id") else ""
+    id_ = style(f"  [{seen['id']}]", "dim") if seen.get("id") else ""
     return f"{clock(seen['time'])}  {who:<20}  {pad(what, 26) if id_ else what}{id_}"

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, table, tint, took
+from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, say, table, tint, took
 from duly.cli.keys import RequireSigned, SignWith
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _told(task: Task, code: int, said: bytes, ms: float, json: bool) -> None:
         )  # fmt: skip
         return
     said_text = _text(said).partition("\n")[0][:SHOWN]
-    typer.echo(
+    say(
         f"{clock(time.time() * 1000)}  {task.action} for {task.sender}: {tint(state)}, {took(ms)}"
         f"{'  ' + said_text if said_text else ''}   [{task.id}]"
     )
@@ -272,7 +272,7 @@ async def _announce(node: Node, json: bool) -> None:
             if json:
                 print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
             else:
-                typer.echo(f"{clock(time.time() * 1000)}  {node.name}: {now}")
+                say(f"{clock(time.time() * 1000)}  {node.name}: {now}")
         await asyncio.sleep(0.2)
 
 
@@ -423,4 +423,4 @@ def _show(found: list[NodeStatus], json: bool, *, head: bool) -> None:
         table(["node", "is", "as of", "says"], rows)
     else:
         for row in rows:
-            typer.echo("  ".join(row))
+            say("  ".join(row))

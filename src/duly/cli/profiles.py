@@ -26,6 +26,7 @@ from duly.cli.common import (
     duration,
     note,
     print_json,
+    say,
     table,
 )
 from duly.core import units
@@ -109,7 +110,7 @@ def set_profile(
     _show_profile(made)
     for label, whsec in made["secrets"].items():
         note(f"the secret that signs for {label}, which cannot be shown again:")
-        typer.echo(whsec)
+        say(whsec)
 
 
 @profile.command("list")
@@ -121,7 +122,7 @@ def list_profiles(
     if json:
         print_json(found)
     elif not found:
-        typer.echo("no profiles yet; begin with: duly profile set default --send console:")
+        say("no profiles yet; begin with: duly profile set default --send console:")
     else:
         rows = [[one["name"], count(len(one["steps"]), "step"), one["quiet"], _first(one)] for one in found]
         table(["name", "steps", "quiet", "tells first"], rows)
@@ -164,23 +165,23 @@ def remove_profile(
     if json:
         print_json(done)
     else:
-        typer.echo(f"profile {name} has been removed")
+        say(f"profile {name} has been removed")
 
 
 def _show_profile(one: dict[str, Any]) -> None:
-    typer.echo(f"profile {one['name']}")
+    say(f"profile {one['name']}")
     if not one["steps"]:
-        typer.echo("  tells nobody; alerts are only listed")
+        say("  tells nobody; alerts are only listed")
     for step in one["steps"]:
         when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:
-            typer.echo(f"  {label}  {when}")
+            say(f"  {label}  {when}")
     if one["quiet"]:
-        typer.echo(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
+        say(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
     if one["steps"]:
         most = f"{count(one['most'], 'message')} a minute" if one["most"] else "any number of messages"
         often = f", {count(one['tries'], 'time')} at most" if one["tries"] else ""
-        typer.echo(f"  tried for {_span(one['lasts'])}{often}; at most {most} to each")
+        say(f"  tried for {_span(one['lasts'])}{often}; at most {most} to each")
 
 
 def _span(length: float) -> str:
@@ -220,7 +221,7 @@ def try_channel(
     if json:
         print_json({"recipient": label, "fate": word, "detail": str(problem or ""), "ms": ms})
     elif problem is None:
-        typer.echo(f"{label}: arrived after {ms} ms")
+        say(f"{label}: arrived after {ms} ms")
     else:
         note(f"duly: {label}: {problem}")
     if problem is not None:

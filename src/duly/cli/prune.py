@@ -18,6 +18,7 @@ from duly.cli.common import (
     find_hub,
     open_to_read,
     print_json,
+    say,
     settings_of,
 )
 
@@ -43,7 +44,7 @@ def prune(
     files = f", {count(len(done['archives']), 'archive file')} too old" if done["archives"] else ""
     told = count(done["deliveries"], "more delivery", "more deliveries")
     alerts = count(done["alerts"], "alert")
-    typer.echo(f"{count(done['messages'], 'message')} {word}, {alerts} of them; {told}{files}")
+    say(f"{count(done['messages'], 'message')} {word}, {alerts} of them; {told}{files}")
 
 
 def _ask(

@@ -29,6 +29,7 @@ from duly.cli.common import (
     need_hub,
     note,
     print_json,
+    say,
     state_code,
     tint,
     took,
@@ -221,7 +222,7 @@ class _Log:
         ms = round((time.monotonic() - self._began) * 1000, 1)
         if not self._json:
             since = "" if what == "sent" else f"+{took(ms)}"
-            typer.echo(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
+            say(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
             return
         fields = {} if frame is None else msgspec.json.decode(encode(frame), type=dict[str, Any])
         print_json({"what": what, "after_ms": ms} | fields)

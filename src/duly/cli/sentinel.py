@@ -34,6 +34,7 @@ from duly.cli.common import (
     need_hub,
     note,
     print_json,
+    say,
     settings_of,
     took,
 )
@@ -265,7 +266,7 @@ async def _trigger(
     if end is not None:
         if not json:
             mark = f"   [{alert.id}]" if alert.id else ""
-            typer.echo(f"{_WORDS.get(end.state, end.state)}{f': {detail}' if detail else ''}{mark}")
+            say(f"{_WORDS.get(end.state, end.state)}{f': {detail}' if detail else ''}{mark}")
         return Exit.OK if end.done else Exit.REFUSED if end.state in ("held", "failed") else Exit.FAILED
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
@@ -397,7 +398,7 @@ async def _show(watcher: Sentinel, json: bool) -> None:
         if json:
             print_json(news)
         else:
-            typer.echo(f"{clock(news.time)}  {_sentence(news, watcher)}")
+            say(f"{clock(news.time)}  {_sentence(news, watcher)}")
 
 
 def _sentence(news: News, watcher: Sentinel) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, count, print_json
+from duly.cli.common import Exit, Json, count, print_json, say
 
 if TYPE_CHECKING:
     from duly.testing.sim import Report
@@ -69,13 +69,15 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
     for report in broken[:1]:
         violation = report.violations[0]
         where = f" [{violation.key[6:].decode(errors='replace')}]".replace("\0", "/") if violation.key else ""
-        typer.echo(
-            f"seed {report.seed} ({report.world}) breaks '{violation.checker}': {violation.sentence}{where}\n"
+        say(
+            f"seed {report.seed} ({report.world}) breaks '{violation.checker}': {violation.sentence}{where}",
+            "",
+            *violation.trace,
+            "",
         )
-        typer.echo("\n".join(violation.trace))
-        typer.echo(f"\nAgain: duly sim --world {report.world} --seed {report.seed}")
+        say(f"Again: duly sim --world {report.world} --seed {report.seed}")
     total = sum(len(report.violations) for report in reports)
-    typer.echo(
+    say(
         f"{count(len({r.seed for r in reports}), 'seed')} in "
         f"{count(len({r.world for r in reports}), 'world')}, "
         f"{sum(r.messages for r in reports)} messages, "
@@ -83,10 +85,10 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
         f"in {elapsed:.1f} s: {total} violations"
     )
     if broken:
-        typer.echo("failing seeds: " + ", ".join(f"{report.seed} ({report.world})" for report in broken))
+        say("failing seeds: " + ", ".join(f"{report.seed} ({report.world})" for report in broken))
     if len({report.seed for report in reports}) == 1:
         for report in reports:
-            typer.echo(f"digest {report.world} {report.digest}")
+            say(f"digest {report.world} {report.digest}")
 
 
 def _print_json(reports: list[Report], broken: list[Report], elapsed: float) -> None:

@@ -21,6 +21,7 @@ from duly.cli.common import (
     duration,
     note,
     print_json,
+    say,
     state_code,
     table,
     tint,
@@ -156,7 +157,7 @@ def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json:
     if json:
         print_json({"id": sent.id, "state": sent.state, "to": sent.to, "action": sent.action})
     else:
-        typer.echo(f"{sent.id}  {sent.action} to {sent.to}: {tint(sent.state)}")
+        say(f"{sent.id}  {sent.action} to {sent.to}: {tint(sent.state)}")
     if problem is not None:
         raise Trouble(
             code_of(problem),
@@ -233,11 +234,11 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
         if json:
             print_json(one)
             continue
-        typer.echo(f"{one['id']}  {one['from']} → {one['to']}  {one['action']}  {tint(one['state'])}")
+        say(f"{one['id']}  {one['from']} → {one['to']}  {one['action']}  {tint(one['state'])}")
         for word in ("payload", "result", "error", "attempts"):
             if one.get(word) not in (None, ""):
-                typer.echo(f"  {word}: {msgspec.json.encode(one[word]).decode()}")
-        typer.echo(f"  since: {clock(one['at'])}")
+                say(f"  {word}: {msgspec.json.encode(one[word]).decode()}")
+        say(f"  since: {clock(one['at'])}")
     raise typer.Exit(state_code(found[0]["state"]))
 
 
@@ -253,7 +254,7 @@ def cancel(id_: Id, *, data: Memory, json: Json = False) -> None:
 
     if not asyncio.run(run()):
         raise Trouble(Exit.REFUSED, f"{id_} has ended already, or was never sent from {data}")
-    print_json({"id": id_, "state": "cancelled"}) if json else typer.echo(f"{id_}  {tint('cancelled')}")
+    print_json({"id": id_, "state": "cancelled"}) if json else say(f"{id_}  {tint('cancelled')}")
 
 
 def _url(data: str) -> str:

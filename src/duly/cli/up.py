@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, note, print_json
+from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, note, print_json, say
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
@@ -182,14 +182,17 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         place = {"data": settings.data, "pid": os.getpid()}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
-    elsewhere = ""
+    elsewhere: list[str] = []
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        elsewhere = f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}\n"
-    typer.echo(  # at once: a program reads one line, and may be gone before there is another
-        f"ready {hub.url} {hub.mqtt_url}".rstrip() + "\n\n"
-        f"Go on in another terminal:\n{elsewhere}"
-        "  duly add device lock && duly add app phone && duly grant phone lock\n"
-        "  duly device lock\n"
-        f"and in a third:\n{elsewhere}"
-        "  duly send lock lock_control '{\"open\":true}'"
+        elsewhere = [f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}"]
+    say(  # at once: a program reads one line, and may be gone before there is another
+        f"ready {hub.url} {hub.mqtt_url}".rstrip(),
+        "",
+        "Go on in another terminal:",
+        *elsewhere,
+        "  duly add device lock && duly add app phone && duly grant phone lock",
+        "  duly device lock",
+        "and in a third:",
+        *elsewhere,
+        "  duly send lock lock_control '{\"open\":true}'",
     )

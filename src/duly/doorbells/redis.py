@@ -82,11 +82,12 @@ class RedisDoorbell(Doorbell):
                             await ears.ping()
                             continue
                         asked = False
+                        self.problem = ""
                         backoff.worked()
                         if message["type"] == "message":
                             self._heard(message["data"])
-            except TROUBLE:
-                pass
+            except TROUBLE as problem:
+                self.problem = str(problem) or type(problem).__name__
             finally:
                 with suppress(*TROUBLE):
                     await connection.aclose()

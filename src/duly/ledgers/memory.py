@@ -24,6 +24,7 @@ from duly.ledger import (
     NEWEST,
     REFUSALS_KEPT,
     Aged,
+    Description,
     Entry,
     Extent,
     Ledger,
@@ -349,6 +350,9 @@ class MemoryLedger(Ledger):
         kept = self.disk.streams.get(stream)
         if kept:
             self.disk.streams[stream] = [entry for entry in kept if entry.n > through]
+
+    async def describe(self) -> Description:
+        return Description("memory", 0)
 
     async def close(self) -> None:
         pass

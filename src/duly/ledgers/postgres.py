@@ -24,6 +24,7 @@ from duly.ledger import (
     HOT_IDS,
     NEWEST,
     Aged,
+    Description,
     Entry,
     Extent,
     Ledger,
@@ -42,6 +43,7 @@ from duly.tasks import report
 SESSIONS: Final = 8
 """Most transactions of callers at once; two more connections are for reading, one is for the flush."""
 ATTEMPTS: Final = 10
+INSPECT_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.025
 CONNECTING: Final[dict[str, Any]] = {
     "timeout": 3,
@@ -353,6 +355,9 @@ class PostgresLedger(Ledger):
     async def size(self) -> Size:
         return Size(*(await self._read("size"))[0])
 
+    async def describe(self) -> Description:
+        return Description(*(await self._read("describe"))[0])
+
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
@@ -519,3 +524,26 @@ def _as_duly(problem: Exception) -> DulyError:
     trouble = ProgramError(f"the ledger refused a write: {problem!r}")
     trouble.__cause__ = problem
     return trouble
+
+
+async def inspect(url: str) -> tuple[Description | None, Size | None]:
+    """What is in a database, without changing it; no description: there is no ledger in it (yet). The size
+    only where its schema is the one we know."""
+    queries = sql.queries("postgres")
+    try:
+        with _translated():
+            connection = await asyncpg.connect(url, timeout=INSPECT_SECONDS, command_timeout=INSPECT_SECONDS)
+            try:
+                if not await connection.fetchval(queries["has_schema"]):
+                    return None, None
+                (found,) = await connection.fetch(queries["describe"])
+                description = Description(*found)
+                known = description.schema == sql.migrations("postgres")[-1].number
+                if not known:
+                    return description, None
+                (size,) = await connection.fetch(queries["size"])
+                return description, Size(*size)
+            finally:
+                await connection.close(timeout=INSPECT_SECONDS)
+    except ValueError as problem:
+        raise Malformed(f"this is not the address of a PostgreSQL database: {problem}") from None

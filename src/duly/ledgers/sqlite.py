@@ -36,6 +36,7 @@ from duly.ledger import (
     HOT_IDS,
     NEWEST,
     Aged,
+    Description,
     Entry,
     Extent,
     Ledger,
@@ -256,6 +257,9 @@ class SqliteLedger(Ledger):
 
     async def size(self) -> Size:
         return Size(*(await self._read("size"))[0])
+
+    async def describe(self) -> Description:
+        return Description(*(await self._read("describe"))[0])
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 

@@ -100,6 +100,10 @@ class Server(Login, Protocol):
         """When what happened to a message here, if it is still remembered."""
         ...
 
+    async def trace_line(self, record: Record, who: Principal) -> dict[str, Any] | None:
+        """How far a line of chat has come with its recipients; None for any other message."""
+        ...
+
     async def list_devices(
         self, who: Principal, after: str, limit: int
     ) -> tuple[list[dict[str, Any]], str | None]:
@@ -265,7 +269,8 @@ class Http:
             )
         deliveries = await self._server.ledger.deliveries(key)
         shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
-        return as_json(shown | {"hops": self._server.trail(key)})
+        line = await self._server.trace_line(record, who)
+        return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         limit = number(request.query.get("limit"), 100, 1_000)

@@ -3,12 +3,17 @@
 Everybody talks to somebody or to the group that all are in. Each keeps a view: what they were shown of every
 conversation, and where their own lines went. Whatever breaks meanwhile, in the end all views are the same,
 complete, in order and without repeats; a checker outside the code compares them with the hub's streams.
+Some acknowledgements never arrive, though the connection stays: what they were for has to be told again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from random import Random
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from duly.apps import conversations as c
 from duly.apps.chat import Chat as ChatApplication
@@ -26,15 +31,21 @@ from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.ledgers.memory import Disk
 from duly.reception import Reception
+from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.gateway import GatewayHub, GatewayWorld, SimLink, end_client
 from duly.testing.sim.nodes import Node
-from duly.testing.sim.world import Seen
+from duly.testing.sim.plan import Plan
+from duly.testing.sim.world import Seen, World
+from duly.transport import Session
 
 if TYPE_CHECKING:
     from duly.clients.link import Link
 
 ALONE, TOGETHER = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
+AGAIN_WITHIN: Final = 20.0
+"""Seconds in which what was not acknowledged is told again for the first time: five, and what a hub may need
+to get over a disk that fails."""
 
 
 class _Town(Accounts):
@@ -92,8 +103,28 @@ class ChatHub(GatewayHub):
     def principal(self, name: str) -> Principal:
         return Principal(name, Role.USER)
 
+    def hear(self, session: Session, name: str, raw: bytes) -> None:
+        world = self.world
+        assert isinstance(world, ChatWorld)
+        frame = frames.decode(raw)
+        if frame.type == "ack" and frame.conv is not None and self.alive:
+            if world.faulty and world.deaf.random() < world.plan.drop:
+                world.faults += 1
+                return
+            world.hear_ack(session, frame.conv, frame.n or 0)
+        super().hear(session, name, raw)
+
+    def lost(self, session: Session, name: str) -> None:
+        world = self.world
+        assert isinstance(world, ChatWorld)
+        world.talks.pop(session, None)
+        super().lost(session, name)
+
     def die(self) -> None:
         super().die()
+        world = self.world
+        assert isinstance(world, ChatWorld)
+        world.talks.clear()
         if hasattr(self, "chat"):
             self.chat.audience.kill()
 
@@ -152,12 +183,56 @@ class Person(Node):
         self.world.log.own[self.name, sent.conv, sent.n] = self.incarnation
 
 
+class Talk(Struct):
+    """What one connection was told in one conversation, and has acknowledged."""
+
+    who: str
+    told: int = 0
+    acked: int = 0
+    since: float = 0.0
+    """when it was last told something new, or acknowledged more"""
+    again: bool = False
+    """it was told something again since: the next time may be long after"""
+
+
 class ChatWorld(GatewayWorld):
     sender = Person
     receiver = Person
     hub = ChatHub
     kinds = (ALONE, TOGETHER)
     at_most_once = frozenset({ALONE, TOGETHER})
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.deaf = Random(f"deaf {plan.seed}")
+        """draws which acknowledgements are lost, so that the rest of a seed stays what it was"""
+        self.talks: dict[object, dict[str, Talk]] = {}
+        self.forgotten: list[tuple[str, str, int]] = []
+        """(who, conversation, number) of lines that were not told again"""
+
+    def pushed(self, client: str, session: object, frame: bytes) -> None:
+        shown = frames.decode(frame)
+        if shown.conv is None or shown.n is None or shown.type in ("server_ack", "receipt"):
+            return
+        talk = self.talks.setdefault(session, {}).setdefault(shown.conv, Talk(client))
+        if not talk.told:
+            talk.acked = shown.n - 1
+        talk.again = shown.n <= talk.told
+        talk.told = max(talk.told, shown.n)
+        talk.since = self.loop.time()
+        self.loop.call_later(AGAIN_WITHIN, self._judge, session, shown.conv, talk.since)
+
+    def hear_ack(self, session: object, conv: str, n: int) -> None:
+        talk = self.talks.get(session, {}).get(conv)
+        if talk is not None and n > talk.acked:
+            talk.acked, talk.since, talk.again = n, self.loop.time(), False
+            self.loop.call_later(AGAIN_WITHIN, self._judge, session, conv, talk.since)
+
+    def _judge(self, session: object, conv: str, since: float) -> None:
+        """Nothing has happened in a conversation for a while: then nothing is owed there."""
+        talk = self.talks.get(session, {}).get(conv)
+        if talk is not None and talk.since == since and talk.acked < talk.told and not talk.again:
+            self.forgotten.append((talk.who, conv, talk.acked + 1))
 
     def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
@@ -178,3 +253,13 @@ class ChatWorld(GatewayWorld):
         for seen in self.log.seen:
             found[seen.who].setdefault(seen.conv, []).append(seen)
         return found
+
+
+def told_again(world: World) -> Iterator[Finding]:
+    """What was told and is not acknowledged is told again, though nobody comes and nothing is said."""
+    assert isinstance(world, ChatWorld)
+    for who, conv, n in world.forgotten:
+        yield f"{who} has not acknowledged {conv} {n}, and was not told it again", b""
+
+
+CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, told_again)

@@ -60,14 +60,14 @@ class Wire:
     """One connection: two queues that keep order, until it breaks."""
 
     def __init__(self, world: World, client: str) -> None:
-        self._world = world
+        self.world = world
         self.client = client
         self.broken = False
         self.on_break: list[Callable[[], None]] = []
         self._free = [0.0, 0.0]
 
     def carry(self, way: int, deliver: Callable[[bytes], None], frame: bytes) -> None:
-        world = self._world
+        world = self.world
         if self.broken or ("hub", self.client) in world.network.cut:
             self.break_()
             return
@@ -101,6 +101,8 @@ class HubSession(Unhurried):
         self._deliver = deliver
 
     def push(self, frame: bytes) -> None:
+        if not self._wire.broken:
+            self._wire.world.pushed(self._wire.client, self, frame)
         self._wire.carry(0, self._deliver, frame)
 
     def close(self, reason: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.messages import names_in
-from duly.testing.sim.chat import ChatWorld
+from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.peers import NodesWorld
@@ -55,6 +55,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
 _CHECKERS: Final = {
     "gateway": GATEWAY_CHECKERS,
     "town": TOWN_CHECKERS,
+    "chat": CHAT_CHECKERS,
     "tower": TOWER_CHECKERS,
     "sentinels": SENTINEL_CHECKERS,
 }
@@ -90,6 +91,10 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     )
     violations += tuple(
         Violation("sound", f"a program ended by {bug!r}", b"", _trace(world, b"")) for bug in world.bugs
+    )
+    violations += tuple(
+        Violation("awake", f"the engine of {name} slept beyond a timer", b"", _trace(world, b""))
+        for name in sorted(world.asleep)
     )
     log = world.log
     inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())

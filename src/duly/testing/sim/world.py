@@ -34,6 +34,8 @@ WRONG_BY: Final = 2 * DAY
 BEYOND: Final = 1_000.0
 """Every id sent before is older than the horizon."""
 END: Final = 1_030.0
+LOOK: Final = 0.7
+"""Seconds between two looks at the engines."""
 
 
 class Wanted(Struct, frozen=True):
@@ -149,7 +151,12 @@ class World:
         self.faults = 0
         self.bugs: list[BaseException] = []
         """what ended a program that nobody had expected: never the way a world should go"""
+        self.asleep: set[str] = set()
+        """whose engine was seen to sleep beyond a timer of its machine"""
         self.loop = self._open_loop()
+
+    def pushed(self, client: str, session: object, frame: bytes) -> None:
+        """A hub hands a frame to somebody's connection."""
 
     def views(self) -> dict[str, dict[str, list[Seen]]]:
         """What everybody was shown of each conversation they are in, where there are any."""
@@ -159,7 +166,16 @@ class World:
         return VirtualLoop()
 
     def run(self) -> None:
+        self.loop.call_later(LOOK, self._look_for_sleepers)
         self.loop.play(self._run())
+
+    def _look_for_sleepers(self) -> None:
+        """A timer that nobody waits for is a bug in any machine, whatever became of it this time."""
+        for node in self.nodes.values():
+            engine = getattr(node, "engine", None)
+            if node.alive and node.ready and engine is not None and engine.sleeps_past_a_timer:
+                self.asleep.add(node.name)
+        self.loop.call_later(LOOK, self._look_for_sleepers)
 
     # ── asked by the nodes ───────────────────────────────────────────────────────────────────────
 

@@ -332,3 +332,8 @@ SELECT (SELECT count(*) FROM duly_messages), (SELECT count(*) FROM duly_deliveri
 -- name: scrub
 -- Write the table anew: old versions of its rows are then nowhere in it.
 VACUUM FULL duly_items;
+
+-- What the ledger is made of.
+-- name: describe
+SELECT 'PostgreSQL ' || split_part(current_setting('server_version'), ' ', 1),
+       (SELECT coalesce(max(number), 0) FROM duly_schema);

@@ -257,3 +257,7 @@ RETURNING 1;
 -- name: size
 SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
        (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size());
+
+-- What the ledger is made of.
+-- name: describe
+SELECT 'SQLite ' || sqlite_version(), user_version FROM pragma_user_version;
