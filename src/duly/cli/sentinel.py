@@ -82,6 +82,8 @@ class _Given:
     cooldown: float | None = None
     countdown: float | None = None
     keep: float | None = None
+    summary: float | None = None
+    heartbeat: float | None = None
     as_: str | None = None
     data: str | None = None
 
@@ -110,7 +112,7 @@ class _Who:
         from duly.settings import section
 
         given, hub = self.given, self.hub
-        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep")
+        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep", "summary", "heartbeat")
         policy = section("sentinel", SentinelPolicy, {name: getattr(given, name) for name in limits})
         token = given.token or hub.token
         if self.name and given.http:
@@ -176,6 +178,24 @@ def watch(
             "--keep", parser=duration, metavar="30s", help="What cannot be sent for so long expires. [7d]"
         ),
     ] = None,
+    summary: Annotated[
+        float | None,
+        typer.Option(
+            "--summary",
+            parser=duration,
+            metavar="30s",
+            help="What the limit holds back is told by then. [5m]",
+        ),
+    ] = None,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat",
+            parser=duration,
+            metavar="60s",
+            help="Promise the tower a sign of life so often; when it stops, people are told. [none]",
+        ),
+    ] = None,
     as_: As = None,
     data: Data = None,
     json: Json = False,
@@ -189,6 +209,7 @@ def watch(
         reconnect DEVICE
         trigger REASON DEVICE [{"severity":"critical","location":…,"meta":…,"countdown":0}]
         cancel DEVICE
+        stand-down
 
     and shows what becomes of them. An event waits out its countdown (15 s), in which 'cancel' calls it off;
     then it goes to the tower, at once or when that can be reached. Everything is in its file: kill it, start
@@ -196,8 +217,9 @@ def watch(
     [sentinel] in duly.toml. Without --url and --token it uses the hub on this machine.
     """
     context.obj = _Given(
-        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep, as_, data
-    )
+        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep,
+        summary, heartbeat, as_, data,
+    )  # fmt: skip
     if context.invoked_subcommand is None:
         asyncio.run(_watch(_Who(context.obj), json))
 
@@ -360,12 +382,16 @@ def _obey(watcher: Sentinel, line: str) -> Alert | None:
         case "cancel" if words:
             watcher.cancel(words)
             return None
+        case "stand-down":
+            watcher.stand_down()
+            return None
         case "trigger" if len(words.split()) > 1:
             reason, device, *more = words.split(maxsplit=2)
             return watcher.trigger(reason, device, **_options(more[0] if more else ""))
         case _:
             raise Malformed(
-                "write: disconnect DEVICE, reconnect DEVICE, trigger REASON DEVICE [JSON] or cancel DEVICE"
+                "write: disconnect DEVICE, reconnect DEVICE, trigger REASON DEVICE [JSON], cancel DEVICE or "
+                "stand-down"
             )
 
 
