@@ -24,11 +24,13 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from duly import notice
-from duly.apps import desk, retention
+from duly.apps import alert_verbs, desk, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy, last_heard
+from duly.apps.heartbeats import LOOK_SECONDS as HEARTBEAT_SECONDS
+from duly.apps.heartbeats import presence
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, LoginGuard, Principal, Role, administer
@@ -138,8 +140,9 @@ class Hub:
         self.people = People(self.ledger, self.accounts, self._guard, open_=settings.open_registration)
         closing.callback(self.people.close)
         self.alerts = Alerts(
-            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks
-        )
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks,
+            known=lambda name: self.accounts.role_of(name) in (Role.SENTINEL, Role.ADMIN),
+        )  # fmt: skip
         self.archive = archive_of(settings)
         self._applications = (self.gateway, self.chat, self.alerts)
         self._reception = Reception(journal, self._applications)
@@ -147,11 +150,12 @@ class Hub:
             await application.start()
             closing.push_async_callback(application.stop)
         for name, raw in settings.profiles.items():
-            await self.alerts.profiles.set(name, desk.draft_of(raw))
+            await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
         if self.gateway.neighbours is not None:
             self._every(LOOK_SECONDS, self.gateway.neighbours.look)
         if self.chat.elsewhere is not None:
             self._every(LOOK_SECONDS, self.chat.elsewhere.look)
+        self._every(HEARTBEAT_SECONDS, self.alerts.heartbeats.look)
         await self._start_mqtt()
         await self._listen(tls)
         self._every(PRUNE_SECONDS, self._prune)
@@ -483,14 +487,14 @@ class Hub:
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
             wanted = msgspec.json.decode(await request.read(), type=dict[str, str])
-            result = await self._administer(request.match_info["verb"], wanted)
+            result = await self._administer(who, request.match_info["verb"], wanted)
         except (msgspec.DecodeError, KeyError, ValueError) as problem:
             return http.problem(Malformed(str(problem)))
         except DulyError as problem:
             return http.problem(problem)
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
-    async def _administer(self, verb: str, wanted: dict[str, str]) -> object:
+    async def _administer(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:
         match verb:
             case "borrow":
                 name = wanted["name"]
@@ -507,10 +511,14 @@ class Hub:
                 return {"token": await self.people.let_in(name, wanted.get("device", ""))}
             case "list":
                 devices = [one.name for one in self.accounts.list() if one.role is Role.DEVICE]
+                sentinels = {one.name for one in self.accounts.list() if one.role is Role.SENTINEL}
+                seen = await presence(self.ledger, sentinels)
+                there = self.alerts.online | set(seen["keeping"])
                 result = await administer(self.accounts, verb, wanted)
                 return result | {
-                    "online": self.gateway.presence(),
-                    "heard": await last_heard(self.ledger, devices),
+                    "online": sorted({*self.gateway.presence(), *there}),
+                    "heard": await last_heard(self.ledger, devices) | seen["heard"],
+                    "silent": seen["silent"],
                 }
             case "prune" if "dry" in wanted:
                 kept = deliveries_kept(self.settings)
@@ -518,7 +526,9 @@ class Hub:
             case "prune":
                 return await self._forget()
             case _ if "." in verb:
-                return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
+                return await alert_verbs.administer(
+                    self.alerts.desk, self.alerts.profiles, verb, wanted, who.name
+                )
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 if self._bell is not None:
@@ -564,7 +574,7 @@ def control_policy(settings: Settings) -> ControlPolicy:
 def courier_policy(settings: Settings) -> CourierPolicy:
     return CourierPolicy(
         desk.CHANNEL,
-        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=3_660 * DAY),
         keep=round(settings.alerts_kept * DAY),
     )
 

@@ -23,6 +23,7 @@ from duly.errors import Malformed
 
 DISCONNECT: Final = "disconnect"
 SUMMARY: Final = "summary"
+SILENT: Final = "silent"
 """Reasons with a meaning here; all others are the monitor's own."""
 
 EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel", "alert_heartbeat"

@@ -128,8 +128,8 @@ class Vigil:
         return [*self._outbox.keys, *self._booked]
 
     def __len__(self) -> int:
-        """How much has not ended."""
-        return len(self._outbox) + len(self._booked) + len(self._starting)
+        """How much has not ended: messages, and signals that may become one."""
+        return len(self._outbox) + len(self._booked) + len(self._starting) + self._watched.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
@@ -551,7 +551,7 @@ class Vigil:
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: what waits goes on as if it had not been. The tower's clock did not move."""
+        """The wall clock was set: what waits goes on as before. The tower's clock did not move."""
         self._outbox.shift(by)
         if self.offset is not None:
             self.offset -= by

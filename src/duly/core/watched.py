@@ -172,6 +172,11 @@ class Watched:
             del self._devices[name].held[reason]
         return sorted(over, key=lambda one: one[2].at)
 
+    @property
+    def holding(self) -> int:
+        """How many signals are held back."""
+        return sum(len(device.held) for device in self._devices.values())
+
     def next_wake(self) -> int | None:
         return min(
             (held.until for device in self._devices.values() for held in device.held.values()), default=None
