@@ -53,7 +53,7 @@ def moment(at: int, zone: str) -> str:
     """A moment for people, with its time zone.
 
     >>> moment(1_794_786_893_877_000, "Asia/Shanghai")
-    '2026-11-15 23:14:53 CST (UTC+08:00)'
+    '2026-11-16 07:54:53 CST (UTC+08:00)'
     """
     here = datetime.fromtimestamp(at // SECOND, UTC).astimezone(ZoneInfo(zone))
     name, offset = here.tzname() or "", here.isoformat()[-6:]

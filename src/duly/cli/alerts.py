@@ -179,14 +179,14 @@ def trigger(
     now = time.time_ns() // 1_000_000
     frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "time": now, "data": event}
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
-    if json:
-        print_json(answer)
     code, ack = answer.get("code"), answer.get("ack")
     if code not in (0, 5):
         raise Trouble(
             Exit.NOT_ALLOWED if code == 3 else Exit.REFUSED, answer.get("detail") or "it was refused"
         )
-    if not json:
+    if json:
+        print_json(answer)
+    else:
         word = "accepted" if code == 0 else f"known already, {answer.get('state', '')}"
         typer.echo(f"{word}: {frame['seq_id']}")
         if ack is not None:
