@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.clients.sentinel import FIELD_LIMIT, News, Sentinel
 from duly.core.lifecycle import State
@@ -39,6 +40,7 @@ AT_ONCE = SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
 @pytest.fixture
 async def tower(place: Place) -> Place:
     await place.add(Role.SENTINEL, "watch", "other")
+    await place.hub.alerts.profiles.set("home", Draft(nobody=True))
     return place
 
 

@@ -12,7 +12,7 @@ from duly.core import vigil as vigils
 from duly.core.heartbeats import Promise
 from duly.core.ids import event_id
 from duly.core.steps import Step, Todo
-from duly.core.suppress import Ruling, Suppressor
+from duly.core.suppress import Ruling
 from duly.core.vigil import Vigil
 from duly.core.watched import Watched
 from duly.core.writes import Drop, Put
@@ -91,15 +91,6 @@ def cooldown_swallows(patch: Patch) -> None:
     patch.setattr(Vigil, "_hold", ignore)
 
 
-def a_repeat_of_what_was_called_off(patch: Patch) -> None:
-    """After a cancel, what is critical still counts as a repeat of what was called off."""
-
-    def cancelled(self: Suppressor, device: str, now: int) -> None:
-        self._at(device, now).cancelled = now
-
-    patch.setattr(Suppressor, "cancelled", cancelled)
-
-
 def return_not_told(patch: Patch) -> None:
     """A sentinel that is heard again goes on counting as silent."""
 
@@ -114,6 +105,6 @@ PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
         called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        a_repeat_of_what_was_called_off, return_not_told,
+        return_not_told,
     )
 }  # fmt: skip

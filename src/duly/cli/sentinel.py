@@ -298,9 +298,9 @@ async def _trigger(
 
 
 async def _first_try(watcher: Sentinel) -> str:
-    """Why the tower does not let us in; waits for ever if it does."""
+    """Why the tower does not let us in, or does not take the event for now; waits for ever if it does."""
     async for news in watcher.news():
-        if news.what == "denied":
+        if news.what in ("denied", "refused"):
             return news.detail
     return ""
 
