@@ -278,7 +278,7 @@ async def _trigger(
         limit = wait + float(options["countdown"] or 0)
         await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         end = sent.result() if sent.done() else None
-        denied = trying.result() if trying.done() else ""
+        code, denied = trying.result() if trying.done() else (Exit.OK, "")
         for one in either:
             one.cancel()
     detail = denied if end is None else end.reason
@@ -291,18 +291,20 @@ async def _trigger(
         return Exit.OK if end.done else Exit.REFUSED if end.state in ("held", "failed") else Exit.FAILED
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
-        raise Trouble(Exit.NOT_ALLOWED, f"{denied}; {kept}")
+        raise Trouble(code, f"{denied}; {kept}")
     if not watcher.name and not who.given.http:
         raise Trouble(Exit.UNREACHABLE, f"{Unreachable(who.hub.url, 'no connection')}; {kept}")
     raise Trouble(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
 
-async def _first_try(watcher: Sentinel) -> str:
+async def _first_try(watcher: Sentinel) -> tuple[Exit, str]:
     """Why the tower does not let us in, or does not take the event for now; waits for ever if it does."""
     async for news in watcher.news():
-        if news.what in ("denied", "refused"):
-            return news.detail
-    return ""
+        if news.what == "denied":
+            return Exit.NOT_ALLOWED, news.detail
+        if news.what == "refused":
+            return Exit.REFUSED, news.detail
+    return Exit.OK, ""
 
 
 # ── lines ────────────────────────────────────────────────────────────────────────────────────────
