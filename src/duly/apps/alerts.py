@@ -137,7 +137,7 @@ class Alerts:
         self._checked = float("-inf")
         """when (monotonic) the version of what is configured was last read"""
         self._received: dict[bytes, int] = {}
-        """when alerts were received, of the newest ones"""
+        """when alerts were received, by the ledger: every attempt, at every hub, says the same"""
         self._untold = 0
         """critical alerts that could not be told to anybody, since the start"""
         self._sessions: dict[str, set[Session]] = {}
@@ -367,10 +367,6 @@ class Alerts:
             self._journal.see(
                 "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
             )
-        if verdict.fresh and message.kind == EVENT:
-            if len(self._received) >= READ_KEPT:
-                self._received.clear()
-            self._received[message.key] = self._ledger.clock.now()
         if origin is None:
             return
         origin.push(frames.encode(frames.server_ack(message.id, verdict)))
@@ -493,6 +489,8 @@ class Alerts:
     async def _known(self, parcel: Carry) -> Known:
         """What a notice needs to know. When each of a few alerts was received is looked up, if need be."""
         if len(parcel.loads) <= NAMED:
+            if len(self._received) >= READ_KEPT:
+                self._received.clear()
             for load in parcel.loads:
                 key = load.message.key
                 if key not in self._received:
