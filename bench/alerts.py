@@ -61,7 +61,7 @@ async def sentinel(place: Path) -> str:
     await asyncio.to_thread(place.mkdir, exist_ok=True)
     async with await duly.open_ledger(f"sqlite:///{place}/ledger.db") as ledger:
         profiles = Profiles(ledger)
-        await profiles.set("bench", Draft())
+        await profiles.set("bench", Draft(nobody=True))
         return await Accounts(ledger).add(Role.SENTINEL, "gate")
 
 

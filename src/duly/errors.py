@@ -17,6 +17,7 @@ is stored or half done. Catch the branch you can act on.
     │   │   ├── UnknownKey    signed with a key that is not trusted for this sender
     │   │   └── Forged        the signature does not fit this message
     │   ├── NotAllowed        we know, and he may not
+    │   ├── NoProfile         nobody would be told of an alert
     │   └── Refused           the hub did not take it; its code and word say why
     ├── OutcomeError          it was accepted, and this is how it ended
     │   ├── Failed            the handler failed, and that is its stored outcome
@@ -153,6 +154,13 @@ class NotAllowed(SenderError):
     """We know who is speaking, and he may not do this; somebody has to grant it first."""
 
     word = "not_allowed"
+
+
+class NoProfile(SenderError):
+    """Nobody would be told of this alert: make the profile, or one named `default`, and send it again."""
+
+    word = "no_profile"
+    retry = True
 
 
 class Refused(SenderError):

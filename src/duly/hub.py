@@ -24,11 +24,13 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from duly import checkup, data_folder, notice
-from duly.apps import desk, receipts, retention
+from duly.apps import alert_verbs, desk, receipts, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
 from duly.apps.gateway import Gateway, GatewayPolicy
+from duly.apps.heartbeats import LOOK_SECONDS as HEARTBEAT_SECONDS
+from duly.apps.heartbeats import presence
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, Principal, Role, administer
@@ -157,8 +159,9 @@ class Hub:
         self.login = self._authenticator.login
         self.cursors = await page_cursors.open_cursors(self.ledger)
         self.alerts = Alerts(
-            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box
-        )
+            self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box,
+            known=lambda name: self.accounts.role_of(name) in (Role.SENTINEL, Role.ADMIN),
+        )  # fmt: skip
         self.archive = archive_of(settings)
         self._applications = (self.gateway, self.chat, self.alerts)
         self._reception = Reception(journal, self._applications)
@@ -168,11 +171,12 @@ class Hub:
             name = f"{type(application).__name__.lower()} engine"
             self.tasks.spawn(name, application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
-            await self.alerts.profiles.set(name, desk.draft_of(raw))
+            await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
         if self.gateway.neighbours is not None:
             self.tasks.every("gateway's look at other hubs", LOOK_SECONDS, self.gateway.neighbours.look)
         if self.chat.elsewhere is not None:
             self.tasks.every("chat's look at other hubs", LOOK_SECONDS, self.chat.elsewhere.look)
+        self.tasks.every("look at sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.look)
         await self._start_mqtt()
         await self._listen(tls)
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
@@ -504,14 +508,14 @@ class Hub:
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
             wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
-            result = await self._administer(request.match_info["verb"], wanted)
+            result = await self._administer(who, request.match_info["verb"], wanted)
         except DulyError as problem:
             return http.problem(problem)
         except (msgspec.DecodeError, KeyError, ValueError) as problem:
             return http.problem(Malformed(str(problem)))
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
-    async def _administer(self, verb: str, wanted: dict[str, str]) -> object:
+    async def _administer(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:
         match verb:
             case "borrow":
                 return {"token": await self._authenticator.lend(wanted["name"])}
@@ -522,10 +526,14 @@ class Hub:
                 return {"token": await self.people.let_in(name, wanted.get("device", ""))}
             case "list":
                 devices = [one.name for one in self.accounts.list() if one.role is Role.DEVICE]
+                sentinels = {one.name for one in self.accounts.list() if one.role is Role.SENTINEL}
+                seen = await presence(self.ledger, sentinels)
+                there = self.alerts.online | set(seen["keeping"])
                 result = await administer(self.accounts, verb, wanted)
                 return result | {
-                    "online": self.gateway.presence(),
-                    "heard": await self.gateway.devices.last_heard(devices),
+                    "online": sorted({*self.gateway.presence(), *there}),
+                    "heard": await self.gateway.devices.last_heard(devices) | seen["heard"],
+                    "silent": seen["silent"],
                 }
             case "floor":
                 return await self._floor.administer(wanted)
@@ -538,7 +546,9 @@ class Hub:
             case "prune":
                 return await self._forget()
             case _ if "." in verb:
-                return await desk.administer(self.alerts.desk, self.alerts.profiles, verb, wanted)
+                return await alert_verbs.administer(
+                    self.alerts.desk, self.alerts.profiles, verb, wanted, who.name
+                )
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 await self.gateway.review()
@@ -589,7 +599,7 @@ def gateway_policy(settings: Settings) -> GatewayPolicy:
 def courier_policy(settings: Settings) -> CourierPolicy:
     return CourierPolicy(
         desk.CHANNEL,
-        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=DAY),
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=3_660 * DAY),
         keep=round(settings.alerts_kept * DAY),
     )
 

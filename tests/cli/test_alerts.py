@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,8 @@ def told(place: Place, name: str = "told") -> list[dict[str, object]]:
 def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
     """The whole story, in one hub."""
     hub = place.up()
-    nobody = place.ask("alert", "trigger", "smoke", "--profile", "home", "--wait", "5s")
-    assert nobody["ack"]["state"] == "failed"
+    nobody = place.duly("alert", "trigger", "smoke", "--profile", "home")
+    assert (nobody.returncode, "there is no profile 'home'" in nobody.stderr) == (6, True)
     made = place.duly(
         "profile", "set", "home", "--send", f"file:{place.folder}/told", "--escalate", "1h=console:"
     )
@@ -40,13 +43,14 @@ def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
     )
     assert (again.returncode, "used before" in again.stderr) == (6, True)
 
-    (one, _) = place.ask("alert", "list")
+    (one,) = place.ask("alert", "list")
     assert (one["event"], one["status"]) == ("event-1", "open")
     assert "smoke AA:BB" in place.duly("alert", "list").stdout
     assert "escalation 1" in place.duly("deliveries", "show", "event").stdout, (
         "the beginning of an id will do"
     )
-    assert place.ask("alert", "ack", "event-1", "--by", "ann")["status"] == "acknowledged"
+    acked = place.ask("alert", "ack", "event-1", "--by", "ann")
+    assert (acked["status"], acked["by"], acked["claimed"]) == ("acknowledged", "local", "ann")
     assert place.duly("alert", "list", "--status", "open").stdout.count("event-1") == 0
     shown = place.ask("alert", "show", "event-1")
     assert {d["state"] for d in shown["deliveries"]} == {"done", "cancelled"}
@@ -79,6 +83,7 @@ def test_what_begins_like_json_and_is_none_is_refused_and_other_words_are_words(
     place.up()
     refused = place.duly("alert", "trigger", "smoke", "--location", "{lat: 5")
     assert (refused.returncode, "location is not JSON" in refused.stderr) == (2, True)
+    place.duly("profile", "set", "default", "--nobody")
     place.ask("alert", "trigger", "smoke", "--location", "the shed", "--meta", '{"battery": 4}')
     (one,) = place.ask("alert", "list")
     assert (one["location"], one["device_meta"]) == ("the shed", {"battery": 4})
@@ -165,3 +170,66 @@ def test_a_channel_can_be_tried(place: Place) -> None:
     assert place.ask("channel", "test", f"file:{place.folder}/told")["fate"] == "arrived"
     assert len(told(place)) == 2
     assert Path(place.folder / "told").stat().st_mode & 0o077 == 0, "for its owner alone"
+
+
+# ── nothing critical is silent ───────────────────────────────────────────────────────────────────
+
+
+def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place) -> None:
+    place.up()
+    critical = ("alert", "trigger", "fall", "--severity", "critical")
+    assert place.duly(*critical).returncode == 6, "there is no profile"
+    refused = place.duly("profile", "set", "default")
+    assert (refused.returncode, "--nobody" in refused.stderr) == (2, True)
+    assert place.duly("profile", "set", "default", "--nobody").returncode == 0
+    done = place.duly(*critical)
+    assert (done.returncode, "NOBODY WAS TOLD" in done.stderr) == (1, True)
+    done = place.duly(*critical, "--json")
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 0)
+    place.duly("profile", "set", "default", "--send", "file:/nowhere/at/all")
+    assert place.duly(*critical, "--wait", "1s").returncode == 5, "it is tried again and again"
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
+    assert place.duly("alert", "silence", "--reason", "fall").returncode == 0
+    assert place.duly(*critical).returncode == 0, "a silence does not cover what is critical"
+    assert len(told(place)) == 1
+    assert place.duly("alert", "silence", "--reason", "fall", "--critical").returncode == 0
+    assert place.duly(*critical).returncode == 1
+    dead = place.ask("deliveries", "list", "--state", "dead")
+    assert [one["recipient"] for one in dead] == ["nobody", "nobody"]
+
+
+def test_watch_shows_a_fresh_alert(place: Place) -> None:
+    place.up()
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
+    watching = place.start("watch")
+    for n in range(50):  # until it watches
+        place.duly("alert", "trigger", "fall", "--id", f"event-{n}")
+        if not watching._lines.empty():
+            break
+    assert "alert_event accepted" in watching.line("accepted")
+    assert "told: arrived" in watching.line("told")
+    assert watching.process.poll() is None
+
+
+def test_list_shows_the_presence_of_sentinels(place: Place) -> None:
+    place.up()
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told", "--grace", "0s")
+    place.duly("add", "sentinel", "gate")
+    assert ["gate", "sentinel", "no", "never"] in [
+        line.split() for line in place.duly("list").stdout.splitlines()
+    ]
+    sentinel = subprocess.Popen(
+        [sys.executable, "-m", "duly", "sentinel", "--as", "gate", "--heartbeat", "1s"],
+        cwd=place.folder, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert sentinel.stdout is not None
+        assert "online as gate" in sentinel.stdout.readline()
+        assert "gate" in place.ask("list")["online"]
+    finally:
+        sentinel.kill()
+        sentinel.communicate()
+    while not told(place):
+        time.sleep(0.05)
+    assert place.ask("list")["silent"] == ["gate"]
+    assert "SILENT" in place.duly("list").stdout

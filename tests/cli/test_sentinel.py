@@ -110,9 +110,12 @@ def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(p
     done = place.duly("sentinel", "trigger", "fall", "aa:08", *here, "--token", "duly_x")
     assert done.returncode == 4
     assert "not known" in done.stderr
+    done = place.duly("sentinel", "trigger", "fall", "aa:10", *here, "--token", token)
+    assert (done.returncode, "no profile" in done.stderr) == (6, True)
+    assert place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told").returncode == 0
     for transport in ((), ("--http",)):
         assert say(place, "", *here, "--token", token, *transport).returncode == 0
-    assert set(listed(place)) == {"aa:07", "aa:08"}
+    assert set(listed(place)) == {"aa:07", "aa:08", "aa:10"}
 
 
 def test_kill_9_in_the_countdown_and_it_goes_on(tower: Place) -> None:

@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.clients.sentinel import FIELD_LIMIT, News, Sentinel
 from duly.core.lifecycle import State
@@ -40,6 +41,7 @@ AT_ONCE = SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
 @pytest.fixture
 async def tower(place: Place) -> Place:
     await place.add(Role.SENTINEL, "watch", "other")
+    await place.hub.alerts.profiles.set("home", Draft(nobody=True))
     return place
 
 
@@ -384,7 +386,7 @@ class Unmeasured(Told):
 
 async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_on(tower: Place) -> None:
     now = tower.hub.ledger.clock.now()
-    watch = Unmeasured(tower.url, tower.tokens["watch"], policy=AT_ONCE)
+    watch = Unmeasured(tower.url, tower.tokens["watch"], profile="home", policy=AT_ONCE)
     watch.clock = ManualClock(now - 60 * DAY)
     async with watch:
         sent = await watch.trigger("fall", "band").sent
@@ -394,14 +396,23 @@ async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_o
     assert len(await listed(tower)) == 1
 
 
-async def test_an_event_from_the_future_is_refused_and_stays_in_the_queue(tower: Place) -> None:
-    watch = Unmeasured(tower.url, tower.tokens["watch"], policy=AT_ONCE)
-    watch.clock = ManualClock(tower.hub.ledger.clock.now() + 3 * DAY)
+async def test_an_event_from_a_decade_ahead_is_refused_and_stays_in_the_queue(tower: Place) -> None:
+    watch = Unmeasured(tower.url, tower.tokens["watch"], profile="home", policy=AT_ONCE)
+    watch.clock = ManualClock(tower.hub.ledger.clock.now() + 4_000 * DAY)
     async with watch:
         watch.trigger("fall", "band")
         assert "set the sender's clock" in (await watch.hear("refused")).detail
         assert watch.waiting == 1
     assert await listed(tower) == []
+
+
+async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_is(tower: Place) -> None:
+    policy = SentinelPolicy(countdown=0, retry_first=0.05, retry_most=0.1)
+    async with Told(tower.url, tower.tokens["watch"], profile="barn", policy=policy) as watch:
+        alert = watch.trigger("fall", "band", severity="critical")
+        assert "no profile 'barn'" in (await watch.hear("refused")).detail
+        await tower.hub.alerts.profiles.set("barn", Draft(nobody=True))
+        assert (await alert.sent).done
 
 
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,9 @@ class VigilMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watch = Watch(SentinelPolicy(countdown=15, debounce=2, per_hour=3, cooldown=20), online=False)
+        self.watch = Watch(
+            SentinelPolicy(countdown=15, debounce=2, per_hour=3, cooldown=20, summary=10), online=False
+        )
         self.online = False
         self.passed: set[str] = set()
         self.tower: dict[str, bytes] = {}
@@ -99,7 +101,7 @@ class VigilMachine(RuleBasedStateMachine):
         assert not self.cancelled & self.tower.keys()
 
     def teardown(self) -> None:
-        self.watch.wait(30)
+        self.watch.wait(120)  # all windows, and a countdown after them
         for _ in range(3):
             self.connect(heard=True)
         assert self.passed == self.tower.keys() | self.cancelled

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from duly.core import vigil as vigils
+from duly.core.heartbeats import Promise
 from duly.core.ids import event_id
 from duly.core.steps import Step, Todo
+from duly.core.suppress import Ruling
 from duly.core.vigil import Vigil
 from duly.core.watched import Watched
 from duly.core.writes import Drop, Put
@@ -67,10 +70,41 @@ def given_up_when_lost(patch: Patch) -> None:
     patch.setattr(vigils.Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
 
 
+def forgotten_at_the_windows_end(patch: Patch) -> None:
+    """What was held back is forgotten when its window ends, also if its cause still stands."""
+    lapsed = Watched.lapsed
+
+    def forget(self: Watched, now: int) -> list[Any]:
+        lapsed(self, now)
+        return []
+
+    patch.setattr(Watched, "lapsed", forget)
+
+
+def cooldown_swallows(patch: Patch) -> None:
+    """What comes within the cooldown is ignored for ever."""
+    hold = Vigil._hold
+
+    def ignore(self: Vigil, signal: Any, device: Any, decision: Any) -> bool:
+        return decision.ruling is not Ruling.COOLING and hold(self, signal, device, decision)
+
+    patch.setattr(Vigil, "_hold", ignore)
+
+
+def return_not_told(patch: Patch) -> None:
+    """A sentinel that is heard again goes on counting as silent."""
+
+    def kept(self: Promise, now: int, every: int) -> Promise:
+        return structs.replace(self, heard=now, every=every)
+
+    patch.setattr(Promise, "kept", kept)
+
+
 PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
-        called_off_in_memory, given_up_when_lost,
+        called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
+        return_not_told,
     )
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.transports import http
 from duly.transports.express import PIECE, Express, Said
@@ -229,6 +230,7 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
         await place.add(Role.DEVICE, "lock")
         await place.add(Role.APP, "phone")
         await place.hub.accounts.grant("phone", "lock")
+        await place.hub.alerts.profiles.set("home", Draft(nobody=True))
         now = time.time_ns() // 1_000_000
         data = {"profile_id": "home", "trigger_reason": "smoke", "timestamp": now}
         alert = {"type": "alert_event", "seq_id": "WAY", "data": data}

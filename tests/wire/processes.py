@@ -101,7 +101,7 @@ class HubProcess(Killable):
                 for device in devices:
                     await accounts.grant(app, device)
             if sentinels:
-                await Profiles(ledger).set("home", Draft(send=tell, most=0))
+                await Profiles(ledger).set("home", Draft(send=tell, most=0, nobody=not tell))
         return tokens
 
     async def start(self, point: str = "") -> None:

@@ -111,8 +111,11 @@ class Status(Struct, frozen=True, omit_defaults=True):
 
     standing: Standing = Standing.OPEN
     by: str = ""
+    """the account that said so"""
     at: int = 0
     note: str = ""
+    claimed: str = ""
+    """who that account's client says it was; not checked"""
     location: Raw = UNSAID
     severity: Severity | None = None
     device_meta: Raw = UNSAID

@@ -2,8 +2,10 @@
 
 The laws. `server_ack` goes out after the alert and its deliveries are committed, in one transaction. The same
 id is one alert, however often and from how many connections it comes; a repeat gets code 5 and the state. Who
-reports is who has authenticated: nobody changes another sentinel's alerts. An alert is never refused for what
-the operator forgot: without a profile it is listed, and ends as failed with the reason.
+reports is who has authenticated: nobody changes another sentinel's alerts. An alert that nobody would be told
+of, since its profile is missing, is refused: its sentinel keeps it and says so. What is critical is never
+silent: no quiet hours, and no silence that does not name it; if nobody could be told, the people of the
+profile `default` are, and it is recorded.
 
 Everything durable rides on the kernel: `Courier` and `Engine`. Here is what a frame means, what people are
 told, and the channels that tell it.
@@ -13,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Collection
-from datetime import UTC, datetime
-from hashlib import blake2b
+import logging
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from msgspec import structs
@@ -27,45 +27,52 @@ from duly.apps.alert_events import (
     Event,
     Standing,
     Status,
-    line,
     name_on_shelf,
     read_change,
     read_event,
     read_status,
-    shown,
-    text,
     traits_of,
     updated,
 )
-from duly.apps.desk import CHANNEL, STATUSES, Desk, Silence, calls_off
-from duly.apps.profiles import Address, Profiles
+from duly.apps.desk import CHANNEL, DEAD, STATUSES, Desk, Silence, calls_off
+from duly.apps.heartbeats import Heartbeats, read_beat
+from duly.apps.notices import Known, notice
+from duly.apps.profiles import CONFIGURED, VERSION, Address, Profiles
 from duly.auth import Principal, Role
-from duly.channel import Channel, Notice
+from duly.channel import Channel
 from duly.channels import open_channel
 from duly.core.courier import Courier
 from duly.core.endings import Asks
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
 from duly.core.parcels import (
-    CORRECTION,
-    RAISED,
+    NOT_WANTED,
     Amend,
     Carried,
     Carry,
     CourierPolicy,
     Fate,
-    Load,
     Look,
     Plan,
 )
-from duly.core.signals import CANCEL, EVENT, UPDATE
+from duly.core.quota import Quota, Rate
+from duly.core.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
-from duly.core.units import MS, SECOND
+from duly.core.units import MS
 from duly.core.writes import Open, Ref
 from duly.dialects import frames
-from duly.dialects.frames import Frame
+from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
-from duly.errors import Declined, DulyError, InDoubt, LedgerUnavailable, Malformed, NotAllowed, NotSent
+from duly.errors import (
+    Declined,
+    DulyError,
+    InDoubt,
+    LedgerUnavailable,
+    Malformed,
+    NoProfile,
+    NotAllowed,
+    NotSent,
+)
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.secret_box import SecretBox
@@ -77,19 +84,24 @@ CARRY_SECONDS: Final = 50.0
 STOP_SECONDS: Final = 3.0
 """How long those on their way are waited for when the hub stops."""
 READ_KEPT: Final = 1_000
+LOOKS: Final = Rate(50)
+"""How often each sentinel may make us look in the ledger for a profile that is not known here."""
+CURRENT_SECONDS: Final = 0.02
+"""How old what is known of profiles and silences may be when an alert comes, where other hubs change them."""
 EARLIEST: Final = 10**11
 """Milliseconds since 1970 that are not seconds by mistake."""
 
 
 _LISTED: Final = Plan()
-"""A profile that tells nobody."""
+"""A profile that is meant to tell nobody."""
+_LOG: Final = logging.getLogger("duly.alerts")
 
 
 class Alerts:
     """One tower on one ledger."""
 
     roles = frozenset({Role.SENTINEL})
-    types = frozenset({EVENT, UPDATE, CANCEL})
+    types = frozenset({EVENT, UPDATE, CANCEL, HEARTBEAT})
     prompt = frozenset({EVENT})
 
     def __init__(
@@ -100,6 +112,7 @@ class Alerts:
         *,
         private: bool = False,
         box: SecretBox | None = None,
+        known: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
@@ -121,6 +134,15 @@ class Alerts:
             sole=ledger.sole,
         )
         self.engine = Engine(self._courier, ledger, self._perform)
+        self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
+        self._looks = Quota(LOOKS)
+        self._version: bytes | None = None
+        self._checked = float("-inf")
+        """when (monotonic) the version of what is configured was last read"""
+        self._received: dict[bytes, int] = {}
+        """when alerts were received, by the ledger: every attempt, at every hub, says the same"""
+        self._untold = 0
+        """critical alerts that could not be told to anybody, since the start"""
         self._sessions: dict[str, set[Session]] = {}
         self._statuses: dict[bytes, Status] = {}
         """of the alerts that something has been said about"""
@@ -156,25 +178,27 @@ class Alerts:
     def state(self) -> dict[str, Any]:
         """The figures of the seed, since the start; and how much is open."""
         counts = self._courier.counts
-        retried = max(1, counts.retried_well)
+        average = counts.retries_well / counts.retried_well if counts.retried_well else 0.0
         return {
             "open_deliveries": len(self._courier),
             "total_events": counts.accepted,
             "duplicate_events": counts.duplicates,
             "retry_attempts": counts.retries,
             "retry_successes": counts.retried_well,
-            "average_retries": round(counts.retries / retried, 2),
+            "average_retries": round(average, 2),
             "attempts": counts.attempts,
             "messages": counts.parcels,
             "arrived": counts.arrived,
             "failed": counts.failed,
             "in_doubt": counts.in_doubt,
+            "critical_untold": self._untold,
         }
 
     # ── who is here ──────────────────────────────────────────────────────────────────────────────
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         self._sessions.setdefault(who.name, set()).add(session)
+        self._spawn(self.heartbeats.seen(who.name))
         session.push(frames.encode(Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS)))
 
     async def disconnected(self, session: Session, who: Principal) -> None:
@@ -182,6 +206,12 @@ class Alerts:
         sessions.discard(session)
         if not sessions:
             self._sessions.pop(who.name, None)
+            self._spawn(self.heartbeats.seen(who.name))
+
+    @property
+    def online(self) -> set[str]:
+        """The sentinels that are connected here."""
+        return set(self._sessions)
 
     def dismiss(self, name: str) -> None:
         for session in list(self._sessions.get(name, ())):
@@ -192,15 +222,53 @@ class Alerts:
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
             raise NotAllowed(f"{who.name} ({who.role.value}) may not report alerts; 'duly add sentinel'")
+        if frame.type == HEARTBEAT:
+            return await self._beat(session, who, frame)
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type == EVENT:
             message = self._message(who, frame)
             if not self._repeated(message, session):
+                await self._check_profile(message)
                 await self.engine.put(Arrived(message, session))
+            if self.heartbeats.owed(who.name, message.recipient):
+                self._spawn(self.heartbeats.note(who.name, message.recipient))
         else:
             await self._change(session, who, frame)
         return True
+
+    async def _beat(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """A sign of life: answered, if it has an id, when it is stored."""
+        await self.heartbeats.beat(who.name, read_beat(bytes(frame.data)))
+        if frame.seq_id is None:
+            return False
+        session.push(frames.encode(Frame("server_ack", frame.seq_id, code=ServerCode.ACCEPTED)))
+        return True
+
+    async def _check_profile(self, message: Message) -> None:
+        """Refuse what nobody would be told of; before that, look in the ledger."""
+        if not self._ledger.sole:
+            await self._catch_up_on_changes()
+        if self.profiles.get(message.recipient) is not None:
+            return
+        wait = self._looks.take(message.scope, self._ledger.clock.now())
+        if wait:
+            raise LedgerUnavailable(f"{message.scope} names too many profiles that are not known; try again")
+        if await self.profiles.knows(message.recipient) or await self._ledger.find(message.key) is not None:
+            return
+        raise NoProfile(
+            f"there is no profile {message.recipient!r}, so nobody would be told; make it with "
+            f"'duly profile set {message.recipient} --send URL', or one named 'default'"
+        )
+
+    async def _catch_up_on_changes(self) -> None:
+        """Learn what other hubs have changed about profiles and silences, if anything."""
+        now = asyncio.get_running_loop().time()
+        if now - self._checked < CURRENT_SECONDS:
+            return
+        self._checked = now
+        if await self._ledger.item(CONFIGURED, VERSION) != self._version:
+            await self.refresh()
 
     def _repeated(self, message: Message, session: Session) -> bool:
         """Answer what has ended, as far as memory can tell: it need not wait its turn in the engine."""
@@ -257,9 +325,12 @@ class Alerts:
         if profile is None:
             reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
             return Plan(end=(State.FAILED, Answer(2, b"", reason)))
+        traits = traits_of(message, event)
+        if not profile.steps and traits.urgent:
+            reason = f"profile {event.profile_id!r} names nobody, so nobody was told; see 'duly profile set'"
+            return Plan(end=(State.FAILED, Answer(2, b"", reason)))
         if not profile.steps:
             return _LISTED
-        traits = traits_of(message, event)
         return Plan(profile.plan(now, urgent=traits.urgent), traits=traits)
 
     def _is_wanted(self, ref: Ref) -> bool:
@@ -280,6 +351,8 @@ class Alerts:
                 scope, id_ = names_in(key)
                 if self._journal.watchers:
                     self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+                if state in DEAD:
+                    self._spawn(self._told_nobody(key))
                 frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
                 for origin in origins:
                     _push(origin, frame)
@@ -294,7 +367,9 @@ class Alerts:
 
     def _reply(self, origin: Any, message: Message, verdict: Verdict) -> None:
         if self._journal.watchers:
-            self._journal.see("said", scope=message.scope, id=message.id, word=verdict.named)
+            self._journal.see(
+                "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
+            )
         if origin is None:
             return
         origin.push(frames.encode(frames.server_ack(message.id, verdict)))
@@ -310,6 +385,8 @@ class Alerts:
 
     async def refresh(self) -> None:
         """Read again who is told, and what is silenced."""
+        if not self._ledger.sole:
+            self._version = await self._ledger.item(CONFIGURED, VERSION)  # first: what comes later is newer
         await self.profiles.refresh()
         self._silences = list((await self.desk.silences()).values())
 
@@ -351,6 +428,30 @@ class Alerts:
             )
             await self.engine.put(Told(Look(key, still)))
 
+    async def _report(self, message: Message) -> None:
+        """Store an alert of the tower's own, and have it told."""
+        await self.engine.put(Arrived(message, None))
+
+    async def _take_back(self, key: bytes, note: str) -> None:
+        """An alert of the tower's own is over: who was told of it is told that."""
+        alert = await self.desk.get(key)
+        if alert is not None and not alert.status.standing.over:
+            await self.desk.say(alert, Standing.CANCELLED, "tower", note)
+
+    async def _told_nobody(self, key: bytes) -> None:
+        """An alert has ended without anybody being told for sure. If it is critical, those of the default
+        profile are told, and it is recorded."""
+        with contextlib.suppress(DulyError):
+            alert = await self.desk.get(key)
+            if alert is None or alert.severity is not Severity.CRITICAL:
+                return
+            self._untold += 1
+            message = alert.record.message
+            reason = alert.record.answer.reason if alert.record.answer is not None else ""
+            _LOG.error("nobody was told of the critical alert %s/%s: %s", message.scope, message.id, reason)
+            await self._journal.refuse(message.scope, message.id, "untold", reason or "nobody was told")
+            await self.desk.fall_back(alert)
+
     # ── telling people ───────────────────────────────────────────────────────────────────────────
 
     async def _carry(self, parcel: Carry) -> None:
@@ -359,11 +460,15 @@ class Alerts:
             channel = await self._channel(parcel.recipient)
             with contextlib.suppress(DulyError):  # then by what is known here
                 await self._catch_up_on(parcel)
-            # Thousands of alerts take a while to write down: others want to store something, too.
-            many = len(parcel.loads) > NAMED
-            notice = await asyncio.to_thread(self._notice, parcel) if many else self._notice(parcel)
-            async with asyncio.timeout(CARRY_SECONDS):
-                await channel.send(notice)
+            if any(self._is_wanted(load.ref) for load in parcel.loads):
+                known = await self._known(parcel)
+                # Thousands of alerts take a while to write down: others want to store something, too.
+                many = len(parcel.loads) > NAMED
+                words = await asyncio.to_thread(notice, parcel, known) if many else notice(parcel, known)
+                async with asyncio.timeout(CARRY_SECONDS):
+                    await channel.send(words)
+            else:
+                fate, reason = Fate.CALLED_OFF, NOT_WANTED
         except NotSent as problem:
             fate, reason, rest = Fate.NOT_SENT, str(problem), problem.rest
         except (Declined, Malformed) as problem:
@@ -384,6 +489,28 @@ class Alerts:
             # Whoever was cancelling it meanwhile, at another hub, did not see that somebody was told.
             for key in await self._catch_up_on(parcel):
                 await self._changed(key)
+
+    async def _known(self, parcel: Carry) -> Known:
+        """What a notice needs to know. When each of a few alerts was received is looked up, if need be."""
+        if len(parcel.loads) <= NAMED:
+            if len(self._received) >= READ_KEPT:
+                self._received.clear()
+            for load in parcel.loads:
+                key = load.message.key
+                if key not in self._received:
+                    with contextlib.suppress(DulyError):
+                        record = await self._ledger.find(key)
+                        if record is not None:
+                            self._received[key] = record.accepted_at
+        keys = [load.message.key for load in parcel.loads]
+        names = {load.message.recipient for load in parcel.loads}
+        profiles = {name: self.profiles.get(name) for name in names}
+        return Known(
+            self._ledger.clock.now(),
+            {key: self._statuses[key] for key in keys if key in self._statuses},
+            {key: self._received[key] for key in keys if key in self._received},
+            {name: profile.zone for name, profile in profiles.items() if profile is not None},
+        )
 
     async def _catch_up_on(self, parcel: Carry) -> list[bytes]:
         """What was said about these alerts at other hubs; those that have been cancelled."""
@@ -425,76 +552,6 @@ class Alerts:
         if known is not None:
             await known[1].close()
         return channel
-
-    def _notice(self, parcel: Carry) -> Notice:
-        loads = parcel.loads
-        if len(loads) > 1:
-            return self._digest(parcel)
-        (load,) = loads
-        status = self._statuses.get(load.message.key, NOTHING_SAID)
-        body = self._shown(load)
-        correction, raised = load.ref.round == CORRECTION, load.ref.round == RAISED
-        title = f"{'Cancelled: ' if correction else 'Now ' if raised else ''}{line(load.message, status)}"
-        mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
-        if correction:
-            mark += "The alert you were sent has been taken back.\n"
-        return Notice(
-            delivery_id(load.ref),
-            f"{'Repeat? ' if load.repeat else ''}{title}",
-            mark + text(load.message, status),
-            {
-                "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
-                "timestamp": _iso(load.message.time),
-                "data": body,
-            },
-            parcel.urgent,
-        )
-
-    def _digest(self, parcel: Carry) -> Notice:
-        """Many at once: people get the figures and the first ones, programs get them all."""
-        loads = parcel.loads
-        reasons = Counter(read_event(load.message.body).trigger_reason for load in loads)
-        lines = [
-            ("cancelled: " if load.ref.round == CORRECTION else "")
-            + line(load.message, self._statuses.get(load.message.key, NOTHING_SAID))
-            for load in loads[:NAMED]
-        ]
-        more = f"\n… and {len(loads) - NAMED} more: duly alert list" if len(loads) > NAMED else ""
-        figures = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common(10))
-        id_ = blake2b(
-            b"\0".join(delivery_id(load.ref).encode() for load in loads), digest_size=12
-        ).hexdigest()
-        mark = "Some of this may be a repeat.\n" if any(load.repeat for load in loads) else ""
-        return Notice(
-            f"alerts_{id_}",
-            f"{len(loads)} alerts: {figures}",
-            mark + "\n".join(lines) + more,
-            {
-                "type": "alert.digest",
-                "timestamp": _iso(max(load.message.time for load in loads)),
-                "data": {
-                    "count": len(loads),
-                    "reasons": dict(reasons),
-                    "events": [self._shown(load) for load in loads],
-                },
-            },
-            parcel.urgent,
-        )
-
-    def _shown(self, load: Load) -> dict[str, Any]:
-        status = self._statuses.get(load.message.key, NOTHING_SAID)
-        seen = shown(load.message, status, load.ref.round) | {"delivery": delivery_id(load.ref)}
-        return seen | {"repeat": True} if load.repeat else seen
-
-
-def delivery_id(ref: Ref) -> str:
-    """The same in every attempt, and for nothing else: what a receiver tells a repeat by."""
-    named = b"%b\0%b\0%d" % (ref.key, ref.recipient.encode(), ref.round)
-    return f"alert_{blake2b(named, digest_size=12).hexdigest()}"
-
-
-def _iso(micros: int) -> str:
-    return datetime.fromtimestamp(micros / SECOND, UTC).isoformat(timespec="milliseconds")
 
 
 def _push(origin: Any, frame: bytes) -> None:

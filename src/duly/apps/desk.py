@@ -26,12 +26,12 @@ from duly.apps.alert_events import (
     read_status,
     shown,
 )
-from duly.apps.profiles import Draft, Profile, Profiles
+from duly.apps.profiles import Profiles, changed
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of, names_in
-from duly.core.parcels import BY_HAND, CORRECTION, RAISED
+from duly.core.parcels import BY_HAND, CORRECTION, FALLBACK, RAISED
 from duly.core.signals import EVENT, Severity
-from duly.core.units import DAY, MS, SECOND
+from duly.core.units import DAY, MS
 from duly.core.writes import (
     Advance,
     Deliver,
@@ -55,12 +55,15 @@ SILENCES: Final = "silences"
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
 """How deliveries end without anybody being told for sure."""
+NOBODY: Final = "nobody"
+"""Whom an alert without any delivery was told to."""
 SEARCHED: Final = 100_000
 """So many of the newest alerts are searched for an id."""
 
 
 class Silence(Struct, frozen=True, omit_defaults=True):
-    """Alerts that nobody is told of for a while. Patterns as in a shell: `*`, `lock-?`."""
+    """Alerts that nobody is told of for a while. Patterns as in a shell: `*`, `lock-?`. What is critical is
+    told all the same, unless the silence says that it is meant, too."""
 
     until: int
     sentinel: str = "*"
@@ -68,11 +71,16 @@ class Silence(Struct, frozen=True, omit_defaults=True):
     reason: str = "*"
     profile: str = "*"
     by: str = ""
+    """the account that said so"""
     note: str = ""
+    claimed: str = ""
+    """who the client says it was; not checked"""
+    critical: bool = False
 
     def covers(self, message: Message, event: Event, now: int) -> bool:
         return (
             now < self.until
+            and (self.critical or event.severity is not Severity.CRITICAL)
             and fnmatchcase(message.scope, self.sentinel)
             and fnmatchcase(event.device_address, self.device)
             and fnmatchcase(event.trigger_reason, self.reason)
@@ -92,6 +100,11 @@ class Alert(Struct, frozen=True):
     @property
     def key(self) -> bytes:
         return self.record.message.key
+
+    @property
+    def severity(self) -> Severity:
+        """As it stands."""
+        return current(read_event(self.record.message.body), self.status).severity
 
 
 async def _nobody(_: bytes) -> None:
@@ -186,14 +199,16 @@ class Desk:
         return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[Alert, Delivery]]:
-        """The newest deliveries; `open` and `dead` are kinds of states."""
+        """The newest deliveries; `open` and `dead` are kinds of states. An alert that failed before there was
+        any delivery (its profile was missing) has one to nobody."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
         found: list[tuple[Alert, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
-            found += ((alert, one) for one in alert.deliveries if _is(state, one.state))
+            made = alert.deliveries or _to_nobody(alert)
+            found += ((alert, one) for one in made if _is(state, one.state))
             if len(found) >= limit:
                 break
         return found[:limit]
@@ -207,8 +222,11 @@ class Desk:
 
     # ── saying something about an alert ──────────────────────────────────────────────────────────
 
-    async def say(self, alert: Alert, standing: Standing, by: str, note: str) -> Status:
-        """Acknowledge or resolve. Whoever has said so first, has: again changes nothing, and what is over
+    async def say(
+        self, alert: Alert, standing: Standing, by: str, note: str = "", claimed: str = ""
+    ) -> Status:
+        """Acknowledge, resolve or take back. `by` is the authenticated account, `claimed` who its client says
+        it is. Whoever has said so first, has: again changes nothing, and what is over
         stays over, however many say something at the same moment, and wherever."""
         async with self.changing:
             while True:
@@ -220,7 +238,9 @@ class Desk:
                         "nothing is left"
                     )
                 now = self._ledger.clock.now()
-                status = structs.replace(alert.status, standing=standing, by=by, at=now, note=note)
+                status = structs.replace(
+                    alert.status, standing=standing, by=by, at=now, note=note, claimed=claimed
+                )
                 (said, *_) = await self._ledger.write(self._unless_changed(alert, status, now))
                 if said:
                     break
@@ -354,6 +374,20 @@ class Desk:
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
 
+    async def fall_back(self, alert: Alert) -> bool:
+        """Nobody could be told: tell those of the default profile who were not tried; whether there are
+        any."""
+        profile = self._profiles.fallback
+        tried = {one.ref.recipient for one in alert.deliveries}
+        to = [] if profile is None else [label for step in profile.steps for label in step.to]
+        now = self._ledger.clock.now()
+        expires = now + self._lasts(alert)
+        refs = [Ref(alert.key, CHANNEL, label, FALLBACK) for label in dict.fromkeys(to) if label not in tried]
+        if refs:
+            await self._ledger.write(*(Deliver(ref, now, expires) for ref in refs))
+            await self._changed(alert.key)
+        return bool(refs)
+
     async def edit(self, alert: Alert, recipient: str, url: str) -> list[Delivery]:
         """Send it to another address instead."""
         rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
@@ -382,13 +416,13 @@ class Desk:
         over = [Drop(SILENCES, old) for old, one in existing.items() if one.until < now]
         number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
         body = msgspec.json.encode(silence)
-        while not (await self._ledger.write(PutNew(SILENCES, str(number), body), *over))[0]:
+        while not (await self._ledger.write(PutNew(SILENCES, str(number), body), changed(), *over))[0]:
             number += 1  # somebody was faster
         await self._changed(b"")
         return str(number)
 
     async def unsilence(self, name: str) -> bool:
-        (gone,) = await self._ledger.write(Drop(SILENCES, name))
+        gone, _ = await self._ledger.write(Drop(SILENCES, name), changed())
         await self._changed(b"")
         return bool(gone)
 
@@ -403,9 +437,18 @@ def calls_off(standing: Standing, round_: int) -> bool:
         case Standing.OPEN:
             return False
         case Standing.ACKNOWLEDGED:
-            return 0 < round_ < RAISED  # that it has become worse is news to them, too
+            return round_ < RAISED  # that it has become worse is news to them, too
         case Standing.RESOLVED | Standing.CANCELLED:
             return round_ < CORRECTION
+
+
+def _to_nobody(alert: Alert) -> list[Delivery]:
+    """The delivery that an alert should have had, and could not have."""
+    record = alert.record
+    if record.state not in DEAD:
+        return []
+    reason = "" if record.answer is None else record.answer.reason
+    return [Delivery(Ref(alert.key, CHANNEL, NOBODY), record.state, 0, 0, 0, "", reason)]
 
 
 def _critical(event: Event, status: Status) -> bool:
@@ -432,76 +475,10 @@ def _is(wanted: str, state: State) -> bool:
             return wanted == state.word
 
 
-# ── the verbs, as the command line and the hub's door for it know them ───────────────────────────
+# ── as people and programs see it ────────────────────────────────────────────────────────────────
 
 
-async def administer(desk: Desk, profiles: Profiles, verb: str, wanted: dict[str, str]) -> object:
-    """The verbs on alerts, deliveries and profiles: the same through a running hub and without one."""
-    match verb:
-        case "alert.list":
-            alerts = await desk.alerts(
-                standing=wanted.get("status", ""),
-                sentinel=wanted.get("sentinel", ""),
-                limit=int(wanted.get("limit", "50")),
-            )
-            return {"alerts": [show(alert) for alert in alerts]}
-        case "alert.show" | "deliveries.show":
-            return show(await _asked(desk, wanted))
-        case "alert.ack" | "alert.resolve":
-            standing = Standing.ACKNOWLEDGED if verb == "alert.ack" else Standing.RESOLVED
-            alert = await _asked(desk, wanted)
-            await desk.say(alert, standing, wanted.get("by", ""), wanted.get("note", ""))
-            return show(await _asked(desk, wanted))
-        case "alert.silence":
-            said = {name: value for name, value in wanted.items() if name != "lasts"}
-            if not said.keys() & {"sentinel", "device", "reason", "profile"}:
-                raise Malformed("say what to silence: --sentinel, --device, --reason or --profile")
-            until = desk.now() + round(float(wanted["lasts"]) * SECOND)
-            quiet = msgspec.convert(said | {"until": until}, Silence)
-            return {"silence": await desk.silence(quiet), **_show_silence(quiet)}
-        case "alert.unsilence":
-            return {"changed": await desk.unsilence(wanted["silence"])}
-        case "alert.silences":
-            found = await desk.silences()
-            return {"silences": [{"silence": name} | _show_silence(one) for name, one in found.items()]}
-        case "deliveries.list":
-            pairs = await desk.deliveries(state=wanted.get("state", ""), limit=int(wanted.get("limit", "50")))
-            return {"deliveries": [_named(alert) | show_delivery(one) for alert, one in pairs]}
-        case "deliveries.retry":
-            alert = await _asked(desk, wanted)
-            made = await desk.retry(alert, wanted.get("recipient", ""))
-            return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
-        case "deliveries.edit":
-            alert = await _asked(desk, wanted)
-            made = await desk.edit(alert, wanted["recipient"], wanted["url"])
-            return {"deliveries": [_named(alert) | show_delivery(one) for one in made]}
-        case "profile.set":
-            draft = draft_of(msgspec.json.decode(wanted["draft"]))
-            profile, secrets = await profiles.set(wanted["name"], draft)
-            return show_profile(wanted["name"], profile) | {"secrets": secrets}
-        case "profile.list":
-            return {"profiles": [show_profile(name, one) for name, one in profiles.all().items()]}
-        case "profile.show":
-            return show_profile(wanted["name"], profiles.named(wanted["name"]))
-        case "profile.remove":
-            return {"changed": await profiles.remove(wanted["name"])}
-        case _:
-            raise Malformed(f"there is no verb {verb!r}")
-
-
-def draft_of(raw: object) -> Draft:
-    """A profile as it was written down, or what is wrong with it."""
-    try:
-        return msgspec.convert(raw, Draft)
-    except msgspec.ValidationError as problem:
-        raise Malformed(f"this is not a profile: {problem}") from None
-
-
-async def _asked(desk: Desk, wanted: dict[str, str]) -> Alert:
-    return await desk.find(wanted["event"], wanted.get("sentinel", ""))
-
-
-def _named(alert: Alert) -> dict[str, Any]:
+def named(alert: Alert) -> dict[str, Any]:
     return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
 
 
@@ -519,6 +496,7 @@ def show(alert: Alert) -> dict[str, Any]:
         seen["detail"] = record.answer.reason
     if status is not NOTHING_SAID and status.by:
         seen |= {"by": status.by, "at": status.at // MS, "note": status.note}
+        seen |= {"claimed": status.claimed} if status.claimed else {}
     return seen
 
 
@@ -541,21 +519,3 @@ def show_forgotten(one: Delivery) -> dict[str, Any]:
     """A delivery without its alert, as the archive keeps it."""
     sentinel, event = names_in(one.ref.key)
     return {"event": event, "sentinel": sentinel} | show_delivery(one)
-
-
-def show_profile(name: str, profile: Profile) -> dict[str, Any]:
-    return {
-        "name": name,
-        "steps": [{"after": step.after / SECOND, "to": list(step.to)} for step in profile.steps],
-        "quiet": profile.quiet,
-        "zone": profile.zone,
-        "lasts": profile.lasts / SECOND,
-        "tries": profile.tries,
-        "most": profile.most,
-        "together": profile.together / SECOND,
-    }
-
-
-def _show_silence(one: Silence) -> dict[str, Any]:
-    seen: dict[str, Any] = msgspec.to_builtins(one)
-    return seen | {"until": one.until // MS}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from typing import Final
@@ -24,6 +25,7 @@ from duly.channels.webhook import key_of, new_secret
 from duly.core.messages import Message
 from duly.core.parcels import Doubt, Planned
 from duly.core.route import RoutePolicy
+from duly.core.signals import Severity
 from duly.core.units import DAY, MINUTE, SECOND
 from duly.core.writes import Drop, Put, Write
 from duly.errors import Malformed
@@ -35,8 +37,17 @@ ADDRESSES: Final = "addresses"
 DEFAULT: Final = "default"
 """Who is told when an alert names a profile that is not there."""
 
+CONFIGURED: Final = "alerts-configured"
+VERSION: Final = "version"
+"""What hubs on one ledger compare to know whether profiles or silences have changed."""
+
 STEPS: Final = 20
 QUIET: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+
+
+def changed() -> Put:
+    """Goes with every change of a profile or a silence: other hubs on the ledger see that they must look."""
+    return Put(CONFIGURED, VERSION, secrets.token_bytes(8))
 
 
 class Step(Struct, frozen=True):
@@ -63,6 +74,13 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """messages to one recipient in a minute; what is more goes together; 0: no limit"""
     together: int = MINUTE
     """how long the later events of one episode wait for each other"""
+    heartbeat: int = 0
+    """how often a sentinel of this profile has to show that it is there, if it promises nothing itself; 0: it
+    need not"""
+    grace: int = MINUTE
+    """how much later than promised a heartbeat may be"""
+    silent: Severity = Severity.CRITICAL
+    """how bad it is that a sentinel has fallen silent"""
 
     def __post_init__(self) -> None:
         if self.quiet and not QUIET.fullmatch(self.quiet):
@@ -75,6 +93,8 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
             ) from None
         if self.lasts < SECOND:
             raise Malformed("a delivery is tried for at least a second")
+        if self.heartbeat < 0 or 0 < self.heartbeat < SECOND or self.grace < 0:
+            raise Malformed("a heartbeat comes every second at most, with a grace of 0 seconds or more")
         if self.tries < 0:
             raise Malformed("a delivery is tried so often, once or more; 0 is as often as fits")
         if len(self.steps) > STEPS:
@@ -139,6 +159,11 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tries: int = 0
     most: int = 10
     together: float = 60.0
+    heartbeat: float = 0.0
+    grace: float = 60.0
+    silent: Severity = Severity.CRITICAL
+    nobody: bool = False
+    """it is meant that this profile tells nobody"""
 
 
 class Profiles:
@@ -198,10 +223,25 @@ class Profiles:
                         routes[label] = profile.route
         self._routes = routes
 
+    async def knows(self, name: str) -> bool:
+        """Whether there is a profile for alerts that name this one; if not here, then in the ledger, where
+        another hub may just have put it."""
+        if self.get(name) is None and not self._ledger.sole:
+            for one in (name, DEFAULT):
+                if await self._ledger.item(PROFILES, one) is not None:
+                    await self.refresh()
+                    break
+        return self.get(name) is not None
+
     # ── asking: from memory ──────────────────────────────────────────────────────────────────────
 
     def get(self, name: str) -> Profile | None:
         return self._profiles.get(name) or self._profiles.get(DEFAULT)
+
+    @property
+    def fallback(self) -> Profile | None:
+        """Who is told of something critical that could not be told to anybody else."""
+        return self._profiles.get(DEFAULT)
 
     def tries(self, message: Message) -> int:
         profile = self.get(message.recipient)
@@ -249,8 +289,17 @@ class Profiles:
             tries=draft.tries,
             most=draft.most,
             together=round(draft.together * SECOND),
+            heartbeat=round(draft.heartbeat * SECOND),
+            grace=round(draft.grace * SECOND),
+            silent=draft.silent,
         )
-        await self._ledger.write(*writes, Put(PROFILES, name, msgspec.json.encode(profile)))
+        if not profile.steps and not draft.nobody:
+            raise Malformed(
+                f"profile {name!r} would tell nobody; say whom with --send, or --nobody if its alerts are "
+                "only to be listed"
+            )
+        writes.append(Put(PROFILES, name, msgspec.json.encode(profile)))
+        await self._ledger.write(*writes, changed())
         await self.refresh()
         return profile, made
 
@@ -258,13 +307,13 @@ class Profiles:
         """Note an address that no profile names (yet); its label."""
         label, writes, _ = await self._note(url, "")
         if writes:
-            await self._ledger.write(*writes)
+            await self._ledger.write(*writes, changed())
             await self.refresh()
         return label
 
     async def remove(self, name: str) -> bool:
         """Forget a profile; whether there was one. Its addresses stay."""
-        (gone,) = await self._ledger.write(Drop(PROFILES, name))
+        gone, _ = await self._ledger.write(Drop(PROFILES, name), changed())
         await self.refresh()
         return bool(gone)
 

@@ -50,13 +50,16 @@ def check_url(url: str, *, private: bool = True) -> None:
 
         check_host(parts, private=private)
     elif parts.scheme in MAIL:
+        from duly.channels.guard import check_written
         from duly.channels.mail import Mailbox
 
-        Mailbox.parse(parts)
+        box = Mailbox.parse(parts)
+        if not private:
+            check_written(box.host)
     elif parts.scheme not in LOCAL:
         from duly.channels.services import check_service
 
-        check_service(url)
+        check_service(url, private=private)
     declared(url)
 
 
@@ -84,14 +87,14 @@ def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channe
     if parts.scheme in MAIL:
         from duly.channels.mail import Mail
 
-        return Mail(parts, doubt)
+        return Mail(parts, doubt, private=private)
     if parts.scheme in LOCAL:
         from duly.channels.local import Local
 
         return Local(parts.path if parts.scheme == "file" else "", doubt)
     from duly.channels.services import Service
 
-    return Service(url, doubt)
+    return Service(url, doubt, private=private)
 
 
 def _split(url: str) -> SplitResult:

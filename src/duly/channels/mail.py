@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from msgspec import Struct
 
 from duly.channel import Notice
+from duly.channels.guard import PRIVATE, PrivateAddress, public_only
 from duly.core.parcels import Doubt
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
@@ -66,8 +67,9 @@ class Mailbox(Struct, frozen=True):
 class Mail:
     """One mailbox, or several who get the same mail."""
 
-    def __init__(self, parts: SplitResult, doubt: Doubt) -> None:
+    def __init__(self, parts: SplitResult, doubt: Doubt, *, private: bool = False) -> None:
         self.doubt = doubt
+        self._private = private
         self._box = Mailbox.parse(parts)
 
     async def send(self, notice: Notice) -> None:
@@ -87,6 +89,16 @@ class Mail:
             raise InDoubt(f"the mail server did not finish within {ALL_SECONDS:.0f} s") from None
 
     def _send(self, mail: EmailMessage) -> None:
+        if self._private:
+            self._converse(mail)
+            return
+        try:
+            with public_only():
+                self._converse(mail)
+        except PrivateAddress:
+            raise Declined(PRIVATE) from None
+
+    def _converse(self, mail: EmailMessage) -> None:
         box = self._box
         begun = False  # whether the mail itself has gone over
         try:
@@ -108,6 +120,8 @@ class Mail:
                 raise _answered(problem.smtp_code) from None
         except smtplib.SMTPNotSupportedError:
             raise Declined("the mail server does not offer what this address asks for") from None
+        except PrivateAddress:
+            raise
         except (smtplib.SMTPException, OSError) as problem:
             if not begun:
                 why = "does not answer" if isinstance(problem, socket.timeout) else "cannot be reached"

@@ -2,31 +2,29 @@
 
 `webhook-id` is the delivery's id, the same in every attempt, so that the receiver can tell a repeat; together
 with `webhook-timestamp` and the body it is signed with the endpoint's secret (`whsec_…`, HMAC-SHA256).
-Redirects are not followed. An address inside our own network is refused unless the operator allows it: what
-is asked for by name is looked up here, once, and only what was looked at is connected to.
+Redirects are not followed. An address inside our own network is refused unless the operator allows it; what
+counts is what is connected to (see `guard`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hmac
 import io
-import ipaddress
 import secrets
 import socket
 import time
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 import msgspec
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from duly.channel import Notice
+from duly.channels.guard import PRIVATE, PrivateAddress, check_address, check_written
 from duly.core.parcels import Doubt
 from duly.core.units import HOUR, seconds
 from duly.errors import Declined, InDoubt, Malformed, NotSent
@@ -77,65 +75,14 @@ def check_host(parts: SplitResult, *, private: bool) -> None:
     if not parts.hostname:
         raise Malformed("a webhook's address needs a host: https://host/path")
     if not private:
-        try:
-            address = ipaddress.ip_address(parts.hostname)
-        except ValueError:
-            if parts.hostname == "localhost" or parts.hostname.endswith(".localhost"):
-                raise Malformed(PRIVATE) from None
-            return  # a name: it is judged by what it leads to, whenever it is asked for
-        if not is_public(address):
-            raise Malformed(PRIVATE)
+        check_written(parts.hostname)
 
 
-PRIVATE: Final = (
-    "this address is inside a private network; if it is meant, --allow-private-webhooks allows it"
-)
-
-
-def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is everybody's. One that only wraps another is judged by that.
-
-    >>> [is_public(ipaddress.ip_address(a)) for a in ("1.1.1.1", "10.0.0.1", "::ffff:127.0.0.1")]
-    [True, False, False]
-    """
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast
-
-
-class _PublicOnly(AbstractResolver):
-    """Looks names up, and leaves out what is inside our own network."""
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-        public = [
-            entry for entry in found if is_public(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]))
-        ]
-        if found and not public:
-            raise _Private
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(where[0]),
-                port=port,
-                family=family_,
-                proto=proto,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for family_, _, proto, _, where in public
-        ]
-
-    async def close(self) -> None:
-        pass
-
-
-class _Private(OSError):
-    pass
+def _socket(info: Any) -> socket.socket:
+    """A socket to a public address: whatever was written or looked up, this is what is connected to."""
+    family, kind, proto, _, where = info
+    check_address(where)
+    return socket.socket(family, kind, proto)
 
 
 class Webhook:
@@ -151,9 +98,9 @@ class Webhook:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            resolver = None if self._private else _PublicOnly()
+            judged = None if self._private else _socket
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=resolver, limit=64, use_dns_cache=False),
+                connector=aiohttp.TCPConnector(socket_factory=judged, limit=64, use_dns_cache=False),
                 timeout=aiohttp.ClientTimeout(total=SECONDS, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -177,8 +124,8 @@ class Webhook:
             ) as answer:
                 await answer.content.read(ANSWER_LIMIT)
                 status, rest = answer.status, _rest(answer.headers.get("Retry-After"))
-        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, _Private) as problem:
-            if isinstance(problem, _Private) or isinstance(problem.__cause__, _Private):
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, PrivateAddress) as problem:
+            if _private(problem):
                 raise Declined(PRIVATE) from None
             if isinstance(problem, aiohttp.SocketTimeoutError):
                 raise InDoubt(f"no answer within {SECONDS:.0f} s") from None
@@ -198,6 +145,15 @@ class Webhook:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _private(problem: BaseException | None) -> bool:
+    """Whether a connection was not made because its address is private."""
+    while problem is not None:
+        if isinstance(problem, PrivateAddress):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def _rest(text: str | None) -> int:

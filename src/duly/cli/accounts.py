@@ -139,8 +139,11 @@ def list_(
     """Show who there is, who may command whom, and who is online."""
     known = _do("list", {}, data, ledger, url, token)
     accounts, grants, online, heard = (known[what] for what in ("accounts", "grants", "online", "heard"))
+    silent = known.get("silent", [])
     if json:
-        print_json({"accounts": accounts, "grants": grants, "online": online, "heard": heard})
+        print_json(
+            {"accounts": accounts, "grants": grants, "online": online, "heard": heard, "silent": silent}
+        )
         return
     if not accounts:
         say("nobody yet; begin with: duly add app phone")
@@ -148,8 +151,10 @@ def list_(
     rows = []
     for one in accounts:
         name, role = one["name"], one["role"]
-        here = "" if role != "device" else "?" if online is None else "yes" if name in online else "no"
-        last = "" if role != "device" else clock(heard[name]) if name in heard else "never"
+        watched = role in ("device", "sentinel")
+        here = "" if not watched else "?" if online is None else "yes" if name in online else "no"
+        here = "SILENT" if name in silent else here
+        last = "" if not watched else clock(heard[name]) if name in heard else "never"
         here = "disabled" if one["disabled"] else here
         rows.append([name, role, here, last, _relations(name, role, grants)])
     table(["name", "kind", "online", "last heard of", "grants"], rows)
@@ -219,8 +224,12 @@ async def _do_in_ledger(
         if verb == "remove":
             await see_off(book, wanted["name"])
         if verb == "list":
+            from duly.apps.heartbeats import presence
             from duly.apps.pushes import last_heard
 
             devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
-            result |= {"online": None, "heard": await last_heard(book, devices)}
+            sentinels = {one["name"] for one in result["accounts"] if one["role"] == "sentinel"}
+            seen = await presence(book, sentinels)
+            heard = await last_heard(book, devices) | seen["heard"]
+            result |= {"online": None, "heard": heard, "silent": seen["silent"]}
         return result

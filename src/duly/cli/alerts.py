@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from duly.cli.common import (
     Data,
     Exit,
+    Hub,
     Json,
     LedgerUrl,
     Token,
@@ -43,10 +44,23 @@ deliveries = typer.Typer(
     help="See how the messages about alerts fared; send them again.", no_args_is_help=True
 )
 
+URGENT_SECONDS: Final = 10.0
+"""How long it is waited for that somebody is told of a critical alert."""
+NEWEST_LOOKED_AT: Final = 200
+LOCAL: Final = "local"
+"""The account of those who may read the data folder, as the hub names it."""
+
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="Its id, or how that begins.")]
 Sentinel = Annotated[str | None, typer.Option("--sentinel", metavar="NAME", help="Whose alert it is.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who says so. [you]")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="NAME",
+        help="Who says so, for those who look later; your account is noted anyway. [you]",
+    ),
+]
 Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="For those who look later.")]
 
 
@@ -87,7 +101,8 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
-    from duly.apps.desk import Desk, administer
+    from duly.apps.alert_verbs import administer
+    from duly.apps.desk import Desk
     from duly.apps.profiles import Profiles
     from duly.ledgers import open_ledger
 
@@ -99,7 +114,7 @@ async def _do_in_ledger(
         box = await box_of(book, settings_of(data, ledger), reading=verb in _READING)
         profiles = Profiles(book, box=box)
         await profiles.refresh()
-        result = await administer(Desk(book, profiles), profiles, verb, wanted)
+        result = await administer(Desk(book, profiles), profiles, verb, wanted, LOCAL)
         return msgspec.json.decode(msgspec.json.encode(result), type=dict[str, Any])
 
 
@@ -142,7 +157,8 @@ def trigger(
     """Report an alert by hand. Needs a running hub.
 
     Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if it went as it should, 1 if nobody
-    could be told, 5 if that is still open, as it is while an escalation waits.
+    could be told, 5 if that is still open, as it is while an escalation waits. Of a critical one it is always
+    waited for (10 s) whether somebody is told: 0 if so, 1 if nobody is, 5 if that is not known yet.
     """
     import secrets
 
@@ -167,22 +183,44 @@ def trigger(
     now = time.time_ns() // 1_000_000
     frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "time": now, "data": event}
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
-    if json:
-        print_json(answer)
     code, ack = answer.get("code"), answer.get("ack")
     if code not in (0, 5):
         raise Trouble(
             Exit.NOT_ALLOWED if code == 3 else Exit.REFUSED, answer.get("detail") or "it was refused"
         )
-    if not json:
+    if json:
+        print_json(answer)
+    else:
         word = "accepted" if code == 0 else f"known already, {answer.get('state', '')}"
         say(f"{word}: {frame['seq_id']}")
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
         elif wait:
             note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
-    if wait and (ack is None or ack["state"] != "done"):
+    if severity == Severity.CRITICAL.value:
+        _insist(hub, str(frame["seq_id"]), 0 if wait else URGENT_SECONDS)
+    elif wait and (ack is None or ack["state"] != "done"):
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
+
+
+def _insist(hub: Hub, event: str, patience: float) -> None:
+    """Exit with an error unless somebody is told of a critical alert within `patience` seconds."""
+    until = time.monotonic() + patience
+    while True:
+        newest = hub.ask(f"/v1/alerts?limit={NEWEST_LOOKED_AT}")["alerts"]
+        alert = next((one for one in newest if one["event"] == event), None)
+        states = [] if alert is None else [one["state"] for one in alert["deliveries"]]
+        if "done" in states:
+            return
+        open_ = any(state in ("accepted", "sent") for state in states) or "unknown" in states
+        if alert is not None and not open_ and alert["state"] not in ("accepted", "sent", "delivered"):
+            why = alert.get("detail") or "its profile names nobody"
+            note(f"duly: NOBODY WAS TOLD of this critical alert: {why}")
+            raise typer.Exit(Exit.FAILED)
+        if time.monotonic() > until:
+            note(f"duly: nobody has surely been told yet; 'duly alert show {event}' says how it goes on")
+            raise typer.Exit(Exit.UNKNOWN)
+        time.sleep(0.1)
 
 
 def _json_or_text(name: str, text: str) -> object:
@@ -261,7 +299,7 @@ def _show(one: dict[str, Any], json: bool) -> None:
     for name in ("event", "sentinel", "profile"):
         say(f"  {name:<10} {one[name]}")
     say(f"  reported   {clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}")
-    by = f" by {one['by']} at {clock(one['at'])}" if one.get("by") else ""
+    by = f" by {_by(one)} at {clock(one['at'])}" if one.get("by") else ""
     say(f"  status     {one['status']}{by}{': ' + one['note'] if one.get('note') else ''}")
     say(f"  messages   {tint(one['state'])}{': ' + one['detail'] if one.get('detail') else ''}")
     for name in ("location", "device_meta", "summary"):
@@ -308,7 +346,13 @@ def _say(one: dict[str, Any], json: bool) -> None:
     if json:
         print_json(one)
     else:
-        say(f"{one['event']} is {one['status']} by {one.get('by') or '?'}")
+        say(f"{one['event']} is {one['status']} by {_by(one) or '?'}")
+
+
+def _by(one: dict[str, Any]) -> str:
+    """The account that said so and, if its client says so, for whom."""
+    claimed = f" (for {one['claimed']})" if one.get("claimed") else ""
+    return f"{one.get('by', '')}{claimed}"
 
 
 @alert.command("silence")
@@ -320,6 +364,9 @@ def silence(
     device: Annotated[str | None, typer.Option("--device", metavar="PATTERN")] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="PATTERN")] = None,
     profile_: Annotated[str | None, typer.Option("--profile", metavar="PATTERN")] = None,
+    critical: Annotated[
+        bool, typer.Option("--critical", help="What is critical, too; otherwise that is told all the same.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the silences.")] = False,
     end: Annotated[str | None, typer.Option("--end", metavar="N", help="End this one.")] = None,
     by: By = None,
@@ -358,6 +405,7 @@ def silence(
         "profile": profile_,
         "by": _me(by),
         "note": note,
+        "critical": "yes" if critical else None,
     }
     made = do("alert.silence", wanted, data, ledger, url, token)
     if json:
@@ -371,8 +419,9 @@ def _show_silences(found: list[dict[str, Any]]) -> None:
         say("nothing is silenced")
         return
     rows = [
-        [one["silence"], clock(one["until"]), one.get("by", ""),
-         " ".join(f"{n}={one[n]}" for n in ("sentinel", "device", "reason", "profile") if n in one)]
+        [one["silence"], clock(one["until"]), _by(one),
+         " ".join(f"{n}={one[n]}" for n in ("sentinel", "device", "reason", "profile") if n in one)
+         + (" (critical, too)" if one.get("critical") else "")]
         for one in found
     ]  # fmt: skip
     table(["silence", "until", "by", "what"], rows)
@@ -441,8 +490,8 @@ def _delivery(one: dict[str, Any]) -> list[str]:
 def _round(n: int) -> str:
     if n >= 200:
         return f"by hand {n - 199}"
-    if n >= 50:
-        return "correction" if n >= 100 else "raised"
+    if n >= 49:
+        return "correction" if n >= 100 else "raised" if n >= 50 else "fallback"
     return f"escalation {n}" if n else "first"
 
 

@@ -25,6 +25,7 @@ from duly.cli.common import (
     note,
     open_to_read,
     print_json,
+    say,
     settings_of,
 )
 from duly.core import units
@@ -57,7 +58,7 @@ def floor(
     if json:
         print_json(found)
         return
-    typer.echo(f"the floor is at {clock(found['floor'])}, the clock shows {clock(found['now'])}")
+    say(f"the floor is at {clock(found['floor'])}, the clock shows {clock(found['now'])}")
     lag = found["now"] - found["trusted"]
     if found["ahead"]:
         note(f"that is {_length(found['ahead'])} in the future: a clock was wrong; 'duly floor --mend'")

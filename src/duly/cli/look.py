@@ -411,7 +411,7 @@ def _seen(seen: dict[str, Any]) -> str:
     who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
     match seen["what"]:
         case "said" if seen["word"] == "fresh":
-            what = f"{seen['kind']} {tint('accepted')}"
+            what = f"{seen.get('kind', '')} {tint('accepted')}".lstrip()
         case "said":
             what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
         case "line":

@@ -76,6 +76,27 @@ def set_profile(
         str,
         typer.Option("--secret", metavar="whsec_…", help="To sign webhooks with; made if you do not say."),
     ] = "",
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat",
+            parser=duration,
+            metavar="60s",
+            help="Its sentinels have to show so often that they are there. [as each promises]",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace", parser=duration, metavar="1m", help="So much later a heartbeat may come. [1m]"
+        ),
+    ] = None,
+    silent: Annotated[
+        str, typer.Option("--silent", help="How bad a silent sentinel is: info, warning or critical.")
+    ] = "critical",
+    nobody: Annotated[
+        bool, typer.Option("--nobody", help="Tell nobody: its alerts are only listed.")
+    ] = False,
     data: Data = None,
     ledger: LedgerUrl = None,
     url: Url = None,
@@ -98,10 +119,12 @@ def set_profile(
         steps.append((duration(after), address))
     draft: dict[str, Any] = {
         "send": send or [], "escalate": steps, "secret": secret, "quiet": quiet, "zone": zone, "tries": tries,
-        "most": most,
+        "most": most, "silent": silent, "nobody": nobody,
     }  # fmt: skip
     draft |= {} if lasts is None else {"lasts": lasts}
     draft |= {} if together is None else {"together": together}
+    draft |= {} if heartbeat is None else {"heartbeat": heartbeat}
+    draft |= {} if grace is None else {"grace": grace}
     wanted = {"name": name, "draft": msgspec.json.encode(draft).decode()}
     made = do("profile.set", wanted, data, ledger, url, token)
     if json:
@@ -171,13 +194,16 @@ def remove_profile(
 def _show_profile(one: dict[str, Any]) -> None:
     say(f"profile {one['name']}")
     if not one["steps"]:
-        say("  tells nobody; alerts are only listed")
+        say("  tells nobody; alerts are only listed, but what is critical goes to 'default'")
     for step in one["steps"]:
         when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:
             say(f"  {label}  {when}")
     if one["quiet"]:
         say(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
+    if one["heartbeat"]:
+        say(f"  its sentinels show every {_span(one['heartbeat'])} that they are there")
+    say(f"  a sentinel that is silent {_span(one['grace'])} longer than promised is {one['silent']}")
     if one["steps"]:
         most = f"{count(one['most'], 'message')} a minute" if one["most"] else "any number of messages"
         often = f", {count(one['tries'], 'time')} at most" if one["tries"] else ""

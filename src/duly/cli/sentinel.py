@@ -83,6 +83,8 @@ class _Given:
     cooldown: float | None = None
     countdown: float | None = None
     keep: float | None = None
+    summary: float | None = None
+    heartbeat: float | None = None
     as_: str | None = None
     data: str | None = None
 
@@ -111,7 +113,7 @@ class _Who:
         from duly.settings import section
 
         given, hub = self.given, self.hub
-        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep")
+        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep", "summary", "heartbeat")
         policy = section("sentinel", SentinelPolicy, {name: getattr(given, name) for name in limits})
         token = given.token or hub.token
         if self.name and given.http:
@@ -177,6 +179,24 @@ def watch(
             "--keep", parser=duration, metavar="30s", help="What cannot be sent for so long expires. [7d]"
         ),
     ] = None,
+    summary: Annotated[
+        float | None,
+        typer.Option(
+            "--summary",
+            parser=duration,
+            metavar="30s",
+            help="What the limit holds back is told by then. [5m]",
+        ),
+    ] = None,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat",
+            parser=duration,
+            metavar="60s",
+            help="Promise the tower a sign of life so often; when it stops, people are told. [none]",
+        ),
+    ] = None,
     as_: As = None,
     data: Data = None,
     json: Json = False,
@@ -190,6 +210,7 @@ def watch(
         reconnect DEVICE
         trigger REASON DEVICE [{"severity":"critical","location":…,"meta":…,"countdown":0}]
         cancel DEVICE
+        stand-down
 
     and shows what becomes of them. An event waits out its countdown (15 s), in which 'cancel' calls it off;
     then it goes to the tower, at once or when that can be reached. Everything is in its file: kill it, start
@@ -197,8 +218,9 @@ def watch(
     [sentinel] in duly.toml. Without --url and --token it uses the hub on this machine.
     """
     context.obj = _Given(
-        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep, as_, data
-    )
+        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep,
+        summary, heartbeat, as_, data,
+    )  # fmt: skip
     if context.invoked_subcommand is None:
         asyncio.run(_watch(_Who(context.obj), json))
 
@@ -257,7 +279,7 @@ async def _trigger(
         limit = wait + float(options["countdown"] or 0)
         await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         end = sent.result() if sent.done() else None
-        denied = trying.result() if trying.done() else ""
+        code, denied = trying.result() if trying.done() else (Exit.OK, "")
         for one in either:
             one.cancel()
     detail = denied if end is None else end.reason
@@ -270,18 +292,20 @@ async def _trigger(
         return Exit.OK if end.done else Exit.REFUSED if end.state in ("held", "failed") else Exit.FAILED
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
-        raise Trouble(Exit.NOT_ALLOWED, f"{denied}; {kept}")
+        raise Trouble(code, f"{denied}; {kept}")
     if not watcher.name and not who.given.http:
         raise Trouble(Exit.UNREACHABLE, f"{Unreachable(who.hub.url, 'no connection')}; {kept}")
     raise Trouble(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
 
-async def _first_try(watcher: Sentinel) -> str:
-    """Why the tower does not let us in; waits for ever if it does."""
+async def _first_try(watcher: Sentinel) -> tuple[Exit, str]:
+    """Why the tower does not let us in, or does not take the event for now; waits for ever if it does."""
     async for news in watcher.news():
         if news.what == "denied":
-            return news.detail
-    return ""
+            return Exit.NOT_ALLOWED, news.detail
+        if news.what == "refused":
+            return Exit.REFUSED, news.detail
+    return Exit.OK, ""
 
 
 # ── lines ────────────────────────────────────────────────────────────────────────────────────────
@@ -361,12 +385,16 @@ def _obey(watcher: Sentinel, line: str) -> Alert | None:
         case "cancel" if words:
             watcher.cancel(words)
             return None
+        case "stand-down":
+            watcher.stand_down()
+            return None
         case "trigger" if len(words.split()) > 1:
             reason, device, *more = words.split(maxsplit=2)
             return watcher.trigger(reason, device, **_options(more[0] if more else ""))
         case _:
             raise Malformed(
-                "write: disconnect DEVICE, reconnect DEVICE, trigger REASON DEVICE [JSON] or cancel DEVICE"
+                "write: disconnect DEVICE, reconnect DEVICE, trigger REASON DEVICE [JSON], cancel DEVICE or "
+                "stand-down"
             )
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from duly.clients.link import Link
 from duly.clients.memory import open_memory
@@ -25,8 +25,10 @@ from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
 from duly.core.signals import (
     DISCONNECT,
     EVENT,
+    HEARTBEAT,
     SUMMARY,
     Back,
+    Beat,
     CalledOff,
     CallOff,
     Change,
@@ -38,6 +40,7 @@ from duly.core.signals import (
     SentinelPolicy,
     Severity,
     Signal,
+    StandDown,
     event_of,
     read_event,
 )
@@ -50,7 +53,7 @@ from duly.core.writes import PutNew
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
-from duly.errors import DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
+from duly.errors import ConnectionLost, DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
 from duly.ledger import Ledger
 
 FIELD_LIMIT: Final = 64 * 1024
@@ -164,7 +167,9 @@ class Sentinel:
         print(await alert.sent)
 
     `transport="http"` is for networks that let no WebSocket through. `session` names what is guarded, if one
-    sentinel guards one thing after another.
+    sentinel guards one thing after another. `heartbeat=60` promises the tower a sign of life every minute:
+    when it stops, the profile's people are told. Ending the program does not take the promise back;
+    `stand_down` does.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class Sentinel:
         policy: SentinelPolicy | None = None,
         session: str = "",
         transport: Literal["websocket", "http"] = "websocket",
+        heartbeat: float | None = None,
     ) -> None:
         if transport not in ("websocket", "http"):
             raise Malformed(f"transport={transport!r} is not known; use 'websocket' or 'http'")
@@ -188,6 +194,8 @@ class Sentinel:
         self._where: Callable[[], Awaitable[tuple[str, str]]] | None = None
         """for the command line, which knows the hub on its machine"""
         self.policy = policy or SentinelPolicy()
+        if heartbeat is not None:
+            self.policy = structs.replace(self.policy, heartbeat=heartbeat)
         self._alerts: dict[str, list[Alert]] = {}
         self._under_way: dict[bytes, tuple[str, str]] = {}
         """what was transmitted: its kind, and the event it is about"""
@@ -322,6 +330,13 @@ class Sentinel:
         )
         self._tell(change)
 
+    def stand_down(self) -> None:
+        """Take the promise of a heartbeat back: nobody is told when this sentinel is silent from now on."""
+        if not self._link.connected:
+            raise ConnectionLost("the tower cannot be reached; it expects the heartbeat until it is told")
+        self._tell(StandDown())
+        self._beat(0)
+
     async def news(self) -> AsyncIterator[News]:
         """What the sentinel does, as it happens, until it is closed."""
         while True:
@@ -383,13 +398,22 @@ class Sentinel:
                 self._ruled(ruled)
             case Tell(what=Queued(event=event, device=device, reason=reason)):
                 self._say("queued", device, reason, event)
+            case Tell(what=Beat()):
+                self._beat(round(self.policy.heartbeat * 1000))
             case Tell(what=Missed(event=event)):
                 self._say("nothing to update", event=event)
             case Tell(what=CalledOff() as called):
-                if not called.dropped and not called.corrected:
+                if not called.dropped and not called.corrected and not called.held:
                     self._say("nothing to cancel", called.device)
+                for reason in called.held:
+                    self._say("cancelled", called.device, reason, detail="it was held back")
                 for event in called.corrected:
                     self._say("correcting", called.device, event=event)
+
+    def _beat(self, every: int) -> None:
+        """Say that we are there, and promise to say so again within `every` (ms); 0: no longer."""
+        beat = frames.dump({"profile_id": self._profile, "every": every})
+        self._link.send(frames.encode(Frame(HEARTBEAT, data=frames.raw(beat))))
 
     def _about(self, message: Message) -> str:
         """The event a message is about; one from before a restart is looked into."""
@@ -479,7 +503,11 @@ class Sentinel:
         self._say("denied", detail=str(problem))
 
     def _heard(self, frame: Frame) -> None:
-        if frame.type != "server_ack" or frame.seq_id is None:
+        if frame.type != "server_ack":
+            return
+        if frame.seq_id is None:  # it answers a heartbeat
+            if frame.error:
+                self._say("refused", detail=f"{frame.error}: {frame.detail or ''}")
             return
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:

@@ -216,8 +216,9 @@ class Courier:
     # ── on the way ───────────────────────────────────────────────────────────────────────────────
 
     def _item(self, ref: Ref, message: Message, due: int, expires: int, traits: Traits) -> Item:
-        # What follows a message that somebody was told of waits for nobody.
-        return Item(ref, message, due, expires, "" if ref.round >= RAISED else traits.episode)
+        # What is urgent, and what follows a message that somebody was told of, waits for nobody.
+        alone = traits.urgent or ref.round >= RAISED
+        return Item(ref, message, due, expires, "" if alone else traits.episode)
 
     def _carry(self, parcel: Sequence[Item], urgent: bool) -> Tell:
         self.counts.parcels += 1

@@ -97,6 +97,8 @@ class Endings:
             # A refusal is an answer, too: the way is open.
             if route.arrived():
                 self._manifest.routes.hurry(parcel.recipient, now)
+        elif fate is Fate.CALLED_OFF:
+            route.abandoned()
         else:
             route.failed(now + max(carried.rest, self._delay(items)))
         ends: Ends = []
@@ -106,9 +108,12 @@ class Endings:
                 case Fate.ARRIVED:
                     self._counts.arrived += 1
                     self._counts.retried_well += item.attempt > 1
+                    self._counts.retries_well += item.attempt - 1
                     ends.append((item, State.DONE, Answer()))
                 case Fate.REFUSED:
                     ends.append((item, State.FAILED, Answer(1, b"", reason)))
+                case Fate.CALLED_OFF:
+                    ends.append(given_up(item, State.CANCELLED, reason))
                 case Fate.NOT_SENT:
                     todo += self._again(item, where, reason, carried.rest, now, ends)
                 case Fate.IN_DOUBT:

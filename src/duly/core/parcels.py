@@ -16,6 +16,8 @@ from duly.core.units import DAY, MINUTE
 from duly.core.writes import Deliver, Group, Open, Ref
 from duly.errors import Malformed
 
+FALLBACK: Final = 49
+"""The round of those who are told of something urgent because it could not be told to anybody else."""
 RAISED: Final = 50
 """The round of those who are told that it has become urgent. Below it are the steps of an escalation."""
 CORRECTION: Final = 100
@@ -51,6 +53,8 @@ class Fate(Enum):
     """it had no effect and never will"""
     IN_DOUBT = "in doubt"
     """it may have had one"""
+    CALLED_OFF = "called off"
+    """it was not sent: nobody wants it any more"""
 
 
 class CourierPolicy(Struct, frozen=True):
@@ -59,7 +63,8 @@ class CourierPolicy(Struct, frozen=True):
     retry: RetryPolicy = DELIVERY
     lease: int = MINUTE
     """how long a claimed delivery belongs to its worker; longer than any attempt can last"""
-    horizon: Horizon = Horizon(keep=30 * DAY, skew=DAY)
+    horizon: Horizon = Horizon(keep=30 * DAY, skew=3_660 * DAY)
+    """an alert may be so old; a sentinel's clock may be years ahead: an emergency is not refused for that"""
     keep: int = 90 * DAY
     """how long a message stays after it was accepted, with its deliveries"""
 
@@ -142,6 +147,9 @@ class Counts(Struct):
     attempts: int = 0
     retries: int = 0
     retried_well: int = 0
+    """deliveries that arrived after a retry"""
+    retries_well: int = 0
+    """how many retries those took, together"""
     arrived: int = 0
     failed: int = 0
     in_doubt: int = 0

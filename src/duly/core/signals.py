@@ -23,9 +23,10 @@ from duly.errors import Malformed
 
 DISCONNECT: Final = "disconnect"
 SUMMARY: Final = "summary"
+SILENT: Final = "silent"
 """Reasons with a meaning here; all others are the monitor's own."""
 
-EVENT, UPDATE, CANCEL = "alert_event", "alert_update", "alert_cancel"
+EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel", "alert_heartbeat"
 """What a sentinel sends."""
 
 
@@ -49,6 +50,8 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """repeats for one reason within this are one event; 0: none are"""
     per_hour: int = 10
     """events of one device in an hour; what more there is comes as a summary"""
+    summary: float = 300.0
+    """the summary comes so long after the first signal that the limit held back, or sooner"""
     cooldown: float = 300.0
     """after a cancel nothing but what is critical; 0: no cooldown"""
     countdown: float = 15.0
@@ -56,7 +59,9 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     settle: bool = True
     """a device that is back when the countdown of its disconnect ends was no alarm"""
     keep: float = 7 * 86_400.0
-    """an event that cannot be handed over for so long expires"""
+    """an event that cannot be handed over for so long expires; what is critical never does"""
+    heartbeat: float = 0.0
+    """how often the tower is told that the sentinel is there; 0: never, and nothing is promised"""
     retry_first: float = 5.0
     retry_most: float = 3_600.0
     """how soon what is not answered is sent again, and how rarely at last; a reconnect does so at once"""
@@ -64,12 +69,23 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """how often it is sent over one connection; 0: until it is answered"""
 
     def __post_init__(self) -> None:
-        for name in ("debounce", "cooldown", "countdown", "keep", "retry_first", "retry_most"):
+        for name in (
+            "debounce",
+            "summary",
+            "cooldown",
+            "countdown",
+            "keep",
+            "heartbeat",
+            "retry_first",
+            "retry_most",
+        ):
             value = getattr(self, name)
             if not (isfinite(value) and 0 <= value <= _LONGEST):
                 raise Malformed(f"{name} is a number of seconds from 0 to {_LONGEST:.0f}, not {value}")
         if self.countdown >= self.keep:
             raise Malformed("an event would expire before its countdown ends; make keep longer")
+        if 0 < self.heartbeat < 1:
+            raise Malformed(f"heartbeat is 0 or a second at least, not {self.heartbeat}")
         if self.tries < 0:
             raise Malformed(f"tries is how often an event is sent, or 0 for no end, not {self.tries}")
         _ = self.suppress, self.outbox  # they know what else makes no sense
@@ -77,8 +93,9 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def suppress(self) -> SuppressPolicy:
         return SuppressPolicy(
-            debounce=seconds(self.debounce), per_hour=self.per_hour, cooldown=seconds(self.cooldown)
-        )
+            debounce=seconds(self.debounce), per_hour=self.per_hour, cooldown=seconds(self.cooldown),
+            summary=seconds(self.summary),
+        )  # fmt: skip
 
     @property
     def outbox(self) -> OutboxPolicy:
@@ -120,6 +137,11 @@ class Signal(Struct, frozen=True):
     def critical(self) -> bool:
         return self.severity is Severity.CRITICAL
 
+    @property
+    def lasting(self) -> bool:
+        """Whether it says that something stands, until `Back` says that it does not; others are moments."""
+        return self.reason == DISCONNECT
+
 
 class Back(Struct, frozen=True):
     """A device can be reached again."""
@@ -152,6 +174,10 @@ class Offset(Struct, frozen=True):
     by: int
 
 
+class StandDown(Struct, frozen=True):
+    """No more heartbeats: the promise was taken back."""
+
+
 # ── what became of it ────────────────────────────────────────────────────────────────────────────
 
 
@@ -167,6 +193,10 @@ class Ruled(Struct, frozen=True):
     due: int = 0
 
 
+class Beat(Struct, frozen=True):
+    """A sign of life is due."""
+
+
 class Queued(Struct, frozen=True):
     """The countdown is over: from here on it is the tower's, as soon as that can be reached."""
 
@@ -176,11 +206,13 @@ class Queued(Struct, frozen=True):
 
 
 class CalledOff(Struct, frozen=True):
-    """What a call-off did: these never left; for those a correction goes out."""
+    """What a call-off did: these events never left, for those a correction goes out, and what was held back
+    for these reasons is not judged again."""
 
     device: str
     dropped: tuple[str, ...] = ()
     corrected: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class Missed(Struct, frozen=True):

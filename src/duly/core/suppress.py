@@ -6,9 +6,10 @@ is told afterwards.** For each device, in this order:
 1. *Debounce.* Within ``debounce`` of the last signal for the same reason that passed, a repeat is the same
    event (a flapping link). Only passing counts, so a link that flaps without end still rings once per
    ``debounce``; and another reason is another event, however soon it comes.
-2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well.
+2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well. What was
+   called off no longer debounces anything: a signal after a cancel is not a repeat of what was before it.
 3. *Limit.* Of the signals in any ``window``, at most ``per_hour`` pass. The others are counted and told
-   in one summary, as soon as the limit is free again.
+   in one summary, as soon as the limit is free again, and ``summary`` after the first of them at the latest.
 
 A critical signal passes the cooldown and the limit, and uses none of the limit up (else a stream of
 critical signals would hold back the others for ever). It is debounced by critical ones only: a harmless
@@ -40,6 +41,8 @@ class SuppressPolicy:
     per_hour: int = 10
     window: int = HOUR
     cooldown: int = 300 * SECOND
+    summary: int = HOUR
+    """what the limit holds back is told after this time at the latest"""
 
     def __post_init__(self) -> None:
         if self.debounce < 0 or self.cooldown < 0:
@@ -47,6 +50,8 @@ class SuppressPolicy:
                 f"debounce and cooldown are lengths of time, not {show(self.debounce)} and "
                 f"{show(self.cooldown)}; 0 switches them off"
             )
+        if self.summary < 1:
+            raise Malformed(f"a summary comes after a length of time, more than 0, not {show(self.summary)}")
         if self.window < 1 or self.per_hour < 1:
             raise Malformed(
                 f"the limit lets at least 1 signal pass in a window longer than 0, not {self.per_hour} in "
@@ -169,8 +174,11 @@ class Suppressor:
         self._holding: dict[str, _Device] = {}  # the few with a summary to come, so next_wake is cheap
         self._sweep_at = _SWEEP_AT_LEAST
 
-    def signal(self, device: str, now: int, critical: bool = False, reason: str = "") -> Decision:
-        """Something happened at ``device``: does it become an event?"""
+    def signal(
+        self, device: str, now: int, critical: bool = False, reason: str = "", *, limit: bool = True
+    ) -> Decision:
+        """Something happened at ``device``: does it become an event? Without ``limit``, the limit does not
+        hold it back (again)."""
         policy, marks = self._policy, self._at(device, now)
         same = (marks.critical if critical else marks.last).get(reason)
         if same is not None:
@@ -180,15 +188,44 @@ class Suppressor:
         else:
             if marks.cancelled is not None:
                 return Decision(Ruling.COOLING, marks.cancelled + policy.cooldown)
-            if len(marks.passed) == policy.per_hour:
+            if limit and len(marks.passed) == policy.per_hour:
                 return self._hold(device, marks, now, reason)
             marks.passed.append(now)
         marks.last[reason] = now
         return Decision(Ruling.PASS)
 
     def cancelled(self, device: str, now: int) -> None:
-        """A person called the device's event off: the cooldown starts."""
-        self._at(device, now).cancelled = now
+        """A person called the device's events off: the cooldown starts, and nothing is a repeat of them."""
+        marks = self._at(device, now)
+        marks.cancelled = now
+        marks.last, marks.critical = {}, {}
+
+    def forgive(self, device: str, reason: str, *, critical: bool) -> None:
+        """The last event for this reason told people nothing: the next signal is no repeat of it."""
+        marks = self._devices.get(device)
+        if marks is not None:
+            marks.critical.pop(reason, None)
+            if not critical:
+                marks.last.pop(reason, None)
+
+    def told_by(self, device: str) -> int | None:
+        """When the summary of what the limit holds back from this device is due."""
+        marks = self._holding.get(device)
+        return None if marks is None or marks.held is None else marks.held.due
+
+    def told_apart(self, device: str, reason: str) -> None:
+        """One of the signals that the limit held back became an event of its own: the summary leaves it
+        out."""
+        marks = self._holding.get(device)
+        if marks is None or marks.held is None or reason not in marks.held.reasons:
+            return
+        held = marks.held
+        held.reasons[reason] -= 1
+        if not held.reasons[reason]:
+            del held.reasons[reason]
+        if not held.reasons:
+            marks.held = None
+            del self._holding[device]
 
     def wake(self, now: int) -> list[Summary]:
         """The summaries that are due, each told once; and devices with nothing left are forgotten."""
@@ -240,7 +277,7 @@ class Suppressor:
     def _hold(self, device: str, marks: _Device, now: int, reason: str) -> Decision:
         free = marks.passed[0] + self._policy.window
         if marks.held is None:
-            marks.held = _Held({}, since=now, until=now, due=free)
+            marks.held = _Held({}, since=now, until=now, due=min(free, now + self._policy.summary))
             self._holding[device] = marks
         held = marks.held
         held.reasons[reason] = held.reasons.get(reason, 0) + 1

@@ -6,6 +6,10 @@ signal's own time, and never worked out again. An event that has not left can be
 one that may have left is corrected. What belongs to an event follows it: an update or a correction waits
 until the tower has the event.
 
+No emergency is swallowed. A signal that is held back, and that no event tells of, is judged again when its
+window ends, unless what it says is over by then (the device is back) or a person has called it off. What is
+critical is never held back but as a repeat of an event that tells the same. It never expires here, either.
+
 A countdown is a delivery that is booked and not yet due; offline, what is due stays booked. So a restart
 finds every countdown and everything queued in the ledger, and the rest (limits, cooldowns, counters) on the
 shelf of the devices, written together with what changed it.
@@ -15,12 +19,12 @@ What the tower has stored is withdrawn here: a sentinel's file does not grow.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from duly.core.booked import Booked, Waiting
 from duly.core.ids import SeqId, SeqIds, event_id
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, key_of, names_in
@@ -32,6 +36,7 @@ from duly.core.signals import (
     SUMMARY,
     UPDATE,
     Back,
+    Beat,
     CalledOff,
     CallOff,
     CancelData,
@@ -45,10 +50,10 @@ from duly.core.signals import (
     SentinelPolicy,
     Severity,
     Signal,
+    StandDown,
     SummaryData,
     UpdateData,
     encode,
-    event_of,
     raw,
     read_event,
 )
@@ -74,6 +79,7 @@ from duly.core.writes import (
     Admit,
     Advance,
     Deliver,
+    Drop,
     Finish,
     Group,
     Open,
@@ -96,27 +102,6 @@ SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended"
 OVERTAKEN: Final = Answer(0, b"", "a critical event for the same reason took its place")
 
 
-class _Waiting:
-    """Something booked: in its countdown, offline, or behind its event."""
-
-    __slots__ = ("data", "due", "event", "message", "queued")
-
-    def __init__(self, message: Message, due: int, *, queued: bool = False) -> None:
-        self.message = message
-        self.due = due
-        self.data = read_event(message.body) if message.kind == EVENT else None
-        self.event = message.id if self.data is not None else event_of(message.body)
-        self.queued = queued
-        """its countdown is over, and that was told"""
-
-    @property
-    def cause(self) -> tuple[str, str, bool] | None:
-        data = self.data
-        if data is None:
-            return None
-        return data.device_address, data.trigger_reason, data.severity is Severity.CRITICAL
-
-
 class Vigil:
     """The sentinel's machine. `remember` it first what lies on its shelves, then `restore` it."""
 
@@ -125,13 +110,11 @@ class Vigil:
         self._identity = identity
         self._watched = Watched(policy.suppress)
         self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
-        self._waiting: dict[bytes, _Waiting] = {}
-        self._counting: dict[tuple[str, str, bool], bytes] = {}
-        """what is in its countdown, by device, reason and whether it is critical"""
-        self._behind: dict[str, list[bytes]] = {}
-        """what waits for its event, by the event's id"""
+        self._booked = Booked()
         self._starting: set[bytes] = set()
-        self._timers: list[tuple[int, bytes]] = []
+        self._promised = policy.heartbeat > 0
+        self._beat_at: int | None = None
+        """when the tower is to hear next that we are there; None: it cannot be reached, or need not hear"""
         self._ids = SeqIds()
         self._reachable = False
         self.offset: int | None = None
@@ -142,11 +125,11 @@ class Vigil:
 
     @property
     def keys(self) -> list[bytes]:
-        return [*self._outbox.keys, *self._waiting]
+        return [*self._outbox.keys, *self._booked]
 
     def __len__(self) -> int:
-        """How much has not ended."""
-        return len(self._outbox) + len(self._waiting) + len(self._starting)
+        """How much has not ended: messages, and signals that may become one."""
+        return len(self._outbox) + len(self._booked) + len(self._starting) + self._watched.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
@@ -162,18 +145,16 @@ class Vigil:
         before = self._outbox.keys
         n, ms = marks.get(MINTED, (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
-        self._waiting.clear()
-        self._counting.clear()
-        self._behind.clear()
+        self._booked = Booked()
         self._starting.clear()
-        self._timers.clear()
+        self._watched.bound(now)
         # What was stored together is not kept in order; the signals' own times say what it was.
         open_ = sorted(open_, key=lambda item: item.message.time)
         todo: list[Todo] = [Report(end.key, end.state, end.answer) for end in ended]
         todo += self._outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
         for item in open_:
             if not item.delivery.attempt:
-                todo += self._rebook(_Waiting(item.message, item.delivery.due))
+                todo += self._rebook(Waiting(item.message, item.delivery.due), now)
         told = {end.key for end in ended}.union(item.message.key for item in open_)
         # What went out and is gone without a trace was withdrawn: the tower has it.
         todo += [Report(key, State.DONE, Answer()) for key in before if key not in told]
@@ -195,9 +176,13 @@ class Vigil:
                 return self._measured(by, now)
             case Reachable():
                 self._reachable = True
+                self._beat_at = now if self._promised else None
                 return self._outbox.reached("", now) + self._advance(now)
             case Unreachable():
-                self._reachable = False
+                self._reachable, self._beat_at = False, None
+                return []
+            case Told(what=StandDown()):
+                self._promised, self._beat_at = False, None
                 return []
             case Answered(state=State.DONE):
                 return self._outbox.handle(msgspec.structs.replace(event, burn=False), now)
@@ -215,7 +200,7 @@ class Vigil:
         the alarms of a clock that starts in 1970 would be refused for ever."""
         self.offset = offset
         todo: list[Todo] = [Step((Put(SELF, OFFSET, b"%d" % offset),), _nothing)]
-        for waiting in list(self._waiting.values()):
+        for waiting in self._booked.all():
             if waiting.data is not None and waiting.data.offset_ms is None:
                 data = msgspec.structs.replace(waiting.data, offset_ms=offset // MS)
                 todo.append(self._rewrite(waiting, data, now))
@@ -224,39 +209,79 @@ class Vigil:
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
     def _signal(self, signal: Signal, now: int) -> list[Todo]:
-        device = self._watched.at(signal.device)
-        fell = signal.reason == DISCONNECT and device.back != 0
+        device, suppressor = self._watched.at(signal.device), self._watched.suppressor
+        fell = signal.lasting and device.back != 0
         if fell:
-            device.back = 0
+            device.back, device.covered = 0, ""
         id_ = self._mint(signal.reason, signal.device, signal.at, critical=signal.critical)
-        counting = self._waiting.get(self._counting.get((signal.device, signal.reason, signal.critical), b""))
+        counting = self._booked.counting(signal.device, signal.reason, signal.critical)
+        changed = fell
         if id_ in device.events:
             decision = Decision(Ruling.PASS)  # the same signal again, after a ledger that failed
         elif counting is not None:
             id_, decision = counting.event, Decision(Ruling.DEBOUNCED, counting.due)
+            if signal.lasting and device.covered != id_:
+                device.covered, changed = id_, True
         else:
-            decision = self._watched.suppressor.signal(
-                signal.device, signal.at, signal.critical, signal.reason
-            )
+            if signal.critical and signal.lasting and not device.covered:
+                suppressor.forgive(signal.device, signal.reason, critical=True)
+            decision = suppressor.signal(signal.device, signal.at, signal.critical, signal.reason)
             if decision.passes:
-                return [self._pass(signal, device, id_, now)]
+                return [self._pass(signal, device, id_, signal.at, now)]
+            changed |= self._hold(signal, device, decision)
             id_ = ""
         ruled = Tell(Ruled(signal.origin, signal.device, signal.reason, decision, id_))
-        if not fell and decision.ruling is not Ruling.LIMITED:
+        if not changed:
             return [ruled]
         return [Step((self._watched.save(signal.device),), lambda results, now: [ruled])]
 
-    def _pass(self, signal: Signal, device: Device, id_: str, now: int) -> Step:
+    def _hold(self, signal: Signal, device: Device, decision: Decision) -> bool:
+        """Remember what is held back, if no event tells of it; whether there is something to save. A repeat
+        of a moment is told by the event it repeats, and what the limit holds back by the summary; but
+        what lasts is an event of its own when the summary is due, if it still stands."""
+        limited = decision.ruling is Ruling.LIMITED
+        until = self._watched.suppressor.told_by(signal.device) if limited else decision.until
+        told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
+        if not told and until is not None:
+            device.hold(signal, until, limited=limited)
+        return limited or not told
+
+    def _judge_again(self, now: int) -> list[Todo]:
+        """Windows have ended: what was held back, and still stands, becomes an event."""
+        todo: list[Todo] = []
+        for name, reason, held in self._watched.lapsed(now):
+            device, suppressor = self._watched.at(name), self._watched.suppressor
+            signal = held.signal(name, reason)
+            if signal.lasting and (device.back or device.covered):
+                todo.append(Step((self._watched.save(name),), _nothing))
+                continue
+            decision = suppressor.signal(name, now, signal.critical, reason, limit=not held.limited)
+            if decision.passes:
+                if held.limited:
+                    suppressor.told_apart(name, reason)
+                id_ = self._mint(reason, name, signal.at, critical=signal.critical)
+                todo.append(self._pass(signal, device, id_, now, now))
+            else:
+                self._hold(signal, device, decision)
+                todo.append(Step((self._watched.save(name),), _nothing))
+        return todo
+
+    def _pass(self, signal: Signal, device: Device, id_: str, begins: int, now: int) -> Step:
+        """It becomes an event, whose countdown begins with the signal, or when it is judged again."""
         device.add(id_, signal.at)
+        device.held.pop(signal.reason, None)
+        if signal.lasting:
+            device.covered = id_
         lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
-        message = self._message(EVENT, id_, signal.at, self._data(signal))
-        due = signal.at + lasts if lasts else min(signal.at, now)
+        message = self._message(EVENT, id_, signal.at, self._data(signal), now)
+        due = begins + lasts if lasts else min(begins, now)
         more: Group = tuple(self._watched.sweep(now))
         then: list[Todo] = [
             Tell(Ruled(signal.origin, signal.device, signal.reason, Decision(Ruling.PASS), id_, due))
         ]
-        key = self._counting.get((signal.device, signal.reason, False)) if signal.critical else None
-        if key is not None:
+        milder = self._booked.counting(signal.device, signal.reason, False) if signal.critical else None
+        if milder is not None:
+            key = milder.message.key
             more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(Report(key, State.SUPERSEDED, OVERTAKEN))
             device.events.pop(event_in(key), None)
@@ -288,7 +313,8 @@ class Vigil:
         device = self._watched.get(back.device)
         if device is None or device.back:
             return []  # nothing of it is remembered, so nothing depends on it
-        device.back = back.at
+        device.back, device.covered = back.at, ""
+        device.held.pop(DISCONNECT, None)
         return [Step((self._watched.save(back.device),), _nothing)]
 
     # ── what a person says ───────────────────────────────────────────────────────────────────────
@@ -299,8 +325,11 @@ class Vigil:
         if device is None or (call.event and call.event not in device.events):
             return [Tell(CalledOff(name))]
         events = [call.event] if call.event else device.recent(call.at)
-        if not events:
+        held = () if call.event else tuple(device.held)
+        if not events and not held:
             return [Tell(CalledOff(name))]
+        if held:
+            device.held.clear()
         dropped: list[str] = []
         corrected: list[str] = []
         writes: list[Finish] = []
@@ -308,18 +337,20 @@ class Vigil:
         for event in events:
             del device.events[event]
             key = key_of(SCOPE, event)
-            if key in self._waiting:
+            if key in self._booked:
                 dropped.append(event)
                 writes += [
                     self._drop(one, State.CANCELLED, CALLED_OFF, now)
-                    for one in (key, *self._behind.get(event, ()))
+                    for one in (key, *self._booked.behind(event))
                 ]
             else:
                 corrected.append(event)
                 steps.append(self._follow(CANCEL, event, call.at, CancelData(event, call.at // MS), now))
+        if device.covered in events:
+            device.covered = ""
         device.cancels += 1
         self._watched.suppressor.cancelled(name, call.at)
-        told = CalledOff(name, tuple(dropped), tuple(corrected))
+        told = CalledOff(name, tuple(dropped), tuple(corrected), held)
         ends: list[Todo] = [Report(finish.ref.key, State.CANCELLED, CALLED_OFF) for finish in writes]
         done = Step((*writes, self._watched.save(name)), lambda results, now: [Tell(told), *ends])
         return [done, *steps]
@@ -327,7 +358,7 @@ class Vigil:
     def _change(self, change: Change, now: int) -> list[Todo]:
         if not self._watched.of(change.event):
             return [Tell(Missed(change.event))]
-        waiting = self._waiting.get(key_of(SCOPE, change.event))
+        waiting = self._booked.get(key_of(SCOPE, change.event))
         meta, location = raw(change.meta), raw(change.location)
         if waiting is None or waiting.data is None:
             data = UpdateData(change.event, change.severity, meta, location)
@@ -342,27 +373,29 @@ class Vigil:
         )
         return [self._rewrite(waiting, data_now, now)]
 
-    def _rewrite(self, waiting: _Waiting, data: EventData, now: int) -> Step:
-        message = self._message(EVENT, waiting.event, waiting.message.time, data)
-        self._stop_counting(waiting)
-        self._book(_Waiting(message, waiting.due, queued=waiting.queued))
+    def _rewrite(self, waiting: Waiting, data: EventData, now: int) -> Step:
+        message = self._message(EVENT, waiting.event, waiting.message.time, data, now)
+        self._booked.stop_counting(waiting)
+        self._booked.add(Waiting(message, waiting.due, queued=waiting.queued))
         return Step((Withdraw(message.key), self._booking(message, waiting.due, now)), _nothing)
 
     def _follow(self, kind: str, event: str, at: int, data: UpdateData | CancelData, now: int) -> Step:
         minted = self._ids.next(at)
-        message = self._message(kind, str(minted), at, data)
+        message = self._message(kind, str(minted), at, data, now)
         return self._send(message, at, now, [], (Raise(MINTED, minted.n, minted.ms),))
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
-    def _message(self, kind: str, id_: str, at: int, data: EventData | UpdateData | CancelData) -> Message:
-        return Message(
-            SCOPE, id_, kind, TOWER, encode(data), time=at, expires=at + seconds(self._policy.keep)
-        )
+    def _message(
+        self, kind: str, id_: str, at: int, data: EventData | UpdateData | CancelData, now: int
+    ) -> Message:
+        critical = isinstance(data, EventData) and data.severity is Severity.CRITICAL
+        expires = 0 if critical else max(at, now) + seconds(self._policy.keep)
+        return Message(SCOPE, id_, kind, TOWER, encode(data), time=at, expires=expires)
 
     def _send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
         """Admit it, and start it at once if nothing stands in the way: one commit."""
-        waiting = _Waiting(message, due)
+        waiting = Waiting(message, due)
         at_once = due <= now and self._may_start(waiting)
         if at_once:
             self._starting.add(message.key)
@@ -370,7 +403,7 @@ class Vigil:
         else:
             if due <= now:
                 then = [*then, *self._queue(waiting)]
-            self._book(waiting)
+            self._booked.add(waiting)
             admit = self._booking(message, due, now)
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -386,17 +419,17 @@ class Vigil:
     def _booking(self, message: Message, due: int, now: int) -> Admit:
         return Admit(message, FOREVER, now, then=(Deliver(self._outbox.ref(message), due, message.expires),))
 
-    def _may_start(self, waiting: _Waiting) -> bool:
+    def _may_start(self, waiting: Waiting) -> bool:
         if not self._reachable:
             return False
         return waiting.data is not None or not self._open(key_of(SCOPE, waiting.event))
 
     def _open(self, key: bytes) -> bool:
-        return key in self._waiting or key in self._starting or self._outbox.state(key) is not None
+        return key in self._booked or key in self._starting or self._outbox.state(key) is not None
 
-    def _start(self, waiting: _Waiting, now: int) -> Step:
+    def _start(self, waiting: Waiting, now: int) -> Step:
         message = waiting.message
-        self._uncount(waiting)
+        self._booked.remove(waiting)
         self._starting.add(message.key)
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -407,30 +440,39 @@ class Vigil:
 
     def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
         """It never left, and never will."""
-        waiting = self._waiting[key]
-        self._uncount(waiting)
+        waiting = self._booked[key]
+        self._booked.remove(waiting)
         ref = self._outbox.ref(waiting.message)
         return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
 
-    def _end(self, waiting: _Waiting, state: State, answer: Answer, now: int) -> Step:
+    def _end(self, waiting: Waiting, state: State, answer: Answer, now: int) -> Step:
         """It and what waits for it never left, and never will."""
         keys, data = [waiting.message.key], waiting.data
         if data is not None:
-            keys += self._behind.get(waiting.event, ())
+            keys += self._booked.behind(waiting.event)
         writes: list[Write] = [self._drop(key, state, answer, now) for key in keys]
         if data is not None:
-            writes += self._watched.forget(data.device_address, waiting.event)
+            writes += self._forget(data, waiting.event, settled=answer is SETTLED)
         reports: list[Todo] = [Report(key, state, answer) for key in keys]
         return Step(tuple(writes), lambda results, now: reports)
+
+    def _forget(self, data: EventData, event: str, *, settled: bool = False) -> list[Put | Drop]:
+        """Nobody will be told by this event: what comes next is no repeat of it. But a device that was back
+        in time may still be one that flaps."""
+        critical = data.severity is Severity.CRITICAL
+        if critical or not settled:
+            name, reason = data.device_address, data.trigger_reason
+            self._watched.suppressor.forgive(name, reason, critical=critical)
+        return self._watched.forget(data.device_address, event)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         """The outbox is through with one: what waited for it may go."""
         todo: list[Todo] = [Report(message.key, state, answer)]
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
-        if never and (writes := self._watched.forget(read_event(message.body).device_address, message.id)):
+        if never and (writes := self._forget(read_event(message.body), message.id)):
             todo.append(Step(tuple(writes), _nothing))
-        for key in list(self._behind.get(message.id, ())):
-            waiting = self._waiting[key]
+        for key in self._booked.behind(message.id):
+            waiting = self._booked[key]
             if never:
                 todo.append(self._end(waiting, State.CANCELLED, answer, now))
             elif self._may_start(waiting):
@@ -439,18 +481,9 @@ class Vigil:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
-    def _book(self, waiting: _Waiting) -> None:
-        key = waiting.message.key
-        self._waiting[key] = waiting
-        if waiting.cause is None:
-            self._behind.setdefault(waiting.event, []).append(key)
-        elif not waiting.queued:
-            self._counting[waiting.cause] = key
-        heapq.heappush(self._timers, (waiting.due, key))
-
-    def _rebook(self, waiting: _Waiting) -> list[Todo]:
+    def _rebook(self, waiting: Waiting, now: int) -> list[Todo]:
         """After a restart: a person may still want to call it off."""
-        self._book(waiting)
+        self._booked.add_again(waiting, now)
         data = waiting.data
         if data is None:
             return []
@@ -459,63 +492,45 @@ class Vigil:
             Tell(Ruled(None, data.device_address, data.trigger_reason, passed, waiting.event, waiting.due))
         ]
 
-    def _queue(self, waiting: _Waiting) -> list[Todo]:
+    def _queue(self, waiting: Waiting) -> list[Todo]:
         waiting.queued = True
         data = waiting.data
         return [] if data is None else [Tell(Queued(waiting.event, data.device_address, data.trigger_reason))]
 
-    def _uncount(self, waiting: _Waiting) -> None:
-        key = waiting.message.key
-        self._waiting.pop(key, None)
-        self._stop_counting(waiting)
-        behind = self._behind.get(waiting.event)
-        if behind is not None and key in behind:
-            behind.remove(key)
-            if not behind:
-                del self._behind[waiting.event]
-
-    def _stop_counting(self, waiting: _Waiting) -> None:
-        cause = waiting.cause
-        if cause is not None and self._counting.get(cause) == waiting.message.key:
-            del self._counting[cause]
-
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:
-        todo = self._outbox.wake(now)
+        todo = self._outbox.wake(now) + self._judge_again(now)
         todo += [self._sum_up(summary, now) for summary in self._watched.suppressor.wake(now)]
-        while self._timers and self._timers[0][0] <= now:
-            _, key = heapq.heappop(self._timers)
-            waiting = self._waiting.get(key)
-            if waiting is None or waiting.due > now:
-                continue
+        for waiting in self._booked.due(now):
             todo += self._due(waiting, now)
+        if self._beat_at is not None and self._beat_at <= now:
+            self._beat_at = now + seconds(self._policy.heartbeat)
+            todo.append(Tell(Beat()))
         return todo
 
-    def _due(self, waiting: _Waiting, now: int) -> list[Todo]:
+    def _due(self, waiting: Waiting, now: int) -> list[Todo]:
         """A countdown is over, or something offline has waited too long."""
-        if waiting.message.expires <= now:
+        if waiting.expires <= now:
             return [self._end(waiting, State.EXPIRED, EXPIRED, now)]
         todo: list[Todo] = []
-        if waiting.data is not None and not waiting.queued:
-            device = self._watched.get(waiting.data.device_address)
-            disconnect = waiting.data.trigger_reason == DISCONNECT and self._policy.settle
+        data = waiting.data
+        if data is not None and not waiting.queued:
+            device = self._watched.get(data.device_address)
+            disconnect = data.trigger_reason == DISCONNECT and self._policy.settle
             if disconnect and device is not None and 0 < device.back <= waiting.due:
                 return [self._end(waiting, State.CANCELLED, SETTLED, now)]
-            self._stop_counting(waiting)
+            self._booked.stop_counting(waiting)
             todo += self._queue(waiting)
         if self._may_start(waiting):
             return [*todo, self._start(waiting, now)]
-        heapq.heappush(self._timers, (waiting.message.expires, waiting.message.key))
+        self._booked.rest(waiting)
         return todo
 
     def _advance(self, now: int) -> list[Todo]:
         """Everything that is due and may go, in the order it was made."""
         return [
-            todo
-            for waiting in list(self._waiting.values())
-            if waiting.due <= now
-            for todo in self._due(waiting, now)
+            todo for waiting in self._booked.all() if waiting.due <= now for todo in self._due(waiting, now)
         ]
 
     def _sum_up(self, summary: Summary, now: int) -> Step:
@@ -524,25 +539,26 @@ class Vigil:
         id_ = self._mint(SUMMARY, summary.device, summary.since)
         event = self._data(Signal(summary.device, SUMMARY, now), data)
         ruled = Tell(Ruled(None, summary.device, SUMMARY, Decision(Ruling.PASS), id_, now))
-        message = self._message(EVENT, id_, now, event)
+        message = self._message(EVENT, id_, now, event, now)
         return self._send(message, now, now, [ruled], (self._watched.save(summary.device),))
 
     def next_wake(self) -> int | None:
-        while self._timers and self._timers[0][1] not in self._waiting:
-            heapq.heappop(self._timers)
-        timer = self._timers[0][0] if self._timers else None
-        wakes = (self._outbox.next_wake(), self._watched.suppressor.next_wake(), timer)
+        watched = self._watched
+        wakes = (
+            self._outbox.next_wake(), watched.suppressor.next_wake(), watched.next_wake(),
+            self._booked.next_wake(), self._beat_at,
+        )  # fmt: skip
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: countdowns go on as if it had not been; the tower's clock did not move."""
+        """The wall clock was set: what waits goes on as before. The tower's clock did not move."""
         self._outbox.shift(by)
         if self.offset is not None:
             self.offset -= by
-        for waiting in self._waiting.values():
-            waiting.due += by
-        self._timers = [(waiting.due, key) for key, waiting in self._waiting.items()]
-        heapq.heapify(self._timers)
+        self._booked.shift(by)
+        self._watched.shift(by)
+        if self._beat_at is not None:
+            self._beat_at += by
 
 
 def _nothing(_: Results, __: int) -> list[Todo]:

@@ -1,7 +1,8 @@
-"""What a sentinel remembers of each device it watches: limits, cancels, and which events may be called off.
+"""What a sentinel remembers of each device it watches: limits, cancels, which events may be called off, and
+which signals are held back.
 
-The law: what is remembered is what lies on the shelf. Whoever changes something here commits `save` with it,
-in the same step as what it is about.
+The laws. What is remembered is what lies on the shelf: a change is committed with `save`, in the same step as
+what it is about. A signal that is held back is remembered until its window ends; then it is judged again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from duly.core.signals import Severity, Signal
 from duly.core.suppress import DeviceSnapshot, Suppressor, SuppressPolicy
 from duly.core.units import DAY, HOUR
 from duly.core.writes import Drop, Put
@@ -26,13 +28,35 @@ SWEEP: Final = 256
 """Devices that are remembered before those with nothing left are forgotten: addresses may be random."""
 
 
-class _Saved(Struct):
+class Held(Struct, frozen=True, omit_defaults=True):
+    """A signal that was held back and may still have to be told. `at` is when it was noticed, `until` when
+    it is judged again."""
+
+    at: int
+    until: int
+    severity: Severity
+    meta: str = ""
+    location: str = ""
+    countdown: int | None = None
+    limited: bool = False
+    """the limit held it back: the summary counts it"""
+
+    def signal(self, device: str, reason: str) -> Signal:
+        """The signal, as it was noticed."""
+        return Signal(
+            device, reason, self.at, self.severity, self.meta.encode(), self.location.encode(), self.countdown
+        )
+
+
+class _Saved(Struct, omit_defaults=True):
     """A device as it lies on its shelf."""
 
     marks: DeviceSnapshot | None = None
     cancels: int = 0
     back: int = 0
     events: dict[str, int] = {}
+    covered: str = ""
+    held: dict[str, Held] = {}
 
 
 _decode: Final = msgspec.json.Decoder(_Saved).decode
@@ -42,14 +66,35 @@ _encode: Final = msgspec.json.Encoder().encode
 class Device:
     """One device, besides its limits."""
 
-    __slots__ = ("back", "cancels", "events")
+    __slots__ = ("back", "cancels", "covered", "events", "held")
 
-    def __init__(self, cancels: int = 0, back: int = 0, events: Mapping[str, int] | None = None) -> None:
-        self.cancels = cancels
-        self.back = back
+    def __init__(self, saved: _Saved | None = None) -> None:
+        saved = saved or _Saved()
+        self.cancels = saved.cancels
+        self.back = saved.back
         """when it came back; 0: it has not"""
-        self.events = dict(events or {})
+        self.events = dict(saved.events)
         """those the tower has or will have, with their times"""
+        self.covered = saved.covered
+        """the event that tells of its present absence; empty: there is none"""
+        self.held = dict(saved.held)
+        """signals that wait to be judged again, by reason"""
+
+    @property
+    def idle(self) -> bool:
+        return not (self.cancels or self.held)
+
+    def hold(self, signal: Signal, until: int, *, limited: bool = False) -> None:
+        """Remember a signal until it is judged again. Of several for one reason the first one's time counts,
+        the last one's words, and the highest severity."""
+        before = self.held.get(signal.reason)
+        at, severity = signal.at, signal.severity
+        if before is not None:
+            at, until = min(at, before.at), min(until, before.until)
+            severity = max(severity, before.severity, key=_RANKS.__getitem__)
+        self.held[signal.reason] = Held(
+            at, until, severity, signal.meta.decode(), signal.location.decode(), signal.countdown, limited
+        )
 
     def recent(self, at: int, span: int = HOUR) -> list[str]:
         """The events of the last hour, or so."""
@@ -62,11 +107,15 @@ class Device:
             del self.events[next(iter(self.events))]
 
 
+_RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
+
+
 class Watched:
     """All devices of one sentinel."""
 
     def __init__(self, policy: SuppressPolicy) -> None:
         self.suppressor = Suppressor(policy)
+        self._longest = max(policy.debounce, policy.cooldown, policy.summary)
         self._devices: dict[str, Device] = {}
         self._sweep_at = SWEEP
 
@@ -76,15 +125,16 @@ class Watched:
     def remember(self, shelf: Mapping[str, bytes]) -> None:
         """Take in what lies on the shelf, forgetting what is here."""
         saved = {name: _decode(body) for name, body in shelf.items()}
-        self._devices = {name: Device(one.cancels, one.back, one.events) for name, one in saved.items()}
+        self._devices = {name: Device(one) for name, one in saved.items()}
         self.suppressor.restore({name: one.marks for name, one in saved.items() if one.marks is not None})
 
     def save(self, name: str) -> Put | Drop:
         """What to commit, now that something has changed."""
         device, marks = self._devices[name], self.suppressor.marks(name)
-        if marks is None and not (device.cancels or device.back or device.events):
+        if marks is None and device.idle and not (device.back or device.events):
             return Drop(DEVICES, name)
-        return Put(DEVICES, name, _encode(_Saved(marks, device.cancels, device.back, device.events)))
+        saved = _Saved(marks, device.cancels, device.back, device.events, device.covered, device.held)
+        return Put(DEVICES, name, _encode(saved))
 
     def at(self, name: str) -> Device:
         """A device that something has happened to."""
@@ -102,7 +152,48 @@ class Watched:
         device = self._devices.get(name)
         if device is None or device.events.pop(event, None) is None:
             return []
+        if device.covered == event:
+            device.covered = ""
         return [self.save(name)]
+
+    # ── what is held back ────────────────────────────────────────────────────────────────────────
+
+    def lapsed(self, now: int) -> list[tuple[str, str, Held]]:
+        """The signals whose window is over: device, reason, and what is remembered. Each is given out once;
+        of one that still stands, remember it again or tell it."""
+        over = [
+            (name, reason, held)
+            for name, device in self._devices.items()
+            if device.held
+            for reason, held in device.held.items()
+            if held.until <= now
+        ]
+        for name, reason, _ in over:
+            del self._devices[name].held[reason]
+        return sorted(over, key=lambda one: one[2].at)
+
+    @property
+    def holding(self) -> int:
+        """How many signals are held back."""
+        return sum(len(device.held) for device in self._devices.values())
+
+    def next_wake(self) -> int | None:
+        return min(
+            (held.until for device in self._devices.values() for held in device.held.values()), default=None
+        )
+
+    def bound(self, now: int) -> None:
+        """After a restart: a clock that was set back must not hold anything longer than a window lasts."""
+        for device in self._devices.values():
+            for reason, held in device.held.items():
+                until = min(held.until, now + self._longest)
+                device.held[reason] = structs.replace(held, until=until)
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set: windows go on as if it had not been."""
+        for device in self._devices.values():
+            for reason, held in device.held.items():
+                device.held[reason] = structs.replace(held, until=held.until + by)
 
     def sweep(self, now: int) -> list[Drop]:
         """Forget who has nothing left to remember, now and then."""
@@ -111,7 +202,7 @@ class Watched:
         idle = [
             name
             for name, device in self._devices.items()
-            if not (device.cancels or device.recent(now, DAY)) and self.suppressor.marks(name) is None
+            if device.idle and not device.recent(now, DAY) and self.suppressor.marks(name) is None
         ]
         for name in idle:
             del self._devices[name]

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from duly.apps.desk import administer
+from duly.apps.alert_verbs import administer
 from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.core.parcels import CourierPolicy
@@ -34,6 +34,7 @@ class Tower(Place):
         courier.policy = CourierPolicy("alert", SOON, keep=courier.policy.keep)
 
     async def profile(self, name: str, *urls: str, **more: Any) -> dict[str, str]:
+        more.setdefault("nobody", not urls and "escalate" not in more)
         _, secrets = await self.hub.alerts.profiles.set(name, Draft(send=urls, **more))
         return secrets
 
@@ -47,7 +48,8 @@ class Tower(Place):
             return answer.status, await answer.json()
 
     async def do(self, verb: str, **wanted: str) -> Any:
-        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted)
+        by = wanted.pop("by", "ann")  # who has authenticated
+        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted, by)
         return msgspec.json.decode(msgspec.json.encode(said))
 
     async def show(self, event: str) -> Any:
@@ -88,6 +90,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Tower]:
     await it.start()
     await it.add(Role.SENTINEL, "gate", "barn")
     await it.add(Role.APP, "phone")
+    await it.profile("home", nobody=True)
     yield it
     await it.stop()
 

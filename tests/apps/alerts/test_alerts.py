@@ -95,7 +95,7 @@ NOW = time.time_ns() // 1_000_000
         (event(), "", 401, "not_authenticated"),
         (event(), "phone", 403, "not_allowed"),
         (event(sentinel_id="barn"), "gate", 403, "not_allowed"),
-        (event(timestamp=NOW + 2 * 86_400_000), "gate", 400, "future"),
+        (event(timestamp=NOW + 4_000 * 86_400_000), "gate", 400, "future"),
         (event(timestamp=NOW - 40 * 86_400_000), "gate", 400, "stale"),
         (event(timestamp=12), "gate", 400, "malformed"),
         (event(timestamp="today"), "gate", 400, "malformed"),
@@ -147,15 +147,27 @@ async def test_a_measured_offset_corrects_a_wrong_clock_and_both_are_kept(place:
     assert abs(shown["accepted_at"] - now) < 120_000
 
 
-async def test_without_a_profile_it_is_listed_and_says_that_nobody_was_told(
+async def test_an_alert_for_a_profile_that_is_not_there_is_refused_and_its_id_stays_free(
     place: Tower, hook: Receiver
 ) -> None:
-    status, said = await place.post(event(), query="?wait=5")
-    assert (status, said["ack"]["state"]) == (200, "failed")
-    assert "no profile 'home'" in said["ack"]["detail"]
+    status, said = await place.post(event(profile_id="barn"))
+    assert (status, said["code"], said["error"]) == (400, 2, "no_profile")
+    assert "no profile 'barn'" in said["detail"]
+    assert [one.word for one in await place.hub.ledger.refusals(10)] == ["no_profile"]
+    await place.profile("default", hook.url)
+    status, said = await place.post(event(profile_id="barn"), query="?wait=5")
+    assert (status, said["ack"]["state"]) == (200, "done"), "the profile named default takes it"
+
+
+async def test_a_repeat_is_answered_although_its_profile_is_gone(place: Tower, hook: Receiver) -> None:
     await place.profile("home", hook.url)
-    await place.do("deliveries.retry", event="event-1")
-    await hook.got(1)
+    frame = event()
+    assert (await place.post(frame, query="?wait=5"))[1]["ack"]["state"] == "done"
+    await place.do("profile.remove", name="home")
+    assert (await place.post(frame))[1]["code"] == 5
+    await place.stop()
+    await place.start()
+    assert (await place.post(frame))[1]["code"] == 5
 
 
 async def test_a_batch_is_answered_in_its_order_and_stored_together(place: Tower, hook: Receiver) -> None:

@@ -60,6 +60,7 @@ async def test_what_is_over_stays_over_however_many_say_something_at_the_same_mo
         for hub in hubs:
             await hub.start()
         await hubs[0].add(Role.SENTINEL, "gate")
+        await hubs[0].profile("home")
         for n in range(20):
             id_ = f"event-{n}"
             await hubs[0].post(event(id_))
@@ -88,7 +89,7 @@ async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_cor
         for hub in hubs:
             await hub.start()
         await hubs[0].add(Role.SENTINEL, "gate")
-        await hubs[0].profile("home", hook.url, escalate=((0.2, hook.url + "/boss"),))
+        await hubs[0].profile("home", hook.url, escalate=((2.0, hook.url + "/boss"),))
         hubs[1].tokens = hubs[0].tokens
         await hubs[1].hub._refresh()
         hook.words = ["hang after"]

@@ -7,6 +7,7 @@ wrong. Judged is what the sentinels had stored against what the tower has at the
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,12 +17,25 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from duly.apps.alerts import Alerts
+from duly.apps.heartbeats import PROMISES
+from duly.apps.profiles import PROFILES, Profile
 from duly.auth import Principal, Role
 from duly.clients.sentinel import Sentinel
 from duly.core import writes as w
+from duly.core.heartbeats import Promise
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, key_of, names_in
-from duly.core.signals import CANCEL, EVENT, SUMMARY, Ruled, SentinelPolicy, Severity, read_event
+from duly.core.signals import (
+    CANCEL,
+    DISCONNECT,
+    EVENT,
+    SILENT,
+    SUMMARY,
+    Ruled,
+    SentinelPolicy,
+    Severity,
+    read_event,
+)
 from duly.core.steps import Effect
 from duly.core.units import SECOND
 from duly.dialects import frames
@@ -41,8 +55,12 @@ if TYPE_CHECKING:
     from duly.testing.sim.plan import Plan
 
 POLICY: Final = SentinelPolicy(
-    debounce=2, per_hour=6, cooldown=15, countdown=4, keep=3_600, retry_first=3, retry_most=20
-)
+    debounce=2, per_hour=6, cooldown=15, summary=10, countdown=4, keep=3_600, retry_first=3, retry_most=20,
+    heartbeat=3,
+)  # fmt: skip
+PROFILE: Final = msgspec.json.encode(Profile(grace=4 * SECOND))
+LOOK: Final = 2.0
+"""How often the tower looks who is silent, in seconds."""
 DEVICES: Final = ("belt", "band")
 REASONS: Final = ("disconnect", "fall")
 SIGNALS: Final = 4
@@ -54,10 +72,18 @@ class Tower(GatewayHub):
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         journal = Journal(self.ledger)
+        self.disk.shelves.setdefault(PROFILES, {}).setdefault("home", PROFILE)
+        logging.getLogger("duly.alerts").setLevel(logging.CRITICAL + 1)  # nobody is told of anything here
         self.alerts = Alerts(self.ledger, journal)
         self.reception = Reception(journal, [self.alerts])
         self.engine = self.alerts.engine
         await self.alerts.start()
+        self.spawn(self._look(self.alerts))
+
+    async def _look(self, alerts: Alerts) -> None:
+        while self.alive and self.alerts is alerts:
+            await asyncio.sleep(LOOK)
+            await alerts.heartbeats.look()
 
     def principal(self, name: str) -> Principal:
         return Principal(name, Role.SENTINEL)
@@ -84,11 +110,27 @@ class _SimSentinel(Sentinel):
     def _ruled(self, ruled: Ruled) -> None:
         what = f"{ruled.device} {ruled.reason}: {ruled.decision.ruling.value}"
         self.node.world.log.note(self.node.name, what, self.node.key(ruled.event) if ruled.event else b"")
+        if ruled.origin is not None:
+            self.node.world.judged(self.node, ruled)
         super()._ruled(ruled)
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """Something that happened at a device, and when: a signal that the sentinel has judged (it says so after
+    it has stored it), or what a monitor or a person said."""
+
+    at: float
+    what: str
+    """a reason, `back` or `cancel`"""
+    critical: bool = False
+    lives: int = 0
+    """how often the sentinel had been started"""
 
 
 class Watcher(Node):
     """A sentinel, its monitor, and the person who carries it."""
+
+    world: SentinelWorld
 
     def key(self, event: str) -> bytes:
         """An event's key as the tower has it."""
@@ -115,11 +157,14 @@ class Watcher(Node):
         what = draw()
         with suppress(DulyError):
             if what < 0.6:
-                sentinel.trigger(reason, device, severity=severity, countdown=countdown)
+                alert = sentinel.trigger(reason, device, severity=severity, countdown=countdown)
+                self.world.critical[id(alert)] = severity is Severity.CRITICAL
             elif what < 0.75:
                 sentinel.reconnect(device)
+                self.world.happened(self, device, "back")
             elif what < 0.9:
                 sentinel.cancel(device)
+                self.world.happened(self, device, "cancel")
             elif sentinel._alerts:
                 event = self.world.rng.choice(list(sentinel._alerts))
                 sentinel.update(event, location={"lat": round(draw(), 3)})
@@ -144,6 +189,18 @@ class SentinelWorld(World):
         self.started: dict[str, list[bytes]] = {}
         """the events of each sentinel in the order they first went out"""
         self.corrections: list[tuple[str, Message]] = []
+        self.facts: dict[tuple[str, str], list[Fact]] = {}
+        """what happened at each device of each sentinel"""
+        self.critical: dict[int, bool] = {}
+        """of the alerts that were reported, which are critical"""
+        self.stored_at: dict[bytes, float] = {}
+
+    def happened(self, node: Watcher, device: str, what: str, *, critical: bool = False) -> None:
+        fact = Fact(asyncio.get_running_loop().time(), what, critical, node.incarnation)
+        self.facts.setdefault((node.name, device), []).append(fact)
+
+    def judged(self, node: Watcher, ruled: Ruled) -> None:
+        self.happened(node, ruled.device, ruled.reason, critical=self.critical.get(id(ruled.origin), False))
 
     async def _use(self, sender: Node, receivers: list[Node]) -> None:
         assert isinstance(sender, Watcher)
@@ -161,7 +218,7 @@ class SentinelWorld(World):
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
                 if isinstance(node, Watcher):
                     self._stored(node, message, started=bool(write.state))
-                elif message.kind == EVENT:
+                elif message.kind == EVENT and read_event(message.body).trigger_reason != SILENT:
                     at = asyncio.get_running_loop().time()
                     self.log.effects.append(Seen(at, node.name, node.incarnation, message, 1))
                     self.log.note(node.name, "EVENT listed", message.key)
@@ -171,6 +228,7 @@ class SentinelWorld(World):
     def _stored(self, node: Watcher, message: Message, *, started: bool) -> None:
         if message.kind == EVENT:
             key = node.key(message.id)
+            self.stored_at.setdefault(key, asyncio.get_running_loop().time())
             self.bodies[key] = message.body
             self.log.wanted[key] = Wanted(message, self.epochs[node.name], 0)
         elif message.kind == CANCEL:
@@ -237,6 +295,55 @@ def arrived(world: World) -> Iterator[Finding]:
             yield "the tower has other content than its sentinel", key
 
 
+def not_swallowed(world: World) -> Iterator[Finding]:
+    """[P5] Of a device that went and did not come back, and that nobody called off, the tower knows; and of
+    everything critical that nobody called off. Not if a sentinel died since the device was last there: it may
+    have died of not having heard of that."""
+    assert isinstance(world, SentinelWorld)
+    if world.plan.reinstalls:
+        return
+    for (name, device), facts in world.facts.items():
+        quiet = max((n for n, fact in enumerate(facts) if fact.what in ("back", "cancel")), default=-1)
+        since = facts[quiet].at if quiet >= 0 else 0.0
+        if len({fact.lives for fact in facts[max(quiet, 0) :]}) > 1:
+            continue
+        # What counted down when the device was last there may have become the event of its absence.
+        told = _told(world, name, device, since - POLICY.countdown)
+        if any(fact.what == DISCONNECT for fact in facts[quiet + 1 :]) and DISCONNECT not in told:
+            yield f"{name} swallowed that {device} stays away", b""
+        fresh = _told(world, name, device, since - POLICY.countdown, critical=True)
+        for fact in facts[quiet + 1 :]:
+            if fact.critical and fact.what not in fresh:
+                before = _told(world, name, device, fact.at - POLICY.debounce, critical=True)
+                if fact.what not in before:
+                    yield f"{name} swallowed a critical {fact.what} of {device}", b""
+
+
+def _told(world: SentinelWorld, name: str, device: str, since: float, *, critical: bool = False) -> set[str]:
+    """The reasons of the events about a device that were stored since then and are in the tower's list."""
+    listed = world.settled_disks["hub"].messages
+    found: set[str] = set()
+    for key, at in world.stored_at.items():
+        if at >= since and names_in(key)[0] == name and key in listed:
+            data = read_event(world.bodies[key])
+            if data.device_address == device and (data.severity is Severity.CRITICAL or not critical):
+                found.add(data.trigger_reason)
+    return found
+
+
+def heard_again(world: World) -> Iterator[Finding]:
+    """After the calm every sentinel is there: none counts as silent, and every alert about a silence has been
+    taken back."""
+    assert isinstance(world, SentinelWorld)
+    hub = world.nodes["hub"].disk
+    for name, body in hub.shelves.get(PROMISES, {}).items():
+        promise = msgspec.json.decode(body, type=Promise)
+        if promise.silent or promise.event:
+            yield f"{name} is there, and counts as silent", b""
+    if not hub.shelves.get(PROMISES) and not world.plan.faulty_disk:
+        yield "no sentinel has ever been heard", b""
+
+
 def listed_once(world: World) -> Iterator[Finding]:
     """[P2] One event is one event."""
     for key, count in Counter(seen.message.key for seen in world.log.effects).items():
@@ -285,26 +392,32 @@ def at_rest(world: World) -> Iterator[Finding]:
 
 def held_back(world: World) -> Iterator[Finding]:
     """Of one device, for one reason, no two events within the debounce, and no more in an hour than allowed;
-    unless a clock was set, or a sentinel forgot everything."""
+    unless a clock was set, or a sentinel forgot everything. What is critical is never held back but as a
+    repeat of what stands, and what the limit held back and still stands is told all the same."""
+    assert isinstance(world, SentinelWorld)
     if world.plan.steps or world.plan.reinstalls:
         return
-    events: dict[tuple[str, str], list[tuple[int, str, bool]]] = {}
+    events: dict[tuple[str, str], list[tuple[float, str, bool]]] = {}
     for key, want in world.log.wanted.items():
         data = read_event(want.message.body)
         if data.trigger_reason != SUMMARY:
             critical = data.severity is Severity.CRITICAL
             cause = (names_in(key)[0], data.device_address)
-            events.setdefault(cause, []).append((want.message.time, data.trigger_reason, critical))
+            events.setdefault(cause, []).append((world.stored_at[key], data.trigger_reason, critical))
     for (name, device), told in events.items():
         told.sort()
         for kind in {(reason, critical) for _, reason, critical in told}:
             times = [at for at, reason, critical in told if (reason, critical) == kind]
-            if any(after - before < POLICY.debounce * SECOND for before, after in pairwise(times)):
+            # Storing takes a moment: a little less than the debounce is no repeat.
+            least = POLICY.debounce - 0.5
+            if not kind[1] and any(after - before < least for before, after in pairwise(times)):
                 yield f"{name} let a repeat of {kind[0]} at {device} pass", b""
-        if len([at for at, _, critical in told if not critical]) > POLICY.per_hour:
+        limited = [at for at, reason, critical in told if not critical and reason != DISCONNECT]
+        if len(limited) > POLICY.per_hour:
             yield f"{name} let more pass from {device} than {POLICY.per_hour} in an hour", b""
 
 
 SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    arrived, listed_once, in_order, corrected, at_rest, held_back, admitted_once, forward,
+    arrived, not_swallowed, heard_again, listed_once, in_order, corrected, at_rest, held_back, admitted_once,
+    forward,
 )  # fmt: skip

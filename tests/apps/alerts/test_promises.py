@@ -1,0 +1,240 @@
+"""What people may rely on: who said so, when it happened, that what is critical is told, and that nobody is
+told any more once somebody takes care."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from duly.apps.notices import Known, notice
+from duly.auth import Role
+from duly.core.messages import Message
+from duly.core.parcels import Carry, Load
+from duly.core.units import HOUR, SECOND
+from duly.core.writes import Ref
+from tests.apps.alerts.conftest import Tower, event
+from tests.apps.alerts.test_telling import mail_to
+from tests.receivers import Mailbox, Receiver, receiver
+from tests.servers import Postgres
+
+# ── who said so ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def admin(place: Tower, verb: str, token: str, **wanted: str) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{place.url}/v1/admin/{verb}", json=wanted, headers=headers) as answer,
+    ):
+        return await answer.json()
+
+
+async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(place: Tower) -> None:
+    await place.add(Role.ADMIN, "ann")
+    for n, verb in enumerate(("alert.ack", "alert.resolve")):
+        await place.post(event(f"event-{n}"))
+        said = await admin(place, verb, place.tokens["ann"], event=f"event-{n}", by="bob", note="on my way")
+        assert (said["by"], said["claimed"], said["note"]) == ("ann", "bob", "on my way")
+    said = await admin(place, "alert.silence", place.tokens["ann"], device="x", by="bob", lasts="60")
+    assert (said["by"], said["claimed"]) == ("ann", "bob")
+    _, (silence,) = (await admin(place, "alert.silences", place.tokens["ann"])).popitem()
+    assert (silence["by"], silence["claimed"]) == ("ann", "bob")
+
+
+# ── once somebody takes care ─────────────────────────────────────────────────────────────────────
+
+
+async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
+    place: Tower, hook: Receiver
+) -> None:
+    place.hub.alerts._courier.policy = type(place.hub.alerts._courier.policy)("alert")  # retries after 5 s
+    await place.profile("home", hook.url, "file:/nowhere/at/all")
+    await place.post(event())
+    await hook.got(1)
+    async with asyncio.timeout(10):
+        while not any(
+            one["attempts"] and one["error"] for one in (await place.show("event-1"))["deliveries"]
+        ):
+            await asyncio.sleep(0.01)
+    await place.do("alert.ack", event="event-1")
+    states = {one["recipient"][:5]: one["state"] for one in (await place.show("event-1"))["deliveries"]}
+    assert states == {"http:": "done", "file:": "cancelled"}
+    assert (await place.show("event-1"))["state"] == "done"
+
+
+async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
+    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delivery is claimed, and somebody takes care before it goes out."""
+    await place.profile("home", hook.url)
+    opened, go_on = asyncio.Event(), asyncio.Event()
+    channel = place.hub.alerts._channel
+
+    async def slow(label: str) -> Any:
+        opened.set()
+        await go_on.wait()
+        return await channel(label)
+
+    monkeypatch.setattr(place.hub.alerts, "_channel", slow)
+    await place.post(event())
+    await opened.wait()
+    await place.do("alert.ack", event="event-1")
+    go_on.set()
+    shown = await place.until_state("event-1", "cancelled")
+    assert [one["state"] for one in shown["deliveries"]] == ["cancelled"]
+    assert hook.requests == []
+
+
+# ── when it happened ─────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_mail_says_when_it_happened_and_when_it_was_received(place: Tower, box: Mailbox) -> None:
+    await place.profile("home", mail_to(box), zone="Asia/Shanghai")
+    three_hours_ago = (time.time_ns() // 1_000_000) - 3 * 3_600_000 - 120_000
+    await place.post(event(timestamp=three_hours_ago), query="?wait=5")
+    (mail,) = box.mails
+    words = mail.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    happened = next(line for line in words.splitlines() if line.startswith("Happened: "))
+    local = time.strftime("%Y-%m-%d %H:%M", time.gmtime(three_hours_ago / 1000 + 8 * 3600))
+    assert happened.startswith(f"Happened: {local}")
+    assert happened.endswith("CST (UTC+08:00), 3 h 2 min ago")
+    assert any(line.startswith("Received: ") for line in words.splitlines())
+
+
+async def test_a_webhook_is_told_when_it_happened_and_when_it_was_received(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    await place.post(event(timestamp=1_794_786_893_877), query="?wait=5")
+    body = json.loads(hook.requests[0][1])
+    assert body["timestamp"] == body["data"]["happened"] == "2026-11-15T23:54:53.877+00:00"
+    assert body["data"]["time"] == 1_794_786_893_877 < body["data"]["received"]
+
+
+def test_many_alerts_in_one_notice_say_when_each_happened() -> None:
+    def load(n: int, at: int) -> Load:
+        body = b'{"profile_id":"home","trigger_reason":"fall"}'
+        message = Message("gate", f"e{n}", "alert_event", "home", body, at)
+        return Load(Ref(message.key, "alert", "hook", 0), 1, message)
+
+    now = 1_794_786_893 * SECOND
+    parcel = Carry("hook", (load(1, now - 2 * HOUR), load(2, now)))
+    first, second = notice(parcel, Known(now, {}, {}, {"home": "UTC"})).text.splitlines()
+    assert first.endswith("2026-11-15 21:54:53 UTC, 2 h ago")
+    assert second.endswith("2026-11-15 23:54:53 UTC")
+
+
+# ── what is critical ─────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_silence_covers_what_is_critical_only_if_it_says_so(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    await place.do("alert.silence", device="AA:*", lasts="60")
+    await place.post(event("event-1"), query="?wait=5")
+    assert hook.requests == []
+    await place.post(event("event-2", severity="critical"), query="?wait=5")
+    assert hook.events == ["event-2"]
+    await place.do("alert.silence", device="AA:*", lasts="60", critical="yes")
+    await place.post(event("event-3", severity="critical"), query="?wait=5")
+    assert hook.events == ["event-2"]
+
+
+async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profile_and_is_recorded(
+    place: Tower, hook: Receiver
+) -> None:
+    async with Refusing() as refusing:
+        await place.profile("default", hook.url + "/default")
+        await place.profile("home", refusing)
+        await place.post(event("event-1"), query="?wait=5")
+        await place.post(event("event-2", severity="critical"), query="?wait=5")
+        await place.until(lambda: hook.events == ["event-2"])
+    assert place.hub.alerts.state()["critical_untold"] == 1
+    refused = await place.hub.ledger.refusals(10)
+    assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
+
+
+class Refusing:
+    """A webhook that never takes anything."""
+
+    def __init__(self) -> None:
+        self._receiver = receiver()
+
+    async def __aenter__(self) -> str:
+        it = await self._receiver.__aenter__()
+        it.words = ["400"] * 100
+        return it.url
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self._receiver.__aexit__(None, None, None)
+
+
+async def test_critical_alerts_of_one_episode_do_not_wait_for_each_other(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    for n in range(3):
+        said = await place.post(event(f"e-{n}", severity="critical", session_id="s"), query="?wait=5")
+        assert said[1]["ack"]["state"] == "done"
+    assert len(hook.requests) == 3
+
+
+async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url)
+    ahead = (time.time_ns() // 1_000_000) + 400 * 86_400_000
+    _, said = await place.post(event(timestamp=ahead), query="?wait=5")
+    assert said["ack"]["state"] == "done"
+
+
+# ── figures ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(
+    place: Tower, hook: Receiver
+) -> None:
+    await place.profile("home", hook.url, tries=4)
+    hook.words = ["500"] * 4
+    await place.post(event("event-1"), query="?wait=5")
+    state = place.hub.alerts.state()
+    assert (state["retry_attempts"], state["retry_successes"], state["average_retries"]) == (3, 0, 0.0)
+    hook.words = ["500", "500"]
+    await place.post(event("event-2"), query="?wait=5")
+    assert place.hub.alerts.state()["average_retries"] == 2.0
+
+
+# ── several hubs ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
+    tmp_path: Path, hook: Receiver, postgres_server: Postgres
+) -> None:
+    ledger = postgres_server.create_database("made_elsewhere")
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    try:
+        for hub in hubs:
+            await hub.start()
+        await hubs[0].add(Role.SENTINEL, "gate")
+        hubs[1].tokens = hubs[0].tokens
+        await hubs[1].hub._refresh()
+        for n in range(20):
+            await hubs[0].profile(f"home-{n}", hook.url, most=0)
+            _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")
+            assert said["ack"]["state"] == "done"
+        for n in range(20):
+            await hubs[0].do("alert.silence", device=f"lock-{n}", lasts="60")
+            await asyncio.sleep(0.02)
+            _, said = await hubs[1].post(event(f"quiet-{n}", profile_id="home-0", device_address=f"lock-{n}"))
+            assert said["code"] == 0
+        for n in range(20):
+            assert "silenced" in (await hubs[1].until_state(f"quiet-{n}", "done"))["detail"]
+        assert len(hook.events) == 20
+    finally:
+        for hub in hubs:
+            await hub.stop()

@@ -1,0 +1,90 @@
+"""When a sentinel counts as silent: by the watcher's own monotonic clock, and only if it kept looking."""
+
+from __future__ import annotations
+
+from duly.core.heartbeats import Promise, Watcher
+from duly.core.signals import Severity
+from duly.core.units import DAY, SECOND
+
+LIMIT = 90 * SECOND
+WALL = 1_700_000_000 * SECOND
+PROMISE = Promise("gate", "home", 60 * SECOND, heard=WALL)
+
+
+class Eye:
+    """A watcher that looks every two seconds; its wall clock can be set."""
+
+    def __init__(self) -> None:
+        self.watcher = Watcher()
+        self.elapsed = 5 * SECOND
+        self.ahead = 0
+        self.promise = PROMISE
+
+    def look(self, seconds: int = 0) -> bool:
+        """Let so much time pass; whether the sentinel was found silent."""
+        late = False
+        for _ in range(max(1, seconds // 2)):
+            self.elapsed += 2 * SECOND if seconds else 0
+            late |= bool(
+                self.watcher.overdue(
+                    {"gate/home": self.promise},
+                    lambda _: LIMIT,
+                    self.elapsed,
+                    WALL + self.elapsed + self.ahead,
+                )
+            )
+        return late
+
+    def beat(self) -> None:
+        self.promise = self.promise.kept(self.promise.heard + 1, 60 * SECOND)
+
+
+def test_a_sentinel_that_keeps_its_promise_is_not_silent() -> None:
+    eye = Eye()
+    for _ in range(50):
+        assert not eye.look(60)
+        eye.beat()
+
+
+def test_one_that_does_not_is_after_its_grace() -> None:
+    eye = Eye()
+    assert not eye.look(90)
+    assert eye.look(4)
+
+
+def test_a_watcher_that_has_just_begun_waits_a_whole_time() -> None:
+    eye = Eye()
+    eye.promise = Promise("gate", "home", 60 * SECOND, heard=WALL - DAY)
+    assert not eye.look(88)
+
+
+def test_a_clock_that_is_set_makes_nobody_silent() -> None:
+    eye = Eye()
+    assert not eye.look(20)
+    eye.ahead = DAY
+    assert not eye.look(60)
+    eye.ahead = -DAY
+    assert not eye.look(8)
+
+
+def test_a_watcher_that_did_not_look_for_a_while_begins_anew() -> None:
+    eye = Eye()
+    assert not eye.look(80)
+    eye.elapsed += 3_600 * SECOND  # the ledger was away
+    assert not eye.look(80)
+    assert eye.look(20)
+
+
+def test_a_machine_that_slept_begins_anew() -> None:
+    eye = Eye()
+    assert not eye.look(80)
+    eye.ahead += 3_600 * SECOND  # the wall clock went on, the monotonic one did not
+    assert not eye.look(80)
+    assert eye.look(20)
+
+
+def test_all_hubs_give_one_silence_the_same_id_and_the_next_one_another() -> None:
+    first = PROMISE.missed(WALL + 1, Severity.CRITICAL)
+    again = PROMISE.missed(WALL + 2, Severity.CRITICAL)
+    later = first.kept(WALL + 9, 1).missed(WALL + 10, Severity.CRITICAL)
+    assert first.event == again.event != later.event
