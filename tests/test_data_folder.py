@@ -76,7 +76,6 @@ async def test_everything_a_hub_makes_is_private_from_the_beginning(tmp_path: Pa
     await hub.start()
     try:
         await hub.accounts.add(Role.DEVICE, "lock")
-        await hub.renew_broker_users()
         await hub.archive.add("alerts", [{"id": 1}], hub.ledger.clock.now())
         hub._own_client_id()
         assert open_to_others(data) == {}

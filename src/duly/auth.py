@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
-from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as changed
 
+from duly.account_book import NO_NAMES, AccountBook, Principal, Role, StoredAccount
 from duly.account_names import NAME, check_account_name, check_name
 from duly.core.quota import Quota, Rate
 from duly.core.writes import Drop, Given, Put, PutNew, Write
@@ -37,6 +37,20 @@ from duly.errors import Conflict, Malformed, NotAuthenticated
 from duly.item_loader import ItemLoader
 from duly.ledger import Ledger
 from duly.secret_box import SecretBox, is_sealed
+
+__all__ = [
+    "FORMER",
+    "LEAVING",
+    "PREFIX",
+    "VERSIONS",
+    "Account",
+    "Accounts",
+    "Principal",
+    "Role",
+    "administer",
+    "digest",
+    "sessions",
+]
 
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners know one when they see it."""
@@ -58,30 +72,6 @@ FORMER: Final = "former"
 """people who are gone and have left something behind: their names are not given away"""
 
 
-class Role(StrEnum):
-    """What kind of principal it is."""
-
-    APP = "app"
-    DEVICE = "device"
-    NODE = "node"
-    USER = "user"
-    SENTINEL = "sentinel"
-    ADMIN = "admin"
-
-
-class Principal(Struct, frozen=True):
-    """Somebody who has shown who they are."""
-
-    name: str
-    role: Role
-    device: str = ""
-    """which of their logins, for people who have several"""
-    epoch: int = 0
-    """the account's when they showed it; 0 stands for whoever has the name"""
-    login: str = ""
-    """the name of their session on its shelf, for people who logged in"""
-
-
 class Account(Struct, frozen=True):
     """A principal as the operator sees it."""
 
@@ -91,31 +81,7 @@ class Account(Struct, frozen=True):
     disabled: bool
 
 
-class _Stored(Struct, frozen=True):
-    """A principal as it lies on its shelf, under its name."""
-
-    role: Role
-    token: str
-    """the token's SHA-256, in hex"""
-    created: int
-    disabled: bool = False
-    once: bool = False
-    """a device without a memory of its own: it is sent each command once"""
-    password: str = ""
-    """the argon2id of a person's password; they have no token of their own, but one for each login"""
-    key: str = ""
-    """the public key with which a device signs what it says over MQTT; empty: it need not"""
-    voided: int = 0
-    """the epoch, once what was shown at first has become void"""
-    after: int = 0
-    """when the last account of this name was removed; 0 if there was none"""
-
-    @property
-    def epoch(self) -> int:
-        return self.voided or self.created
-
-
-_decode: Final = msgspec.json.Decoder(_Stored).decode
+_decode: Final = msgspec.json.Decoder(StoredAccount).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -133,7 +99,7 @@ class Accounts:
         self._box = box
         self.items = ItemLoader(ledger)
         self._misses = Quota(MISSES)
-        self._book = _Book()
+        self._book = AccountBook()
         self._loaded = False
         self.version: bytes | None = None
         """changes with every change of an account or a grant, wherever it was made"""
@@ -152,7 +118,7 @@ class Accounts:
         disabled since may nothing."""
         if not self.stands(principal):
             return False
-        return principal.role is Role.ADMIN or device in self._book.granted.get(principal.name, _NOBODY)
+        return principal.role is Role.ADMIN or device in self._book.granted.get(principal.name, NO_NAMES)
 
     def stands(self, principal: Principal) -> bool:
         """Whether their account is still the one they were let in as."""
@@ -198,15 +164,15 @@ class Accounts:
         standing = book.standing.get(sender)
         if standing is None or device not in book.stored:
             return False
-        return standing.role is Role.ADMIN or device in book.granted.get(sender, _NOBODY)
+        return standing.role is Role.ADMIN or device in book.granted.get(sender, NO_NAMES)
 
     def granted(self, app: str) -> frozenset[str]:
         """The devices this app may command."""
-        return self._book.granted.get(app, _NOBODY)
+        return self._book.granted.get(app, NO_NAMES)
 
     def apps_of(self, device: str) -> frozenset[str]:
         """The apps that may command this device, and so hear what it says."""
-        return self._book.apps_of.get(device, _NOBODY)
+        return self._book.apps_of.get(device, NO_NAMES)
 
     def is_sent_once(self, device: str) -> bool:
         """Whether a device has no memory of its own, so that it is sent each command once."""
@@ -230,7 +196,7 @@ class Accounts:
             return None
         return self._book.standing.get(name)
 
-    async def confirmed(self, name: str) -> _Stored | None:
+    async def confirmed(self, name: str) -> StoredAccount | None:
         """An account as it is in the ledger now; memory learns it."""
         while not self._ledger.sole:
             before = self._book.bodies.get(name)
@@ -244,7 +210,7 @@ class Accounts:
     def _learn(self, name: str, body: bytes | None) -> None:
         book = self._book
         before = book.standing.get(name)
-        one: _Stored | None = None
+        one: StoredAccount | None = None
         with suppress(msgspec.DecodeError):  # a role that only a newer duly knows
             one = None if body is None else _decode(body)
         if one is None or body is None:
@@ -319,7 +285,7 @@ class Accounts:
                 await self._replace(name, new, Drop(_TOKENS, old.token), Put(_TOKENS, hashed, name.encode()))
             else:
                 check_account_name(name)
-                new = _Stored(role, hashed, self._ledger.clock.now(), key=key, once=once)
+                new = StoredAccount(role, hashed, self._ledger.clock.now(), key=key, once=once)
                 # A grant that was being made while its principal was removed must not be inherited.
                 left = [grant for grant in book.dangling if name in grant]
                 drops = tuple(Drop(_GRANTS, _grant(*grant)) for grant in left)
@@ -327,10 +293,10 @@ class Accounts:
                 book.dangling.difference_update(left)
         return token
 
-    def _next_epoch(self, old: _Stored) -> int:
+    def _next_epoch(self, old: StoredAccount) -> int:
         return max(self._ledger.clock.now(), old.epoch + 1)
 
-    async def _replace(self, name: str, new: _Stored, *also: Write) -> None:
+    async def _replace(self, name: str, new: StoredAccount, *also: Write) -> None:
         body = _encode(new)
         await self._ledger.write(Put(_PRINCIPALS, name, body), *also, _news())
         self._book.seat(name, new, body)
@@ -340,14 +306,14 @@ class Accounts:
         check_account_name(name)
         async with self._changing:
             sealed = self._seal(name, "password", password)
-            new = _Stored(Role.USER, "", self._ledger.clock.now(), password=sealed)
+            new = StoredAccount(Role.USER, "", self._ledger.clock.now(), password=sealed)
             with suppress(Conflict):  # strangers are not told by whom
                 if name not in self._book.stored:
                     await self._put_new(name, new)
                     return
             raise Conflict(f"the name {name!r} is taken; choose another")
 
-    async def _put_new(self, name: str, new: _Stored, then: tuple[Write, ...] = ()) -> None:
+    async def _put_new(self, name: str, new: StoredAccount, then: tuple[Write, ...] = ()) -> None:
         """Lay a principal on its shelf; raises `Conflict` if the name is not free."""
         removed = await self._ledger.item(_REMOVED, name)
         if removed is not None:
@@ -463,14 +429,14 @@ class Accounts:
             return await self.refresh()
         return self._drain()
 
-    async def _current(self) -> _Book:
+    async def _current(self) -> AccountBook:
         """What stands now. Of a ledger that nobody else writes we know it."""
         if not (self._loaded and self._ledger.sole):
             await self._load()
         return self._book
 
     async def _load(self) -> None:
-        book = _Book()
+        book = AccountBook()
         version = await self._ledger.item(*_VERSION)  # first: what changes while we read is read again
         principals, grants = await self._ledger.shelf(_PRINCIPALS), await self._ledger.shelf(_GRANTS)
         for name, body in principals.items():
@@ -524,71 +490,6 @@ class Accounts:
         """All accounts, by name."""
         stored = sorted(self._book.stored.items())
         return tuple(Account(name, one.role, one.created, one.disabled) for name, one in stored)
-
-
-_NOBODY: Final[frozenset[str]] = frozenset()
-
-
-class _Book:
-    """Principals and grants, arranged for asking."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, _Stored] = {}
-        self.bodies: dict[str, bytes] = {}
-        """as they lie on the shelf"""
-        self.after: dict[str, int] = {}
-        """when the predecessors of those accounts were removed whose names were somebody else's before"""
-        self.standing: dict[str, Principal] = {}
-        self.by_token: dict[bytes, Principal] = {}
-        self.granted: dict[str, frozenset[str]] = {}
-        self.apps_of: dict[str, frozenset[str]] = {}
-        self.once: set[str] = set()
-        self.dangling: set[tuple[str, str]] = set()
-        """grants of which one side is not there: of no effect"""
-
-    def seat(self, name: str, one: _Stored, body: bytes) -> None:
-        self.unseat(name)
-        self.stored[name], self.bodies[name] = one, body
-        if one.after:
-            self.after[name] = one.after
-        if one.once:
-            self.once.add(name)
-        if not one.disabled:
-            self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
-            if one.token:
-                self.by_token[bytes.fromhex(one.token)] = who
-
-    def unseat(self, name: str) -> None:
-        old = self.stored.pop(name, None)
-        self.once.discard(name)
-        if old is not None:
-            self.by_token.pop(bytes.fromhex(old.token), None)
-            self.standing.pop(name, None)
-            self.bodies.pop(name, None)
-            self.after.pop(name, None)
-
-    def link(self, app: str, device: str) -> None:
-        one, other = self.stored.get(app), self.stored.get(device)
-        if one is None or other is None or one.role is not Role.APP or other.role is not Role.DEVICE:
-            self.dangling.add((app, device))
-            return
-        self.granted[app] = self.granted.get(app, _NOBODY) | {device}
-        self.apps_of[device] = self.apps_of.get(device, _NOBODY) | {app}
-
-    def unlink(self, app: str, device: str) -> None:
-        self.dangling.discard((app, device))
-        for names, of, name in ((self.granted, app, device), (self.apps_of, device, app)):
-            left = names.get(of, _NOBODY) - {name}
-            if left:
-                names[of] = left
-            else:
-                names.pop(of, None)
-
-    def grants_of(self, name: str) -> set[tuple[str, str]]:
-        """The grants in which this name occurs."""
-        left = {grant for grant in self.dangling if name in grant}
-        left |= {(name, device) for device in self.granted.get(name, _NOBODY)}
-        return left | {(app, name) for app in self.apps_of.get(name, _NOBODY)}
 
 
 def _grant(app: str, device: str) -> str:

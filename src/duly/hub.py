@@ -15,20 +15,20 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
-from msgspec.structs import replace
 
 from duly import checkup, data_folder, notice
 from duly.apps import alert_verbs, desk, receipts, retention
 from duly.apps.alerts import Alerts
 from duly.apps.chat import Chat, ChatPolicy
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy
+from duly.apps.gateway import Gateway
+from duly.apps.gateway_policy import GatewayPolicy
 from duly.apps.heartbeats import LOOK_SECONDS as HEARTBEAT_SECONDS
 from duly.apps.heartbeats import presence
 from duly.apps.neighbours import LOOK_SECONDS
@@ -70,9 +70,8 @@ from duly.transports.express import Express
 from duly.transports.gate import Gate
 
 if TYPE_CHECKING:
-    from duly.broker import Broker
     from duly.doorbell import Doorbell
-    from duly.transports.mqtt import MqttLink
+    from duly.mqtt_service import MqttService
 
 ENGINE_TRIES: Final = 5
 """How often in a row an engine may die of a bug; then the process ends, and is started again from outside."""
@@ -115,8 +114,7 @@ class Hub:
         self._closing = contextlib.AsyncExitStack()
         self.url = ""
         self.mqtt_url = ""
-        self._broker: Broker | None = None
-        self._links: dict[str, MqttLink] = {}
+        self.mqtt: MqttService | None = None
         self._unforgotten: str | None = None
         """why what is due to be forgotten could not be, when it was last tried"""
         self._others: frozenset[str] = frozenset()
@@ -157,7 +155,7 @@ class Hub:
         closing.callback(self.people.close)
         self._authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self._authenticator.login
-        self.cursors = await page_cursors.open_cursors(self.ledger)
+        self.cursors = await page_cursors.open_cursors(self.ledger, box)
         self.alerts = Alerts(
             self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box,
             known=lambda name: self.accounts.role_of(name) in (Role.SENTINEL, Role.ADMIN),
@@ -177,7 +175,13 @@ class Hub:
         if self.chat.elsewhere is not None:
             self.tasks.every("chat's look at other hubs", LOOK_SECONDS, self.chat.elsewhere.look)
         self.tasks.every("look at sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.look)
-        await self._start_mqtt()
+        if not settings.no_mqtt:
+            # Not every hub has MQTT devices: what only they need is only then loaded.
+            from duly.mqtt_service import MqttService
+
+            self.mqtt = MqttService(settings, self.tasks, closing)
+            await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, journal)
+            self.mqtt_url = self.mqtt.url
         await self._listen(tls)
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
@@ -274,90 +278,6 @@ class Hub:
             f"--port {port % 65_535 + 1} or --port 0 for any free one"
         )
 
-    # ── MQTT: a broker of our own, or somebody else's ────────────────────────────────────────────
-
-    async def _start_mqtt(self) -> None:
-        settings, closing = self.settings, self._closing
-        if settings.no_mqtt:
-            return
-        # Not everybody has MQTT devices: what only they need is only then loaded.
-        from duly.broker import Broker
-        from duly.broker_users import HubUsers, own_session, record, second_session
-        from duly.core.acl import HUB
-        from duly.mqtt_devices import MqttDevices, task_ids
-        from duly.transports.address import Address
-        from duly.transports.mqtt import MqttLink
-
-        def rush() -> None:
-            if self._broker is not None:
-                self._broker.hurry()
-
-        ids = await task_ids(self.ledger)
-        devices = MqttDevices(self.gateway, self.accounts, self.journal, ids, self.tasks, on_rush=rush)
-        self._mqtt_devices = devices
-        if self.gateway.neighbours is not None:
-            self.tasks.every("look at MQTT devices of other hubs", LOOK_SECONDS, devices.look)
-        if not settings.mqtt:
-            users = HubUsers(self.accounts)
-            self._broker = Broker(
-                self._data,
-                settings.mqtt_port,
-                settings.listen,
-                tls_cert=settings.tls_cert,
-                tls_key=settings.tls_key,
-                on_restart=lambda _: devices.broker_restarted(),
-                on_refused=lambda refused: record(devices.refusals, refused),
-                users=users,
-                tasks=self.tasks,
-            )
-            await self._broker.start()
-            closing.push_async_callback(self._broker.stop)
-            self.mqtt_url = self._broker.url
-            # Its certificate names it as the world knows it, not as we do: that very one is what we expect.
-            address = replace(
-                Address.parse(self.mqtt_url),
-                username=HUB,
-                password=users.hub_password,
-                cafile=settings.tls_cert,
-                pinned=bool(settings.tls_cert),
-            )
-        else:
-            address = Address.parse(settings.mqtt)
-            self.mqtt_url = repr(replace(address, username=""))
-
-        def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-            # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
-            devices.arrived(topic, payload, old and self._broker is not None, ack)
-
-        def back(_: bool) -> None:
-            self.tasks.do("mqtt reconnection", devices.answers_back())
-
-        if "client_id=" not in settings.mqtt:
-            address = await own_session(self._data, address, embedded=self._broker is not None)
-        devices.link = self._links["answers"] = MqttLink(
-            address,
-            heard,
-            subscriptions=devices.answers,
-            on_connect=back,
-            tasks=self.tasks,
-        )
-        devices.reports_link = self._links["reports"] = MqttLink(
-            second_session(address),
-            heard,
-            subscriptions=devices.reports,
-            on_connect=devices.reports_back,
-            on_disconnect=lambda _: devices.lost(),
-            tasks=self.tasks,
-        )
-        for link in self._links.values():
-            await link.start()
-            closing.push_async_callback(link.stop)
-        closing.push_async_callback(devices.stop)
-        if self._broker is not None:
-            for link in self._links.values():
-                await link.connected()
-        self.tasks.every("sweep of silent MQTT devices", REFRESH_SECONDS, devices.sweep)
-
     # ── chores ───────────────────────────────────────────────────────────────────────────────────
 
     async def _prune(self) -> None:
@@ -398,8 +318,8 @@ class Hub:
     async def _hang_up(self, accounts: frozenset[str], logins_: frozenset[Principal] = frozenset()) -> None:
         for name in accounts:
             self._reception.dismiss(name)
-            if self._broker is not None:
-                self.tasks.do("broker dismissal", _dismiss_from_broker(self._broker, name))
+            if self.mqtt is not None:
+                self.mqtt.dismiss(name)
         for who in logins_:
             self.chat.dismiss(who.name, who.device)
 
@@ -483,7 +403,7 @@ class Hub:
             "ledger": type(self.ledger).__name__,
             "down": self.down,
             "devices": self.gateway.presence(),
-            "mqtt": self._mqtt_state(),
+            "mqtt": None if self.mqtt is None else self.mqtt.state(),
             "alerts": self.alerts.state(),
             "unforgotten": self._unforgotten,
             "problems": self.problems,
@@ -491,14 +411,6 @@ class Hub:
             "floor": self._floor.state(),
             "hubs": [self.ledger.worker] if neighbours is None else sorted(neighbours.homes.living),
         }
-
-    def _mqtt_state(self) -> dict[str, Any] | None:
-        links, broker = self._links.values(), self._broker
-        if not links:
-            return None
-        problem = (broker and broker.problem) or next((link.problem for link in links if not link.up), None)
-        said = None if problem is None else str(problem)
-        return {"url": self.mqtt_url, "embedded": broker is not None, "problem": said}
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
 
@@ -560,11 +472,6 @@ class Hub:
                     await self._hang_up(frozenset({wanted["name"]}))  # who came with a token that is void now
                     await self.chat.see_off()
                 return result
-
-
-async def _dismiss_from_broker(broker: Broker, name: str) -> None:
-    with contextlib.suppress(DulyError):  # a broker that is away has hung up on everybody
-        await broker.dismiss(name)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

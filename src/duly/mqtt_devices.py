@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
@@ -46,13 +45,12 @@ from duly.core.quota import Quota, Rate
 from duly.core.signing import Keyring, read_key
 from duly.core.steps import Answered, Received
 from duly.core.units import MS, SECOND, seconds
-from duly.core.writes import PutNew
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.fields import Fields
 from duly.dialects.frames import DeviceCode, Frame, ServerCode
 from duly.dialects.seal import Seal
-from duly.dialects.task_ids import SECRET_SIZE, TaskId, TaskIds, read_task_id
+from duly.dialects.task_ids import TaskId, TaskIds, read_task_id
 from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
@@ -67,7 +65,6 @@ from duly.errors import (
 )
 from duly.fair_reader import FairReader
 from duly.journal import Journal
-from duly.ledger import Ledger
 from duly.refusals import RefusalTally
 from duly.tasks import Supervisor
 from duly.transport import Unhurried
@@ -95,9 +92,6 @@ RUSH_SECONDS: Final = 0.1
 STRAYS: Final = 100
 """Topics that were planted in our session, of which we remember that we have unsubscribed them."""
 
-_SECRETS: Final = "secrets"
-_TASKS: Final = "mqtt_tasks"
-
 
 class Link(Protocol):
     """What is needed of `duly.transports.mqtt.MqttLink`."""
@@ -123,14 +117,6 @@ class _Answer(Struct, frozen=True):
     said: fd.Ack | fd.Complete | fd.Failed
     task: TaskId
     key: bytes
-
-
-async def task_ids(ledger: Ledger) -> TaskIds:
-    """The ids of tasks, with the secret that all hubs on this ledger share."""
-    await ledger.write(PutNew(_SECRETS, _TASKS, secrets.token_bytes(SECRET_SIZE)))
-    secret = await ledger.item(_SECRETS, _TASKS)
-    assert secret is not None
-    return TaskIds(secret)
 
 
 class _Presence(Struct):

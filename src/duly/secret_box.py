@@ -149,3 +149,18 @@ async def _needed(ledger: Ledger) -> str:
     """The id of the key that the ledger needs; empty if it needs none yet."""
     found = (await ledger.item(SHELF, NAME) or b"").decode()
     return found.removeprefix(PREFIX).partition(":")[0]
+
+
+# ── secrets that hubs share ──────────────────────────────────────────────────────────────────────
+
+SHARED: Final = "secrets"
+
+
+async def shared_secret(ledger: Ledger, box: SecretBox, name: str, size: int = KEY_SIZE) -> bytes:
+    """A random secret that all hubs on this ledger have, sealed in it; made if there is none of this name."""
+    place = f"{SHARED}/{name}"
+    fresh = base64.b64encode(secrets.token_bytes(size)).decode()
+    await ledger.write(PutNew(SHARED, name, box.seal(fresh, place).encode()))
+    stored = await ledger.item(SHARED, name)
+    assert stored is not None
+    return base64.b64decode(box.open(stored.decode(), place))

@@ -33,7 +33,7 @@ class Place:
         self.phone = phone
 
     def kill_broker(self) -> None:
-        broker = self.hub._broker
+        broker = self.hub.mqtt and self.hub.mqtt.broker
         assert broker is not None
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)

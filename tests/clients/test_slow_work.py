@@ -80,7 +80,6 @@ async def test_a_command_with_a_timeout_of_its_own_gives_a_silent_handler_that_l
 async def test_the_same_through_a_broker(tmp_path: Path) -> None:
     heard: list[Any] = []
     async with hub_of(tmp_path, mqtt_port=0) as (hub, phone, lock):
-        await hub.renew_broker_users()
         url = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{lock}@")
         async with slow(url, name="lock"), App(hub.url, phone) as app:
             async with asyncio.timeout(10):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from duly.errors import Malformed
 from duly.ledgers.memory import MemoryLedger
+from duly.secret_box import SecretBox, is_sealed
 from duly.transports.page_cursors import LONGEST, PageCursors, open_cursors
 
 CURSORS = PageCursors(bytes(32))
@@ -42,5 +43,9 @@ def test_a_cursor_of_somebody_else_or_of_another_list_is_refused() -> None:
 
 async def test_every_hub_on_a_ledger_reads_the_others() -> None:
     ledger = MemoryLedger()
-    one, other = await open_cursors(ledger), await open_cursors(ledger)
+    box = SecretBox(bytes(32))
+    one, other = await open_cursors(ledger, box), await open_cursors(ledger, box)
     assert other.open("ann", one.seal("ann", b"place")) == b"place"
+    assert is_sealed((await ledger.item("secrets", "cursors") or b"").decode()), (
+        "a copy of the ledger opens none"
+    )

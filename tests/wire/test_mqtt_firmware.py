@@ -56,7 +56,6 @@ async def hub(tmp_path: Path) -> AsyncIterator[tuple[Hub, str, Firmware]]:
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
-    await hub.renew_broker_users()
     firmware = Firmware(hub.mqtt_url, "lock", token)
     async with asyncio.timeout(10):
         while not hub.gateway.online("lock"):

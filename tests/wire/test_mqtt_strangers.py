@@ -202,7 +202,7 @@ async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place)
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await place.device("lock", done)
     thief = await place.client("thief")
-    for stolen in ("hub", place.hub._links["answers"].address.client_id, "lock", "lock-12345678"):
+    for stolen in ("hub", place.hub.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
         client = await place.client("thief", stolen)
         assert not client.is_connected()
         client.disconnect()
@@ -238,11 +238,11 @@ async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hea
         await place.why("hub", "other/x", "not a topic")
         async with App(place.hub.url, place.tokens["phone"]) as app:
             assert (await app.send("lock", "lock_control", {})).done
-            before = place.hub._mqtt_devices.refusals.total
+            before = place.hub.mqtt.devices.refusals.total
             for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
                 tell(thief, topic, task)
             assert (await app.send("lock", "lock_control", {})).done
-            assert place.hub._mqtt_devices.refusals.total == before, "they are no longer subscribed to"
+            assert place.hub.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
     finally:
         await place.stop()
 

@@ -75,7 +75,6 @@ async def test_each_task_of_a_hub_with_a_broker_comes_back(tmp_path: Path) -> No
         tokens["phone"] = await hub.accounts.add(Role.APP, "phone")
         for device in ("lock", "lamp"):
             await hub.accounts.grant("phone", device)
-        await hub.renew_broker_users()
         names = await kill_each(hub, tokens)
         assert names.count("duly-engine") == 3
         assert {"duly broker", "duly broker log", "duly mqtt link", "duly mqtt reader"} <= set(names)

@@ -14,22 +14,21 @@ HTTP request that waits, an MQTT node. Where this is not the only hub, `neighbou
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
-from duly.apps.control import ControlPolicy
 from duly.apps.device_list import DeviceList
+from duly.apps.gateway_policy import GatewayPolicy
 from duly.apps.neighbours import Neighbours
 from duly.apps.presence import OFFLINE, ONLINE, Presence
 from duly.apps.pushes import Pushes, stream_of
+from duly.apps.trails import Hop, Trails
 from duly.apps.unaddressed import Unaddressed
 from duly.auth import Accounts, Principal, Role
-from duly.core.backlog import Backlog, BacklogPolicy
+from duly.core.backlog import Backlog
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
@@ -51,7 +50,6 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import DAY, MINUTE, MS, SECOND, show
-from duly.core.window import Window
 from duly.dialects import frames
 from duly.dialects.fields import Fields, timeout_in
 from duly.dialects.frames import DEVICE_STATUS, Frame
@@ -67,32 +65,10 @@ CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
 """Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
 download of ten thousand pushes nothing else out of anything."""
 
-TRAILS_KEPT: Final = 5_000
-HOPS_KEPT: Final = 50
 SLOW_SECONDS: Final = 1.0
 """How long a sender that is over its quota is kept waiting for an answer at most."""
 TRY_AGAIN: Final = 5 * SECOND
 """When a sender of whom too much waits may try again."""
-
-
-class Hop(Struct, frozen=True, gc=False):
-    """Something that happened to a command, when (ms), and in which attempt."""
-
-    time: int
-    what: str
-    attempt: int = 0
-
-
-class GatewayPolicy(Struct, frozen=True):
-    control: ControlPolicy = ControlPolicy()
-    commands: frozenset[str] = frames.COMMANDS
-    pushes: frozenset[str] = frames.PUSHES
-    ahead: Window = Window(frames=256, bytes=512 * 1024)
-    """what may be on its way to a device before it acknowledges"""
-    backlog: BacklogPolicy = BacklogPolicy()
-    """what may wait of one app, or for one device"""
-    max_exp: int = 7 * DAY
-    """how far away the `exp` of a command may be"""
 
 
 REPLACED: Final = "replaced by a newer connection of the same device"
@@ -142,8 +118,7 @@ class Gateway:
         self._apps: dict[str, list[Session]] = {}
         self.pushes = Pushes(ledger, journal, self._listeners, self._stored, accounts.born)
         self._presence = None if bell is not None else Presence(ledger, self.pushes)
-        self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
-        """hops as they are noted: there are three to a command, and hardly anybody asks"""
+        self._trails = Trails(ledger.clock)
 
     @property
     def types(self) -> frozenset[str]:
@@ -382,7 +357,7 @@ class Gateway:
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
-        self._note_hop(key, "at work")
+        self._trails.note(key, "at work")
         frame = frames.working(id_, device, progress, more)
         for session in self._apps.get(scope, ()):
             session.push(frame)
@@ -503,7 +478,7 @@ class Gateway:
 
     def _say(self, reply: Reply) -> None:
         message, verdict = reply.message, reply.verdict
-        self._note_hop(message.key, verdict.named)
+        self._trails.note(message.key, verdict.named)
         if self._journal.watchers:
             self._journal.see(
                 "said",
@@ -527,7 +502,7 @@ class Gateway:
             return
         if attempt > 1 and (device.congested or self._forbidden(message) is not None):
             return  # it still waits in the socket's queue; or it is not sent again
-        self._note_hop(message.key, "sent", attempt)
+        self._trails.note(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
         if self._unaddressed:
             self._unaddressed.began(message)
@@ -550,7 +525,7 @@ class Gateway:
         scope, id_ = names_in(key)
         if self._unaddressed:
             self._unaddressed.ended(key, recipient, state)
-        self._note_hop(key, state.word)
+        self._trails.note(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = frames.encode(frames.ack(id_, recipient, state, answer))
@@ -563,18 +538,9 @@ class Gateway:
             if session not in origins:
                 session.push(frame)
 
-    def _note_hop(self, key: bytes, what: str, attempt: int = 0) -> None:
-        trail = self._trails.get(key)
-        if trail is None:
-            trail = self._trails[key] = []
-            if len(self._trails) > TRAILS_KEPT:
-                self._trails.popitem(last=False)
-        if len(trail) < HOPS_KEPT:
-            trail.append((self._ledger.clock.now(), what, attempt))
-
     def trail(self, key: bytes) -> list[Hop]:
         """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
-        return [Hop(at // MS, what, attempt) for at, what, attempt in self._trails.get(key, ())]
+        return self._trails.of(key)
 
     def _listeners(self, device: str) -> list[Session]:
         """The connections of the apps that may hear a device."""

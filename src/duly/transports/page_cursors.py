@@ -11,11 +11,10 @@ import base64
 import secrets
 from typing import Final
 
-from duly.core.writes import PutNew
 from duly.errors import Malformed
 from duly.ledger import Ledger
+from duly.secret_box import SecretBox, shared_secret
 
-SHELF: Final = "secrets"
 NAME: Final = "cursors"
 LONGEST: Final = 432
 """Of a place in a list: a message's key, and eight bytes more."""
@@ -51,9 +50,6 @@ class PageCursors:
         return padded[2 : 2 + int.from_bytes(padded[:2], "big")]
 
 
-async def open_cursors(ledger: Ledger) -> PageCursors:
+async def open_cursors(ledger: Ledger, box: SecretBox) -> PageCursors:
     """Cursors with the key of this ledger, which is made if there is none."""
-    await ledger.write(PutNew(SHELF, NAME, secrets.token_bytes(32)))
-    key = await ledger.item(SHELF, NAME)
-    assert key is not None
-    return PageCursors(key)
+    return PageCursors(await shared_secret(ledger, box, NAME))

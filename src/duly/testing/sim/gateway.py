@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway, GatewayPolicy
+from duly.apps.gateway import Gateway
+from duly.apps.gateway_policy import GatewayPolicy
 from duly.auth import Accounts, Principal, Role
 from duly.clients.app import App
 from duly.clients.chat import Chat
