@@ -26,10 +26,11 @@ from duly.clock import Clock, SystemClock
 from duly.core import horizon as horizons
 from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
+from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.trust import CONFIRM, Floor, Witness
-from duly.core.units import FOREVER
+from duly.core.units import FOREVER, MS
 from duly.core.writes import (
     Admit,
     Advance,
@@ -52,6 +53,7 @@ from duly.errors import Malformed
 HOT_IDS: Final = 20_000
 """How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
 
+WITH_ID_PAGES: Final = 20
 LOOKED_AT: Final = 10_000
 """Most messages that one filtered page looks at, however many there are: a list must not stop the hub."""
 
@@ -244,6 +246,20 @@ class Ledger(ABC):
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
         """What is known of these, in any order."""
         return [record for key in keys if (record := await self.find(key)) is not None]
+
+    async def with_id(self, id_: str) -> list[Record]:
+        """The messages of all senders who used this id. A key begins with the time in its id, so they lie
+        together; of an id without a time, those among the newest `WITH_ID_PAGES` pages are found."""
+        ms = (time_of(id_) or 0) // MS
+        before: bytes | None = (ms + 1).to_bytes(6, "big")
+        found: list[Record] = []
+        for _ in range(WITH_ID_PAGES):
+            page = await self.messages(before=before, limit=1_000)
+            found += [record for record in page.records if record.message.id == id_]
+            before = page.next
+            if before is None or before[:6] < ms.to_bytes(6, "big"):
+                break
+        return found
 
     async def messages(
         self,

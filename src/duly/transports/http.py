@@ -273,6 +273,10 @@ class Http:
         return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
+        if (id_ := request.query.get("id")) is not None:
+            same = await self._server.ledger.with_id(id_)
+            mine = [show(record) for record in same if self._is_shown(who, record)]
+            return as_json({"messages": mine, "next": None})
         limit = number(request.query.get("limit"), 100, 1_000)
         before, cursors = request.query.get("before"), self._server.cursors
         reader = f"messages/{who.name}/{self._server.born(who)}"
@@ -285,6 +289,10 @@ class Http:
         )
         begins = None if following is None else cursors.seal(reader, following)
         return as_json({"messages": [show(record) for record in found], "next": begins})
+
+    def _is_shown(self, who: Principal, record: Record) -> bool:
+        mine = who.role is Role.ADMIN or record.message.scope == who.name
+        return mine and record.accepted_at >= self._server.born(who)
 
     async def _page(
         self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int
