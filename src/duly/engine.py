@@ -24,7 +24,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
 from duly.core.units import MS, SECOND
 from duly.core.writes import Open, Results
-from duly.errors import LedgerError, Overloaded, Stopped
+from duly.errors import LedgerError, Overloaded, ProgramError, Stopped
 from duly.ledger import Ledger
 
 CAPACITY: Final = 10_000
@@ -418,6 +418,7 @@ class Engine:
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
         self._flushing, self._gathering = None, _Group()
         self._bugs += 1
+        self.down = ProgramError("a bug has ended the engine; it is being started again")
         again: list[_Taken] = []
         for group in groups:
             if await group.settled() or self._bugs > 1:
@@ -427,6 +428,7 @@ class Engine:
         self._events.put_back(again)
         self._withdraw(*groups)
         todo = await self._restore()
+        self.down = None
         self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
 
     async def _rest(self, lasts: int) -> None:

@@ -91,7 +91,7 @@ class HubProcess(Killable):
     ) -> dict[str, str]:
         """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
         addresses of every alert for itself; their tokens."""
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, mode=0o700)
         async with await open_ledger(self.ledger_url) as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
@@ -123,7 +123,7 @@ class DeviceProcess(Killable):
 
     def __init__(self, folder: Path, name: str, url: str, token: str = "") -> None:
         super().__init__(folder)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, mode=0o700)
         self._args = ["device", name, "--url", url, "--store", f"{folder}/memory.db"]
         self._args += ["--effects", f"{folder}/effects", *(["--token", token] if token else [])]
 

@@ -87,7 +87,7 @@ async def test_lanes_take_turns(place: Place) -> None:
         for _ in range(2 * window):
             await phone.command("lock")
         await lock.hear()
-        other = await tablet.command("lock", order={"key": "other", "mode": "replay"})
+        other = await tablet.command("lock", order={"key": "other", "mode": "latest"})
         assert (await tablet.hear_of(other))["code"] == 0
         heard = [await lock.hear() for _ in range(window - 1)]
         for frame in heard[:2]:

@@ -77,7 +77,13 @@ async def test_each_task_of_a_hub_with_a_broker_comes_back(tmp_path: Path) -> No
             await hub.accounts.grant("phone", device)
         names = await kill_each(hub, tokens)
         assert names.count("duly-engine") == 3
-        assert {"duly broker", "duly broker log", "duly mqtt link", "duly mqtt reader"} <= set(names)
+        assert {
+            "duly broker",
+            "duly broker log",
+            "duly broker callout",
+            "duly broker rates",
+            "duly mqtt link",
+        } <= set(names)
         url = hub.mqtt_url.replace("//", f"//lamp:{tokens['lamp']}@")
         async with Device(url, data=str(tmp_path / "lamp")) as lamp:
 

@@ -138,7 +138,8 @@ async def test_several_hubs_tell_of_one_silence_once(
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
     ledger = postgres_server.create_database("heartbeats")
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
     try:
         for hub in hubs:
             await hub.start()
