@@ -42,7 +42,7 @@ PUSH: Final = "push"
 LOOK_SECONDS: Final = 1.0
 SLACK: Final = 2 * SECOND
 """How long after its end a command that waits is left to the hub that knows it."""
-OVERHEARD: Final = 100
+OVERHEARD: Final = 500
 """Pushes of one device that are kept in case its home has died."""
 TAKEOVER: Final = 20 * SECOND
 """Within so long somebody has taken in what a dead hub had."""
@@ -88,7 +88,8 @@ class Overheard:
     """What devices behind a shared broker tell while another hub is their home: that one stores it, and we
     hear it as well. Whoever takes a device in after its home has died stores what its home no longer could.
 
-    What it could is in the ledger: the same words, at about the same time."""
+    What it could is in the ledger: the same id or, of what has none, the same words at about the same
+    time."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -97,7 +98,9 @@ class Overheard:
     def keep(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
         now = self._ledger.clock.now()
         heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
-        while heard and heard[0][0] < now - TAKEOVER:
+        if seq_id is not None and any(one[3] == seq_id for one in heard):
+            return  # sent again, since its home does not acknowledge it
+        while heard and heard[0][3] is None and heard[0][0] < now - TAKEOVER:
             heard.popleft()
         heard.append((now, kind, data, seq_id, more))
 
@@ -117,7 +120,7 @@ class Overheard:
                     stored.remove(one)
                     break
             else:
-                if at >= since:
+                if seq_id is not None or at >= since:
                     left.append((kind, data, seq_id, more))
         return left
 

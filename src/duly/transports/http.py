@@ -332,13 +332,13 @@ class Http:
 
     async def health(self, request: web.Request) -> web.Response:
         """For balancers: whether to send anybody here. Anyone may ask."""
-        if self._server.down:
-            return error(503, "internal", "nothing can be stored just now")
-        parts = sorted(self._server.problems)
+        parts, down = sorted(self._server.problems), self._server.down
+        if not parts and not down:
+            return as_json({"ok": True})
+        detail = "nothing can be stored just now" if down else ""
         if parts:
-            detail = f"not running: {', '.join(parts)}; the hub's log says why"
-            return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
-        return as_json({"ok": True})
+            detail = f"{detail and detail + '; '}not running: {', '.join(parts)}; the hub's log says why"
+        return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
 
     async def openapi(self, request: web.Request) -> web.Response:
         return as_json(OPENAPI)
