@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,10 +39,6 @@ from duly.cli.common import (
 
 if TYPE_CHECKING:
     from duly.ledger import Ledger
-
-PAGE: Final = 1_000
-PAGES: Final = 20
-"""Of ids that carry no time, this many pages are looked through; name the sender to look further."""
 
 Id = Annotated[str, typer.Argument(metavar="ID")]
 Scope = Annotated[str | None, typer.Option("--scope", metavar="APP", help="Whose id it is.")]
@@ -140,10 +136,12 @@ class _Asked:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def page(self, before: bytes) -> tuple[list[dict[str, Any]], bytes | None]:
-        answer = self._hub.ask(f"/v1/messages?limit={PAGE}&before={before.hex()}")
-        following = answer["next"]
-        return answer["messages"], bytes.fromhex(following) if following else None
+    def scopes(self, id_: str) -> list[str]:
+        """Who used this id."""
+        from urllib.parse import quote
+
+        answer = self._hub.ask(f"/v1/messages?id={quote(id_, safe='')}")
+        return [record["scope"] for record in answer["messages"]]
 
     def one(self, scope: str, id_: str) -> dict[str, Any] | None:
         from urllib.parse import quote
@@ -169,15 +167,14 @@ class _Read:
     def __init__(self, data: str | None, ledger: str | None) -> None:
         self._data, self._ledger = data, ledger
 
-    def page(self, before: bytes) -> tuple[list[dict[str, Any]], bytes | None]:
-        async def read(ledger: Ledger) -> tuple[list[dict[str, Any]], str | None]:
-            from duly.transports.http import show
+    def scopes(self, id_: str) -> list[str]:
+        async def read(ledger: Ledger) -> list[str]:
+            from duly.transports.http import messages_under
 
-            page = await ledger.messages(before=before, limit=PAGE)
-            return [show(record) for record in page.records], page.next.hex() if page.next else None
+            return [record.message.scope for record in await messages_under(ledger, id_)]
 
-        records, following = self._with(read)
-        return records, bytes.fromhex(following) if following else None
+        found: list[str] = self._with(read)
+        return found
 
     def one(self, scope: str, id_: str) -> dict[str, Any] | None:
         async def read(ledger: Ledger) -> dict[str, Any] | None:
@@ -236,7 +233,7 @@ def _find(
     id_: str, scope: str | None, source: _Asked | _Read
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages under an id, and what was refused under it."""
-    scopes = [scope] if scope is not None else _scopes(id_, source)
+    scopes = [scope] if scope is not None else source.scopes(id_)
     found = [record for one in scopes if (record := source.one(one, id_)) is not None]
     refusals = [one for one in source.refusals(10_000) if one["id"] == id_ and scope in (None, one["scope"])]
     if not found and not refusals:
@@ -245,24 +242,6 @@ def _find(
             f"nothing is known of {id_}; it never arrived, or it is older than what is remembered",
         )
     return found, refusals
-
-
-def _scopes(id_: str, source: _Asked | _Read) -> list[str]:
-    """Who used this id. A key begins with the id's own time, so they all lie together."""
-    from duly.core.ids import time_of
-    from duly.core.units import MS
-
-    ms = (time_of(id_) or 0) // MS
-    before: bytes | None = (ms + 1).to_bytes(6, "big")
-    found: list[str] = []
-    for _ in range(PAGES):
-        if before is None:
-            break
-        records, before = source.page(before)
-        found += [record["scope"] for record in records if record["id"] == id_]
-        if before is not None and before[:6] < ms.to_bytes(6, "big"):
-            break
-    return found
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────

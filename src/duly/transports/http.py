@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from duly.auth import Principal, Role
+from duly.core.ids import time_of
 from duly.core.messages import key_of
 from duly.core.units import FOREVER, MS, SECOND
 from duly.core.writes import Delivery
@@ -45,6 +46,9 @@ from duly.transports.visitors import visitor_of
 
 BATCH_LIMIT: Final = 1_000
 ANSWER_SECONDS: Final = 30.0
+PAGE: Final = 1_000
+PAGES: Final = 20
+"""So many pages are looked through for an id that carries no time; name the sender to look further."""
 LOOKS: Final = 10
 """Stretches of the ledger that one page is looked for in, where its reader's messages are few among many."""
 
@@ -273,6 +277,8 @@ class Http:
         return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
+        if (id_ := request.query.get("id")) is not None:
+            return await self._list_under(id_, who)
         limit = number(request.query.get("limit"), 100, 1_000)
         before, cursors = request.query.get("before"), self._server.cursors
         reader = f"messages/{who.name}/{self._server.born(who)}"
@@ -285,6 +291,16 @@ class Http:
         )
         begins = None if following is None else cursors.seal(reader, following)
         return as_json({"messages": [show(record) for record in found], "next": begins})
+
+    async def _list_under(self, id_: str, who: Principal) -> web.Response:
+        """The messages with this id, whoever made it; for others than an admin, their own."""
+        if who.role is Role.ADMIN:
+            found = await messages_under(self._server.ledger, id_)
+        else:
+            own = await self._server.ledger.find(key_of(who.name, id_))
+            found = [] if own is None else [own]
+        born = self._server.born(who)
+        return as_json({"messages": [show(one) for one in found if one.accepted_at >= born], "next": None})
 
     async def _page(
         self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int
@@ -334,6 +350,20 @@ class Http:
 
     async def openapi(self, request: web.Request) -> web.Response:
         return as_json(OPENAPI)
+
+
+async def messages_under(ledger: Ledger, id_: str) -> list[Record]:
+    """The messages with this id, in every scope. A key begins with its id's own time: they lie together."""
+    ms = (time_of(id_) or 0) // MS
+    place: bytes | None = (ms + 1).to_bytes(6, "big")
+    found: list[Record] = []
+    for _ in range(PAGES):
+        page = await ledger.messages(before=place, limit=PAGE)
+        found += [record for record in page.records if record.message.id == id_]
+        place = page.next
+        if place is None or place[:6] < ms.to_bytes(6, "big"):
+            break
+    return found
 
 
 def show(record: Record) -> dict[str, Any]:
