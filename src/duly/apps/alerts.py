@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 from msgspec import structs
@@ -98,6 +98,10 @@ _LISTED: Final = Plan()
 _LOG: Final = logging.getLogger("duly.alerts")
 
 
+async def _anybody(_: str) -> bool:
+    return True
+
+
 class Alerts:
     """One tower on one ledger."""
 
@@ -113,7 +117,7 @@ class Alerts:
         *,
         private: bool = False,
         box: SecretBox | None = None,
-        known: Callable[[str], bool] = lambda _: True,
+        known: Callable[[str], Awaitable[bool]] = _anybody,
     ) -> None:
         self._ledger = ledger
         self._journal = journal

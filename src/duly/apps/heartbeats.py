@@ -66,7 +66,7 @@ class Heartbeats:
         profiles: Profiles,
         report: Callable[[Message], Awaitable[None]],
         take_back: Callable[[bytes, str], Awaitable[None]],
-        known: Callable[[str], bool],
+        known: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._ledger = ledger
         self._profiles = profiles
@@ -134,9 +134,10 @@ class Heartbeats:
     async def _look(self) -> None:
         bodies = await self._ledger.shelf(PROMISES)
         promises = {name: _decode(body) for name, body in bodies.items()}
-        for name in [name for name, one in promises.items() if not self._known(one.sentinel)]:
-            del promises[name]
-            await self._ledger.write(Drop(PROMISES, name, bodies[name]))
+        for name, one in list(promises.items()):
+            if not await self._known(one.sentinel):
+                del promises[name]
+                await self._ledger.write(Drop(PROMISES, name, bodies[name]))
         now = self._ledger.clock.now()
         elapsed = round(asyncio.get_running_loop().time() * SECOND)
         for name in self._watcher.overdue(promises, self._patience, elapsed, now):

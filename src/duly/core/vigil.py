@@ -229,6 +229,8 @@ class Vigil:
             if decision.passes:
                 return [self._pass(signal, device, id_, signal.at, now)]
             changed |= self._hold(signal, device, decision)
+            if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
+                decision = Decision(Ruling.LIMITED, suppressor.told_by(signal.device))
             id_ = ""
         ruled = Tell(Ruled(signal.origin, signal.device, signal.reason, decision, id_))
         if not changed:
