@@ -231,6 +231,20 @@ def test_a_clock_that_was_set_back_over_a_restart_makes_no_window_longer() -> No
     assert reasons(watch) == ["disconnect"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_is_set_back_does_not_make_a_summary_wait(restart: bool) -> None:
+    watch = Watch(AT_ONCE)
+    for number in range(11):
+        watch.signal(f"reason {number}")
+    watch.clock.set(watch.clock.now() - DAY)
+    if restart:
+        watch = watch.restarted()
+    else:
+        watch.vigil.shift(-DAY)
+    watch.wait(301)
+    assert reasons(watch)[-1] == "summary"
+
+
 def test_a_clock_that_jumps_years_ahead_expires_nothing_critical() -> None:
     watch = Watch(AT_ONCE, online=False)
     critical(watch)
