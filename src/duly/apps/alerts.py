@@ -227,6 +227,8 @@ class Alerts:
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
             raise NotAllowed(f"{who.name} ({who.role.value}) may not report alerts; 'duly add sentinel'")
+        if who.role is Role.SENTINEL and who.name not in self._sessions and self.heartbeats.unseen(who.name):
+            self._spawn(self.heartbeats.seen(who.name))
         if frame.type == HEARTBEAT:
             return await self._beat(session, who, frame)
         if frame.seq_id is None:

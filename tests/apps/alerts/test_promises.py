@@ -216,7 +216,8 @@ async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
     ledger = postgres_server.create_database("made_elsewhere")
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
     try:
         for hub in hubs:
             await hub.start()
