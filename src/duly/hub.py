@@ -158,7 +158,7 @@ class Hub:
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
         self.alerts = Alerts(
             self.ledger, journal, courier_policy(settings), private=settings.allow_private_webhooks, box=box,
-            known=lambda name: self.accounts.role_of(name) in (Role.SENTINEL, Role.ADMIN),
+            known=self._may_report,
         )  # fmt: skip
         self.archive = archive_of(settings)
         self._applications = (self.gateway, self.chat, self.alerts)
@@ -413,6 +413,13 @@ class Hub:
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
+
+    async def _may_report(self, name: str) -> bool:
+        """Whether this account may report alerts; also one that another hub has made just now."""
+        reporting = (Role.SENTINEL, Role.ADMIN)
+        if self.accounts.role_of(name) not in reporting:
+            await self.accounts.confirmed(name)
+        return self.accounts.role_of(name) in reporting
 
     async def _admin(self, request: web.Request) -> web.Response:
         try:

@@ -77,3 +77,9 @@ def test_the_demo_shows_that_every_effect_happened_once(place: Place) -> None:
         assert device["twice"] == device["missing"] == device["false"] == []
         assert device["effects"] > 0
     assert list(place.folder.iterdir()) == [], "it cleans up"
+
+
+def test_the_demo_speaks_in_lines(place: Place) -> None:
+    done = place.duly("demo", "--commands", "2", TMPDIR=str(place.folder))
+    assert "↵" not in done.stdout + done.stderr
+    assert "repeats, delays\nand reorders" in done.stderr

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,13 @@ def test_it_says_where_it_serves_and_how_to_go_on(place: Place) -> None:
     assert "duly add device" in hub.line("duly add")
     with socket.create_connection(("127.0.0.1", int(ready.rsplit(":", 1)[1])), timeout=5):
         pass
+    assert hub.stop(signal.SIGTERM) == 0
+
+
+def test_it_says_where_duly_is_if_the_shell_would_not_find_it(place: Place) -> None:
+    hub = place.start("up", "--no-mqtt", "--port", "0", PATH="/usr/bin:/bin")
+    programs = hub.line("export PATH=").partition("=")[2].removesuffix(":$PATH").strip()
+    assert (Path(programs) / "duly").exists()
     assert hub.stop(signal.SIGTERM) == 0
 
 

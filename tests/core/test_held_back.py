@@ -231,6 +231,34 @@ def test_a_clock_that_was_set_back_over_a_restart_makes_no_window_longer() -> No
     assert reasons(watch) == ["disconnect"]
 
 
+def test_what_is_critical_in_the_very_moment_of_a_cancel_is_an_event_of_its_own() -> None:
+    watch = Watch()
+    events = set()
+    for _ in range(3):
+        events.add(critical(watch).event)
+        watch.call_off()
+    events.add(critical(watch).event)
+    assert len(events) == 4
+    watch.wait(15)
+    assert reasons(watch) == ["fall"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_is_set_back_does_not_make_a_summary_wait(restart: bool) -> None:
+    watch = Watch(AT_ONCE)
+    for number in range(11):
+        watch.signal(f"reason {number}")
+    for message in watch.sent():
+        watch.take(message)
+    watch.clock.set(watch.clock.now() - DAY)
+    if restart:
+        watch = watch.restarted()
+    else:
+        watch.vigil.shift(-DAY)
+    watch.wait(301)
+    assert reasons(watch)[-1] == "summary"
+
+
 def test_a_clock_that_jumps_years_ahead_expires_nothing_critical() -> None:
     watch = Watch(AT_ONCE, online=False)
     critical(watch)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 from msgspec import structs
@@ -27,6 +27,7 @@ from duly.apps.alert_events import (
     Event,
     Standing,
     Status,
+    current,
     name_on_shelf,
     read_change,
     read_event,
@@ -59,7 +60,7 @@ from duly.core.quota import Quota, Rate
 from duly.core.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS
-from duly.core.writes import Open, Ref
+from duly.core.writes import Deliver, Open, Ref
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
@@ -97,6 +98,10 @@ _LISTED: Final = Plan()
 _LOG: Final = logging.getLogger("duly.alerts")
 
 
+async def _anybody(_: str) -> bool:
+    return True
+
+
 class Alerts:
     """One tower on one ledger."""
 
@@ -112,7 +117,7 @@ class Alerts:
         *,
         private: bool = False,
         box: SecretBox | None = None,
-        known: Callable[[str], bool] = lambda _: True,
+        known: Callable[[str], Awaitable[bool]] = _anybody,
     ) -> None:
         self._ledger = ledger
         self._journal = journal
@@ -222,6 +227,8 @@ class Alerts:
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
         if who.role not in (Role.SENTINEL, Role.ADMIN):
             raise NotAllowed(f"{who.name} ({who.role.value}) may not report alerts; 'duly add sentinel'")
+        if who.role is Role.SENTINEL and who.name not in self._sessions and self.heartbeats.unseen(who.name):
+            self._spawn(self.heartbeats.seen(who.name))
         if frame.type == HEARTBEAT:
             return await self._beat(session, who, frame)
         if frame.seq_id is None:
@@ -298,6 +305,8 @@ class Alerts:
         """An update or a cancellation: one at a time, so that none overlooks another."""
         body = bytes(frame.data)
         change = read_change(body)
+        if not self._ledger.sole:
+            await self._catch_up_on_changes()
         async with self.desk.changing:
             now = self._ledger.clock.now()
             alert = await self.desk.get(key_of(who.name, change.event))
@@ -312,15 +321,21 @@ class Alerts:
                 status = structs.replace(
                     status, standing=Standing.CANCELLED, by=who.name, at=now, note=change.reason
                 )
-            await self._commit(Amend(message, session, self.desk.writes(alert, status, now)))
+            reported = alert.record.message
+            silence = self._silence_over(reported, current(read_event(reported.body), status), now)
+            writes = self.desk.writes(alert, status, now, silenced=silence is not None)
+            await self._commit(Amend(message, session, writes))
+        told = any(isinstance(one, Deliver) for one in writes)
+        if not told and silence is None and self.desk.is_untold(alert, status):
+            await self._told_nobody(alert.key)
 
     def _plan(self, message: Message, now: int) -> Plan:
         known = self._read.pop(message.key, None)
         event = known[1] if known is not None and known[0] is message else read_event(message.body)
-        for silence in self._silences:
-            if silence.covers(message, event, now):
-                by = f" by {silence.by}" if silence.by else ""
-                return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")))
+        silence = self._silence_over(message, event, now)
+        if silence is not None:
+            by = f" by {silence.by}" if silence.by else ""
+            return Plan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")))
         profile = self.profiles.get(event.profile_id)
         if profile is None:
             reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
@@ -332,6 +347,9 @@ class Alerts:
         if not profile.steps:
             return _LISTED
         return Plan(profile.plan(now, urgent=traits.urgent), traits=traits)
+
+    def _silence_over(self, message: Message, event: Event, now: int) -> Silence | None:
+        return next((one for one in self._silences if one.covers(message, event, now)), None)
 
     def _is_wanted(self, ref: Ref) -> bool:
         status = self._statuses.get(ref.key)

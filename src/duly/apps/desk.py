@@ -8,7 +8,7 @@ again (`changed`). Nothing here shows an address: only labels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -255,9 +255,10 @@ class Desk:
             return PutNew(put.shelf, put.name, put.body, then=follow)
         return Given(put.shelf, put.name, alert.said, then=(put, *follow))
 
-    def writes(self, alert: Alert, status: Status, now: int) -> Group:
-        """A new status, with what follows from it."""
-        return (self._put(alert, status), *self._follow(alert, status, now))
+    def writes(self, alert: Alert, status: Status, now: int, *, silenced: bool = False) -> Group:
+        """A new status, with what follows from it. `silenced`: what is critical is not to be told, either."""
+        more = () if silenced else self._told_at_last(alert, status, now)
+        return (self._put(alert, status), *self._follow(alert, status, now), *more)
 
     def _put(self, alert: Alert, status: Status) -> Put:
         return Put(STATUSES, name_on_shelf(alert.key), msgspec.json.encode(status))
@@ -304,8 +305,7 @@ class Desk:
     def _raised(self, alert: Alert, status: Status, now: int) -> tuple[list[Write], int]:
         """What follows when an alert becomes critical. Who was told is told once more, who waits only for
         quiet hours, or for others, waits no longer. Also how many that waited are superseded."""
-        event = read_event(alert.record.message.body)
-        if _critical(event, alert.status) or not _critical(event, status):
+        if not self._becomes_critical(alert, status):
             return [], 0
         profile = self._profiles.get(alert.record.message.recipient)
         steps = () if profile is None else profile.steps
@@ -329,6 +329,35 @@ class Desk:
         expires = now + self._lasts(alert)
         refs = [Ref(alert.key, CHANNEL, name, RAISED) for name in sorted(again)]
         return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
+
+    def _told_at_last(self, alert: Alert, status: Status, now: int) -> Group:
+        """An alert that nobody was told of (it was silenced, its profile only lists, every address refused
+        it) has become critical: everybody is told now, and if that is nobody, those of the default
+        profile."""
+        if not self.is_untold(alert, status):
+            return ()
+        profile = self._profiles.get(alert.record.message.recipient)
+        planned = () if profile is None else profile.plan(now, urgent=True)
+        tried = {(one.ref.recipient, one.ref.round) for one in alert.deliveries}
+        told: dict[Ref, Deliver] = {}
+        for one in planned:
+            first = not one.round or (one.recipient, one.round) in tried
+            ref = Ref(alert.key, CHANNEL, one.recipient, RAISED if first else one.round)
+            told[ref] = Deliver(ref, one.due, one.expires)
+        if tried or not planned:
+            known = {ref.recipient for ref in told}.union(one.ref.recipient for one in alert.deliveries)
+            told |= {one.ref: one for one in self._to_fallback(alert, now, known)}
+        return tuple(told.values())
+
+    def is_untold(self, alert: Alert, status: Status) -> bool:
+        """Whether an alert becomes critical that nobody was told of, nor will be."""
+        if status.standing.over or not self._becomes_critical(alert, status):
+            return False
+        return all(one.state in DEAD for one in alert.deliveries)
+
+    def _becomes_critical(self, alert: Alert, status: Status) -> bool:
+        event = read_event(alert.record.message.body)
+        return _critical(event, status) and not _critical(event, alert.status)
 
     def _lasts(self, alert: Alert) -> int:
         profile = self._profiles.get(alert.record.message.recipient)
@@ -377,16 +406,20 @@ class Desk:
     async def fall_back(self, alert: Alert) -> bool:
         """Nobody could be told: tell those of the default profile who were not tried; whether there are
         any."""
-        profile = self._profiles.fallback
         tried = {one.ref.recipient for one in alert.deliveries}
+        writes = self._to_fallback(alert, self._ledger.clock.now(), tried)
+        if writes:
+            await self._ledger.write(*writes)
+            await self._changed(alert.key)
+        return bool(writes)
+
+    def _to_fallback(self, alert: Alert, now: int, tried: Collection[str]) -> list[Deliver]:
+        """To those of the default profile, besides these."""
+        profile = self._profiles.fallback
         to = [] if profile is None else [label for step in profile.steps for label in step.to]
-        now = self._ledger.clock.now()
         expires = now + self._lasts(alert)
         refs = [Ref(alert.key, CHANNEL, label, FALLBACK) for label in dict.fromkeys(to) if label not in tried]
-        if refs:
-            await self._ledger.write(*(Deliver(ref, now, expires) for ref in refs))
-            await self._changed(alert.key)
-        return bool(refs)
+        return [Deliver(ref, now, expires) for ref in refs]
 
     async def edit(self, alert: Alert, recipient: str, url: str) -> list[Delivery]:
         """Send it to another address instead."""

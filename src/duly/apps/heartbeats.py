@@ -32,6 +32,8 @@ SEEN: Final = "sentinels"
 """Shelves: the promises, by sentinel and profile; and when each sentinel was last connected."""
 
 LOOK_SECONDS: Final = 2.0
+SEEN_SECONDS: Final = 30.0
+"""How often it is written down that a sentinel was heard without a connection."""
 LONGEST: Final = 86_400_000
 """Of a promise, in milliseconds."""
 
@@ -66,7 +68,7 @@ class Heartbeats:
         profiles: Profiles,
         report: Callable[[Message], Awaitable[None]],
         take_back: Callable[[bytes, str], Awaitable[None]],
-        known: Callable[[str], bool],
+        known: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._ledger = ledger
         self._profiles = profiles
@@ -77,6 +79,8 @@ class Heartbeats:
         self._reported: set[str] = set()
         self._beaten: dict[str, float] = {}
         """when (monotonic) a sign of life was last written down, by sentinel and profile"""
+        self._seen: dict[str, float] = {}
+        """when (monotonic) it was last written down that each sentinel was there"""
 
     # ── signs of life ────────────────────────────────────────────────────────────────────────────
 
@@ -134,9 +138,10 @@ class Heartbeats:
     async def _look(self) -> None:
         bodies = await self._ledger.shelf(PROMISES)
         promises = {name: _decode(body) for name, body in bodies.items()}
-        for name in [name for name, one in promises.items() if not self._known(one.sentinel)]:
-            del promises[name]
-            await self._ledger.write(Drop(PROMISES, name, bodies[name]))
+        for name, one in list(promises.items()):
+            if not await self._known(one.sentinel):
+                del promises[name]
+                await self._ledger.write(Drop(PROMISES, name, bodies[name]))
         now = self._ledger.clock.now()
         elapsed = round(asyncio.get_running_loop().time() * SECOND)
         for name in self._watcher.overdue(promises, self._patience, elapsed, now):
@@ -181,8 +186,14 @@ class Heartbeats:
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
+    def unseen(self, sentinel: str) -> bool:
+        """Whether it is to be written down that this one was heard: it was not, for a while."""
+        last = self._seen.get(sentinel, float("-inf"))
+        return asyncio.get_running_loop().time() - last > SEEN_SECONDS
+
     async def seen(self, sentinel: str) -> None:
-        """It has just connected, or left."""
+        """It has just connected, left, or said something."""
+        self._seen[sentinel] = asyncio.get_running_loop().time()
         with contextlib.suppress(DulyError):
             await self._ledger.write(Put(SEEN, sentinel, b"%d" % (self._ledger.clock.now() // MS)))
 

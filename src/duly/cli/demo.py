@@ -66,8 +66,9 @@ def demo(
     """
     if not json:
         note(
-            "A phone, a hub, a lock and a lamp. Between them a network that drops, repeats, delays\n"
-            f"and reorders frames and cuts connections. {commands} commands to each …\n"
+            "A phone, a hub, a lock and a lamp. Between them a network that drops, repeats, delays",
+            f"and reorders frames and cuts connections. {commands} commands to each …",
+            "",
         )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="duly-demo-") as folder:

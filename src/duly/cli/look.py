@@ -40,8 +40,6 @@ from duly.cli.common import (
 if TYPE_CHECKING:
     from duly.ledger import Ledger
 
-"""Of ids that carry no time, this many pages are looked through; name the sender to look further."""
-
 Id = Annotated[str, typer.Argument(metavar="ID")]
 Scope = Annotated[str | None, typer.Option("--scope", metavar="APP", help="Whose id it is.")]
 

@@ -34,13 +34,14 @@ def sim(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from duly.testing.sim import WORLDS, run_seeds
+    from duly.testing.sim import WORLDS, hush, run_seeds
 
     if world not in (*WORLDS, "all"):
         known = ", ".join(WORLDS)
         raise typer.BadParameter(f"there is no world {world!r}; choose {known} or all", param_hint="--world")
     worlds = tuple(WORLDS) if world == "all" else (world,)
     chosen = range(seed, seed + 1) if seed is not None else range(first, first + seeds)
+    hush()
     began = time.perf_counter()
     reports: list[Report] = []
     progress = Progress(

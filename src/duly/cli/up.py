@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -183,8 +185,11 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
     elsewhere: list[str] = []
+    programs = Path(sys.executable).parent
+    if shutil.which("duly") is None and (programs / "duly").exists():  # as after 'make up'
+        elsewhere.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        elsewhere = [f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}"]
+        elsewhere.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
         f"ready {hub.url} {hub.mqtt_url}".rstrip(),
         "",

@@ -265,6 +265,19 @@ class Suppressor:
                 marks.held = _Held(dict(held["reasons"]), held["since"], held["until"], held["due"])
                 self._holding[device] = marks
 
+    def shift(self, by: int) -> None:
+        """The wall clock was set: a summary comes as soon as it would have."""
+        for marks in self._holding.values():
+            if marks.held:
+                marks.held.due += by
+
+    def bound(self, now: int) -> None:
+        """After a restart: a clock that was set back must not make a summary wait longer than it ever
+        does."""
+        for marks in self._holding.values():
+            if marks.held:
+                marks.held.due = min(marks.held.due, now + self._policy.summary)
+
     def _at(self, device: str, now: int) -> _Device:
         marks = self._devices.get(device)
         if marks is None:

@@ -213,7 +213,7 @@ class Vigil:
         fell = signal.lasting and device.back != 0
         if fell:
             device.back, device.covered = 0, ""
-        id_ = self._mint(signal.reason, signal.device, signal.at, critical=signal.critical)
+        id_ = self._id_of(signal, device)
         counting = self._booked.counting(signal.device, signal.reason, signal.critical)
         changed = fell
         if id_ in device.events:
@@ -229,6 +229,8 @@ class Vigil:
             if decision.passes:
                 return [self._pass(signal, device, id_, signal.at, now)]
             changed |= self._hold(signal, device, decision)
+            if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
+                decision = Decision(Ruling.LIMITED, suppressor.told_by(signal.device))
             id_ = ""
         ruled = Tell(Ruled(signal.origin, signal.device, signal.reason, decision, id_))
         if not changed:
@@ -259,7 +261,7 @@ class Vigil:
             if decision.passes:
                 if held.limited:
                     suppressor.told_apart(name, reason)
-                id_ = self._mint(reason, name, signal.at, critical=signal.critical)
+                id_ = self._id_of(signal, device)
                 todo.append(self._pass(signal, device, id_, now, now))
             else:
                 self._hold(signal, device, decision)
@@ -301,6 +303,12 @@ class Vigil:
             None if self.offset is None else self.offset // MS,
             summary,
         )
+
+    def _id_of(self, signal: Signal, device: Device) -> str:
+        """The id of the event that a signal becomes. What a person called off keeps its id: what comes in the
+        same microsecond is another event, so every cancel counts as one."""
+        start = signal.at + device.cancels
+        return self._mint(signal.reason, signal.device, start, critical=signal.critical)
 
     def _mint(self, reason: str, device: str, at: int, *, critical: bool = False) -> str:
         who = self._identity

@@ -184,6 +184,7 @@ class Watched:
 
     def bound(self, now: int) -> None:
         """After a restart: a clock that was set back must not hold anything longer than a window lasts."""
+        self.suppressor.bound(now)
         for device in self._devices.values():
             for reason, held in device.held.items():
                 until = min(held.until, now + self._longest)
@@ -191,6 +192,7 @@ class Watched:
 
     def shift(self, by: int) -> None:
         """The wall clock was set: windows go on as if it had not been."""
+        self.suppressor.shift(by)
         for device in self._devices.values():
             for reason, held in device.held.items():
                 device.held[reason] = structs.replace(held, until=held.until + by)

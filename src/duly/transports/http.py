@@ -45,6 +45,9 @@ from duly.transports.visitors import visitor_of
 
 BATCH_LIMIT: Final = 1_000
 ANSWER_SECONDS: Final = 30.0
+PAGE: Final = 1_000
+PAGES: Final = 20
+"""So many pages are looked through for an id that carries no time; name the sender to look further."""
 LOOKS: Final = 10
 """Stretches of the ledger that one page is looked for in, where its reader's messages are few among many."""
 
@@ -274,9 +277,7 @@ class Http:
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         if (id_ := request.query.get("id")) is not None:
-            same = await self._server.ledger.with_id(id_)
-            mine = [show(record) for record in same if self._is_shown(who, record)]
-            return as_json({"messages": mine, "next": None})
+            return await self._list_under(id_, who)
         limit = number(request.query.get("limit"), 100, 1_000)
         before, cursors = request.query.get("before"), self._server.cursors
         reader = f"messages/{who.name}/{self._server.born(who)}"
@@ -290,9 +291,15 @@ class Http:
         begins = None if following is None else cursors.seal(reader, following)
         return as_json({"messages": [show(record) for record in found], "next": begins})
 
-    def _is_shown(self, who: Principal, record: Record) -> bool:
-        mine = who.role is Role.ADMIN or record.message.scope == who.name
-        return mine and record.accepted_at >= self._server.born(who)
+    async def _list_under(self, id_: str, who: Principal) -> web.Response:
+        """The messages with this id, whoever made it; for others than an admin, their own."""
+        if who.role is Role.ADMIN:
+            found = await self._server.ledger.with_id(id_)
+        else:
+            own = await self._server.ledger.find(key_of(who.name, id_))
+            found = [] if own is None else [own]
+        born = self._server.born(who)
+        return as_json({"messages": [show(one) for one in found if one.accepted_at >= born], "next": None})
 
     async def _page(
         self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int

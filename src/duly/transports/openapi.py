@@ -90,7 +90,14 @@ OPENAPI: Final[dict[str, Any]] = {
                 "requestBody": {"required": True, "content": {"application/json": {"schema": _FRAME_SCHEMA}}},
                 "responses": _answers(200, 202, 400, 401, 403, 409, 413, 422, 429, 503),
             },
-            "get": {"summary": "Messages, newest first, by page", "responses": _answers(200, 401)},
+            "get": {
+                "summary": "Messages, newest first, by page; or those with one id",
+                "parameters": [
+                    {"name": name, "in": "query", "schema": {"type": kind}}
+                    for name, kind in (("limit", "integer"), ("before", "string"), ("id", "string"))
+                ],
+                "responses": _answers(200, 400, 401),
+            },
         },
         "/v1/messages/{scope}/{id}": {
             "get": {

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.heartbeats import LOOK_SECONDS, PROMISES
+from duly.apps.heartbeats import LOOK_SECONDS, PROMISES, presence
 from duly.auth import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
@@ -161,3 +161,10 @@ async def test_several_hubs_tell_of_one_silence_once(
     finally:
         for hub in hubs:
             await hub.stop()
+
+
+async def test_a_sentinel_that_only_posts_was_heard(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url)
+    assert (await place.post(event()))[1]["code"] == 0
+    await place.until(lambda: not place.hub.alerts._on_the_way)
+    assert "gate" in (await presence(place.hub.ledger, {"gate"}))["heard"]

@@ -115,3 +115,25 @@ async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_cor
     finally:
         for hub in hubs:
             await hub.stop()
+
+
+async def test_a_promise_of_a_sentinel_that_another_hub_has_just_made_is_kept(
+    tmp_path: Path, postgres_server: Postgres
+) -> None:
+    ledger = postgres_server.create_database("new_sentinel")
+    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
+    hubs = [Tower(tmp_path / name, **shared) for name in ("one", "two")]
+    try:
+        for hub in hubs:
+            await hub.start()
+        deaf = hubs[1].hub
+        assert deaf._bell is not None
+        deaf._bell._ears.clear()
+        await hubs[0].add(Role.SENTINEL, "gate")
+        beat = {"type": "alert_heartbeat", "seq_id": "b1", "data": {"profile_id": "home", "every": 1000}}
+        assert (await hubs[0].post(beat))[1]["code"] == 0
+        await deaf.alerts.heartbeats.look()
+        assert await deaf.ledger.item("heartbeats", "gate/home") is not None
+    finally:
+        for hub in hubs:
+            await hub.stop()

@@ -15,6 +15,6 @@ runner.py    many seeds, shrinking, the report
 
 from __future__ import annotations
 
-from duly.testing.sim.runner import WORLDS, Report, Violation, run_seed, run_seeds
+from duly.testing.sim.runner import WORLDS, Report, Violation, hush, run_seed, run_seeds
 
-__all__ = ["WORLDS", "Report", "Violation", "run_seed", "run_seeds"]
+__all__ = ["WORLDS", "Report", "Violation", "hush", "run_seed", "run_seeds"]

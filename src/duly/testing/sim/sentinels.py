@@ -158,7 +158,8 @@ class Watcher(Node):
         with suppress(DulyError):
             if what < 0.6:
                 alert = sentinel.trigger(reason, device, severity=severity, countdown=countdown)
-                self.world.critical[id(alert)] = severity is Severity.CRITICAL
+                made = asyncio.get_running_loop().time()
+                self.world.reported[id(alert)] = (made, severity is Severity.CRITICAL)
             elif what < 0.75:
                 sentinel.reconnect(device)
                 self.world.happened(self, device, "back")
@@ -191,16 +192,21 @@ class SentinelWorld(World):
         self.corrections: list[tuple[str, Message]] = []
         self.facts: dict[tuple[str, str], list[Fact]] = {}
         """what happened at each device of each sentinel"""
-        self.critical: dict[int, bool] = {}
-        """of the alerts that were reported, which are critical"""
+        self.reported: dict[int, tuple[float, bool]] = {}
+        """of the alerts that were reported, when, and whether they are critical"""
         self.stored_at: dict[bytes, float] = {}
 
-    def happened(self, node: Watcher, device: str, what: str, *, critical: bool = False) -> None:
-        fact = Fact(asyncio.get_running_loop().time(), what, critical, node.incarnation)
+    def happened(self, node: Watcher, device: str, what: str) -> None:
+        fact = Fact(asyncio.get_running_loop().time(), what, lives=node.incarnation)
         self.facts.setdefault((node.name, device), []).append(fact)
 
     def judged(self, node: Watcher, ruled: Ruled) -> None:
-        self.happened(node, ruled.device, ruled.reason, critical=self.critical.get(id(ruled.origin), False))
+        """A signal counts from when it was reported: the device may be back before it is stored."""
+        now = asyncio.get_running_loop().time()
+        at, critical = self.reported.get(id(ruled.origin), (now, False))
+        facts = self.facts.setdefault((node.name, ruled.device), [])
+        facts.append(Fact(at, ruled.reason, critical, node.incarnation))
+        facts.sort(key=lambda fact: fact.at)
 
     async def _use(self, sender: Node, receivers: list[Node]) -> None:
         assert isinstance(sender, Watcher)
