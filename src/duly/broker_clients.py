@@ -197,7 +197,7 @@ class Clients:
         now = asyncio.get_running_loop().time()
         out = self._banished.get(name, 0.0) - now
         if out > 0:
-            raise RateLimited(f"{name} has published too fast; come back in {out:.0f} s", seconds(out))
+            raise RateLimited(f"{name} has published too fast, and stays out for a while", seconds(out))
         self._banished.pop(name, None)
         wait = self._connects.take(name, seconds(now))
         if wait:
