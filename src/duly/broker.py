@@ -85,6 +85,8 @@ PAYLOAD_LIMIT: Final = 1 << 20
 LOGGED: Final = Rate(200, SECOND)
 """Lines about refused clients that go to the log file."""
 
+CLIENT_IDS: Final = "client_ids.json"
+
 WATCH_EVERY: Final = 1.0
 HURRY_EVERY: Final = 0.1
 """Seconds between two looks at who publishes how much: when all is quiet, and while it is not."""
@@ -192,6 +194,7 @@ class Broker:
         self._claim_folder()
         try:
             await self._end_leftover()
+            self.clients.restore(self._folder / CLIENT_IDS)
             self._open_log()
             if not self.port:
                 self.port = _free_port(self.listen)
@@ -215,6 +218,7 @@ class Broker:
             await self._counting.stop()
             self._counting = None
         await self._end_child()
+        self.clients.keep(self._folder / CLIENT_IDS)
         self._release()
 
     @property
@@ -237,7 +241,7 @@ class Broker:
         self._hurry.set()
 
     async def _watch(self) -> None:
-        """Look now and then who publishes too fast."""
+        """Look now and then who publishes too fast, and write down whose the client ids are."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_EVERY):
@@ -248,6 +252,7 @@ class Broker:
             if self.pid is not None:
                 with contextlib.suppress(BrokerError, msgspec.DecodeError):  # it is being started anew
                     await self.clients.look()
+            self.clients.keep(self._folder / CLIENT_IDS)
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────
 

@@ -80,6 +80,8 @@ class Connection(Struct, frozen=True):
     user: str
     account: str
     published: int
+    waiting: int = 0
+    """bytes that the broker has for it, and that it has not read yet"""
 
 
 class _ClientInfo(Struct):
@@ -123,6 +125,7 @@ class _Conn(Struct):
     account: str = ""
     in_msgs: int = 0
     in_bytes: int = 0
+    pending_bytes: int = 0
 
 
 class _Conns(Struct):
@@ -217,7 +220,13 @@ class Callout:
         answer = await self._ask(b"CONNZ", asked)
         found = msgspec.json.decode(answer, type=_Connz).data.connections
         return [
-            Connection(one.cid, one.authorized_user, one.account, one.in_msgs + one.in_bytes // LARGE)
+            Connection(
+                one.cid,
+                one.authorized_user,
+                one.account,
+                one.in_msgs + one.in_bytes // LARGE,
+                one.pending_bytes,
+            )
             for one in found
         ]
 

@@ -9,11 +9,14 @@ busy. Every refusal is told.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from duly.broker_callout import Callout, Visitor
@@ -23,7 +26,10 @@ from duly.core.client_ids import ClientIds
 from duly.core.quota import Quota, Rate
 from duly.core.units import SECOND, seconds
 from duly.errors import DulyError, NotAllowed, NotAuthenticated, RateLimited
+from duly.files import write_private
 from duly.tasks import Supervisor
+
+LOG: Final = logging.getLogger("duly.broker")
 
 PUBLISHED: Final = {
     DEVICES: Rate(5_000, SECOND, burst=10_000),
@@ -37,6 +43,10 @@ CONNECTS: Final = Rate(20, SECOND, burst=500)
 
 BANISHED: Final = 30.0
 """Seconds an account stays out that has published too fast."""
+
+
+BACKLOG: Final = 256 * 1024
+"""Bytes of a flood that the hub need not read to its end."""
 
 
 class Refused(Struct, frozen=True):
@@ -94,6 +104,25 @@ class Clients:
         self._before: dict[int, int] = {}
         """how much each connection had published when we last looked"""
 
+    def restore(self, path: Path) -> None:
+        """Whose the client ids were when this file was written: the broker has kept the sessions."""
+        try:
+            self._client_ids.restore(msgspec.json.decode(path.read_bytes(), type=dict[str, list[str]]))
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.DecodeError) as problem:
+            LOG.warning("%s cannot be read (%s): client ids belong to whoever uses them first", path, problem)
+
+    def keep(self, path: Path) -> None:
+        """Write down whose the client ids are, if that has changed."""
+        if self._client_ids.changed:
+            self._client_ids.changed = False
+            try:
+                write_private(path, msgspec.json.encode(self._client_ids.used()))
+            except OSError as problem:  # a disk that is full: it is tried again
+                self._client_ids.changed = True
+                LOG.warning("%s cannot be written: %s", path, problem)
+
     def _exists(self, name: str) -> bool:
         return self.users.exists(name)  # whichever they are by then
 
@@ -120,21 +149,33 @@ class Clients:
         """Hang up on accounts that have published too fast since the last look."""
         connections, before = await self.callout.connections(), self._before
         self._before = {one.cid: one.published for one in connections}
+        flooded = False
         for one in connections:
             fresh = one.published - before.get(one.cid, 0)
             if fresh > 0 and one.account in self._published and one.user != HUB:
-                await self._count(one.user, one.account, fresh)
+                flooded |= await self._count(one.user, one.account, fresh)
+        if flooded:
+            await self._skip_backlog()
 
-    async def _count(self, name: str, account: str, fresh: int) -> None:
+    async def _count(self, name: str, account: str, fresh: int) -> bool:
+        """Whether an account that has published so much had to go."""
         now = asyncio.get_running_loop().time()
         if not self._published[account].spend(name, seconds(now), fresh):
-            return
+            return False
         if self._banished.get(name, 0.0) <= now:
             rate = f"more than {PUBLISHED[account].amount:,} messages a second"
             reason = f"{name} has published {rate}; it stays out for {BANISHED:.0f} s"
             self._refuse(Refused(name, "flood", "", RateLimited.word, reason))
         self._banished[name] = now + BANISHED
         await self.callout.kick_user(name)
+        return True
+
+    async def _skip_backlog(self) -> None:
+        """What a flood has left for the hub, others would wait for: the hub connects anew instead of reading
+        it. Of what devices say at QoS 1 nothing is lost by that; the rest is said or asked for again."""
+        for one in await self.callout.connections(HUB):
+            if one.waiting > BACKLOG:
+                await self.callout.kick(one.cid)
 
     async def _judge(self, visitor: Visitor) -> BrokerUser:
         """As whom a client is let in; a `DulyError` says why it is not."""
@@ -156,7 +197,7 @@ class Clients:
         now = asyncio.get_running_loop().time()
         out = self._banished.get(name, 0.0) - now
         if out > 0:
-            raise RateLimited(f"{name} has published too fast; come back in {out:.0f} s", seconds(out))
+            raise RateLimited(f"{name} has published too fast, and stays out for a while", seconds(out))
         self._banished.pop(name, None)
         wait = self._connects.take(name, seconds(now))
         if wait:

@@ -333,12 +333,16 @@ def subject_of(topic: str) -> str:
 
 
 def topic_of(subject: str) -> str:
-    """The MQTT topic that a NATS subject was made of.
+    """The MQTT topic, or topic filter, that a NATS subject was made of.
 
-    >>> topic_of("nodes.a//b.pending")
-    'nodes/a.b/pending'
+    >>> topic_of("nodes.a//b.pending"), topic_of("nodes.*.pending"), topic_of("nodes.>")
+    ('nodes/a.b/pending', 'nodes/+/pending', 'nodes/#')
     """
-    return subject.replace("//", "\0").replace(".", "/").replace("\0", ".")
+    levels = subject.replace("//", "\0").split(".")
+    return "/".join(_TAME.get(level) or level.replace("\0", ".") for level in levels)
+
+
+_TAME: Final = {"*": "+", ">": "#"}
 
 
 def _quoted(text: str) -> bytes:

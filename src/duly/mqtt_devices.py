@@ -32,7 +32,6 @@ from itertools import product
 from math import inf
 from typing import Final, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from duly.apps.gateway import Gateway
@@ -47,8 +46,7 @@ from duly.core.steps import Answered, Received
 from duly.core.units import MS, SECOND, seconds
 from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
-from duly.dialects.fields import Fields
-from duly.dialects.frames import DeviceCode, Frame, ServerCode
+from duly.dialects.frames import DeviceCode, ServerAck, ServerCode
 from duly.dialects.seal import Seal
 from duly.dialects.task_ids import TaskId, TaskIds, read_task_id
 from duly.engine import RECOVERY
@@ -65,6 +63,7 @@ from duly.errors import (
 )
 from duly.fair_reader import FairReader
 from duly.journal import Journal
+from duly.mqtt_frames import Push, answer_to_push, data_of, failure_of, push_in
 from duly.refusals import RefusalTally
 from duly.tasks import Supervisor
 from duly.transport import Unhurried
@@ -373,13 +372,13 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        push = None if status is None else _push_in(status)
+        push = None if status is None else push_in(status)
         if push is not None:
             if known is not None:
-                await self._take_push(name, *push)
+                await self._take_push(name, push)
                 return
-            self._gateway.check_push(push[0])
             if self._gateway.neighbours is not None:
+                self._gateway.check_push(push.kind)
                 self._gateway.neighbours.overheard.keep(name, *push)
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
@@ -388,26 +387,33 @@ class MqttDevices:
             if known is None:
                 await self._claim(name)
                 if push is not None and self._gateway.neighbours is None:
-                    await self._take_push(name, *push)  # it was the first we heard of it
+                    await self._take_push(name, push)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
 
-    async def _take_push(self, name: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
-        """Store a push; one with an id is acknowledged, on the device's own `ack` or `failed`."""
-        verdict = await self._gateway.push_from(name, kind, data, seq_id, more)
-        if verdict is None or seq_id is None or self.link is None:
+    async def _take_push(self, name: str, push: Push) -> None:
+        """Store a push; one with an id is answered, on the device's own `ack` or `failed`."""
+        try:
+            verdict = await self._gateway.push_from(name, *push)
+        except SenderError as problem:
+            self._answer_push(
+                name,
+                push.seq_id,
+                frames.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
+            )
+            raise
+        if verdict is not None:
+            self._answer_push(name, push.seq_id, frames.server_ack(push.seq_id, verdict))
+
+    def _answer_push(self, name: str, seq_id: str | None, said: ServerAck) -> None:
+        if seq_id is None or self.link is None:
             return
-        said = frames.server_ack(seq_id, verdict)
-        if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
-            letter, answer = Kind.ACK, fd.encode(fd.Ack(seq_id))
-        else:
-            why = {"code": said.code, "error": said.error, "detail": said.detail}
-            letter, answer = Kind.FAILED, fd.encode(fd.Failed(seq_id, fd.Content(msgspec.json.encode(why))))
         with suppress(DulyError):  # the device sends it again
-            self.link.post(fd.topic_of(self._prefix, name, letter), answer)
+            kind, text = answer_to_push(seq_id, said)
+            self.link.post(fd.topic_of(self._prefix, name, kind), text)
 
     def _presence(self, name: str, status: fd.Status, old: bool) -> _Presence:
         now, before = _now(), self._online.get(name)
@@ -444,7 +450,7 @@ class MqttDevices:
                 await self._connect(name, self._online[name].session)
             elif await neighbours.homes.claim(name):
                 for push in await neighbours.overheard.left(name):
-                    await self._take_push(name, *push)
+                    await self._take_push(name, Push(*push))
                 if self._ours(name) is None and name in self._online:
                     await self._connect(name, self._online[name].session)
 
@@ -527,13 +533,13 @@ class MqttDevices:
         match answer.said:
             case fd.Ack(progress=progress):
                 if progress.data:
-                    self._gateway.tell_progress(answer.key, device, frames.raw(_json(progress)), {})
+                    self._gateway.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
                 return Received(answer.key)
             case fd.Complete(value=value):
-                done = Answer(DeviceCode.DONE, _json(value))
+                done = Answer(DeviceCode.DONE, data_of(value))
                 return Answered(answer.key, State.DONE, done, by=device)
             case fd.Failed(error=error):
-                state, failed = frames.answer_of(_failure(error))
+                state, failed = frames.answer_of(failure_of(error))
                 return Answered(answer.key, state, failed, by=device)
 
     async def _hears_it_too(self, key: bytes, device: str) -> bool:
@@ -546,17 +552,6 @@ class MqttDevices:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _push_in(status: fd.Status) -> tuple[str, object, str | None, Fields] | None:
-    """What a device tells besides its status: it has no other topic of its own to say it on."""
-    match status.data.value if status.data.data else None:
-        case {"type": str(kind), **rest}:
-            data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
-            more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
-            return kind, data, seq_id if isinstance(seq_id, str) else None, more
-        case _:
-            return None
 
 
 def _filters(topic: str) -> list[str]:
@@ -575,25 +570,3 @@ def _filters(topic: str) -> list[str]:
         for each in product(*((level, "+") for level in levels[:n]))
     ]
     return [*whole, *below]
-
-
-def _json(content: fd.Content) -> bytes:
-    """A node's bytes as the JSON data of an ack."""
-    return b"" if content.value is None else msgspec.json.encode(content.value)
-
-
-def _failure(content: fd.Content) -> Frame:
-    """A failure as the ack it stands for: with its code, if it says one, and its words."""
-    match content.value:
-        case {"code": int(code), **rest} if 1 <= code <= 0xFFFF:
-            said = rest.get("state")
-            return Frame(
-                "ack",
-                code=code,
-                detail=str(rest.get("detail", rest.get("error", "")))[:500],
-                state=said if isinstance(said, str) else None,
-            )
-        case None:
-            return Frame("ack", code=DeviceCode.HARDWARE_FAULT)
-        case value:
-            return Frame("ack", code=DeviceCode.HARDWARE_FAULT, detail=str(value)[:500])

@@ -56,3 +56,16 @@ def test_the_ids_of_an_account_that_is_gone_are_free(ids: ClientIds, names: set[
     ids.forget("lamp")
     assert ids.owner("esp32", "lock") == "lock"
     assert ids.owner("lamp", "lock") == "lock"
+
+
+def test_whose_an_id_is_is_known_after_a_restart(ids: ClientIds, names: set[str]) -> None:
+    ids.owner("esp32", "lamp")
+    assert ids.changed
+    again = ClientIds(names.__contains__, remembered=3)
+    again.restore(ids.used())
+    assert not again.changed
+    assert again.owner("esp32", "thief") == "lamp"
+    assert not again.changed, "a refused one changes nothing"
+    names.discard("lamp")
+    assert again.owner("esp32", "thief") == "thief", "it was removed meanwhile"
+    assert again.changed

@@ -35,7 +35,8 @@ class Firmware:
             self.say(f"nodes/{name}/status", {"time": 0, "online": True}, retain=True)
 
         self._client.on_message = heard
-        self._client.on_connect = lambda *_: self._client.subscribe(f"nodes/{name}/pending", qos=1)
+        letters = [(f"nodes/{name}/{kind}", 1) for kind in ("pending", "ack", "failed")]
+        self._client.on_connect = lambda *_: self._client.subscribe(letters)
         self._client.on_subscribe = ready
         host, _, port = url.removeprefix("mqtt://").partition(":")
         self._client.connect(host, int(port))
@@ -113,3 +114,20 @@ async def test_a_push_of_its_own_type_with_its_own_fields(hub: tuple[Hub, str, F
             None,
             [1],
         )
+
+
+@pytest.mark.parametrize("kind", ["No Type", "device_status", "lock_control"])
+async def test_a_push_that_is_refused_is_answered_under_its_id(
+    hub: tuple[Hub, str, Firmware], kind: str
+) -> None:
+    """Firmware that waits for an answer would say it again for ever."""
+    running, _, firmware = hub
+    told = {"type": kind, "data": 1, "seq_id": "1794824606689_2"}
+    firmware.say("nodes/lock/status", {"time": 0, "online": True, "data": told})
+    answer = await asyncio.wait_for(firmware.tasks.get(), 5)
+    why = json.loads(base64.b64decode(answer["error"]))
+    assert (answer["msg_id"], why["code"], why["error"]) == ("1794824606689_2", 2, "malformed")
+    assert kind in why["detail"]
+    firmware.say("nodes/lock/status", {"time": 0, "online": True, "data": {**told, "type": "log_report"}})
+    assert await asyncio.wait_for(firmware.tasks.get(), 5) == {"msg_id": "1794824606689_2"}
+    assert [(one.scope, one.word) for one in await running.ledger.refusals()] == [("lock", "malformed")]

@@ -14,7 +14,7 @@ import paho.mqtt.client as paho
 import pytest
 from msgspec.structs import replace
 
-from duly.auth import Role
+from duly.auth import Principal, Role
 from duly.clients.app import App
 from duly.clients.device import Command, Device
 from duly.core.signing import Keyring
@@ -214,6 +214,20 @@ async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place)
     assert thief.is_connected()
 
 
+async def test_a_client_id_that_is_no_name_stays_with_its_account_after_a_restart(place: Place) -> None:
+    """The broker keeps sessions through restarts, so whose they are is kept as well."""
+    lock = await place.client("lock", "esp32-0042")
+    assert lock.is_connected()
+    lock.disconnect()
+    await place.hub.stop()
+    await place.start()
+    thief = await place.client("thief", "esp32-0042")
+    assert not thief.is_connected()
+    assert await place.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
+    thief.disconnect()
+    assert (await place.client("lock", "esp32-0042")).is_connected()
+
+
 async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hears_on(
     tmp_path: Path, mosquitto_server: Mosquitto
 ) -> None:
@@ -342,5 +356,7 @@ async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> 
 
 async def test_who_is_removed_is_hung_up_on(place: Place) -> None:
     lock = await place.device("lock", done)
-    assert await place.hub._administer("remove", {"name": "lock"}) == {"changed": True}
+    assert await place.hub._administer(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
+        "changed": True
+    }
     await place.until(lambda: not lock.is_connected())

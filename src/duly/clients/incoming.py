@@ -225,6 +225,7 @@ class Incoming:
         _, form = self._asked_with(task)
         if state in (State.DONE, State.FAILED) and answer.data:
             content = as_kept(answer.data)
+            form = content.form or form  # told again as it was told first, whatever was learned since
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)

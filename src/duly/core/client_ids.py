@@ -2,14 +2,15 @@
 
 The laws. A client id that is an account's name, or begins with that name and a dash, belongs to that account
 for good: the longest such name decides. Any other id belongs to the account that used it first, for as long
-as it is remembered. So an account can end no session but its own, and take over none. Memory is bounded for
-each account: who uses many ids forgets its own oldest, never those of others.
+as it is remembered: longer than a session, which the broker keeps through restarts. So an account can end no
+session but its own, and take over none. Memory is bounded for each account: who uses many ids forgets its own
+oldest, never those of others.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 REMEMBERED: Final = 64
@@ -32,6 +33,20 @@ class ClientIds:
         self._owners: dict[str, str] = {}
         self._used: dict[str, OrderedDict[str, None]] = {}
         """the ids of each account that it has by having used them first, oldest use first"""
+        self.changed = False
+        """an id has got another owner since this was set to False"""
+
+    def restore(self, used: Mapping[str, Iterable[str]]) -> None:
+        """What `used` said before."""
+        for user, client_ids in used.items():
+            for client_id in client_ids:
+                if self._owners.get(client_id, user) == user:
+                    self._keep(client_id, user)
+        self.changed = False
+
+    def used(self) -> dict[str, list[str]]:
+        """The ids of each account that do not begin with its name, oldest use first."""
+        return {user: list(client_ids) for user, client_ids in self._used.items()}
 
     def owner(self, client_id: str, user: str) -> str:
         """Whose this client id is. One that is nobody's becomes this user's."""
@@ -47,6 +62,7 @@ class ClientIds:
 
     def forget(self, user: str) -> None:
         """This account is gone, and its ids are free."""
+        self.changed |= user in self._used
         for client_id in self._used.pop(user, ()):
             if self._owners.get(client_id) == user:
                 del self._owners[client_id]
@@ -61,6 +77,7 @@ class ClientIds:
 
     def _keep(self, client_id: str, user: str) -> None:
         used = self._used.setdefault(user, OrderedDict())
+        self.changed |= self._owners.get(client_id) != user
         used[client_id] = None
         used.move_to_end(client_id)
         self._owners[client_id] = user

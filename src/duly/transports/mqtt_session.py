@@ -31,6 +31,10 @@ CONFIRM_WITHIN: Final = 20.0
 
 CLOSE_WITHIN: Final = 2.0
 
+RUSH: Final = 100
+"""Packets handled in a row; then everything else in the process gets a turn. uvloop reads on for as long as
+there is more, so a broker that has much for us would make the process deaf to everybody else."""
+
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
 _OLD: Final = packets.RETAIN | packets.DUP
@@ -84,6 +88,8 @@ class Session(asyncio.Protocol):
         self._rest = bytearray()
         """the beginning of a packet that has not arrived whole"""
         self._needed = 0
+        self._handling = False
+        """packets wait for their turn, and reading is paused"""
         self._outgoing: list[bytes] = []
         self._arrivals: deque[Arrival] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
@@ -204,13 +210,28 @@ class Session(asyncio.Protocol):
         self._heard_at = self._loop.time()
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._needed:
+            if self._handling or len(self._rest) < self._needed:
                 return
             data = bytes(self._rest)
+        elif self._handling:
+            self._rest += data
+            return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Handle the whole packets in these bytes."""
         try:
             found, rest, self._needed = packets.split(data)
             self._rest = bytearray(data[rest:])
-            for first, start, end in found:
+        except Malformed as problem:
+            self._no_mqtt(problem)
+            return
+        self._handle(data, found, 0)
+
+    def _handle(self, data: bytes, found: Sequence[packets.Packet], at: int) -> None:
+        """Handle these packets from one of them on; at most `RUSH` in a row."""
+        try:
+            for first, start, end in found[at : at + RUSH] if len(found) > RUSH else found:
                 kind = first & packets.KIND
                 if self._over:
                     return
@@ -223,7 +244,29 @@ class Session(asyncio.Protocol):
                 else:
                     self._answered(kind, data[start:end])
         except Malformed as problem:
-            self.end(f"{self._address!r} does not speak MQTT: {problem}")
+            self._no_mqtt(problem)
+            return
+        if at + RUSH < len(found):
+            self._pause()
+            self._loop.call_soon(self._handle, data, found, at + RUSH)
+        elif self._handling:
+            self._resume()
+
+    def _pause(self) -> None:
+        if not self._handling:
+            self._handling = True
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._handling = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._rest and len(self._rest) >= self._needed:
+            self._take(bytes(self._rest))
+
+    def _no_mqtt(self, problem: Malformed) -> None:
+        self.end(f"{self._address!r} does not speak MQTT: {problem}")
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 

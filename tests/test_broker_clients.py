@@ -1,0 +1,73 @@
+"""Clients of the embedded broker: who floods goes, and nobody waits for what is left of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duly import broker_rules
+from duly.broker_callout import Connection
+from duly.broker_clients import BACKLOG, PUBLISHED, Clients, UserList
+from duly.broker_rules import DEVICES
+from duly.core.acl import HUB
+
+
+class Callout:
+    """A broker with these connections."""
+
+    def __init__(self, *connections: Connection) -> None:
+        self.all = list(connections)
+        self.kicked: list[int] = []
+
+    async def connections(self, user: str = "") -> list[Connection]:
+        return [one for one in self.all if user in ("", one.user)]
+
+    async def kick(self, cid: int) -> None:
+        self.kicked.append(cid)
+
+    async def kick_user(self, user: str) -> None:
+        for one in await self.connections(user):
+            await self.kick(one.cid)
+
+
+FLOOD = PUBLISHED[DEVICES].amount * 100
+
+
+@pytest.mark.parametrize(
+    ("published", "waiting", "kicked"),
+    [
+        (1, BACKLOG + 1, []),
+        (FLOOD, BACKLOG, [7]),
+        (FLOOD, BACKLOG + 1, [7, 1]),
+    ],
+)
+async def test_what_a_flood_has_left_for_the_hub_is_skipped(
+    published: int, waiting: int, kicked: list[int]
+) -> None:
+    clients = Clients(UserList(), None)
+    clients.callout = callout = Callout(  # type: ignore[assignment]
+        Connection(1, HUB, DEVICES, 0, waiting),
+        Connection(2, HUB, DEVICES, 0, 0),
+        Connection(7, "thief", DEVICES, published, 0),
+        Connection(8, "lock", DEVICES, 5, 10 * BACKLOG),
+    )
+    await clients.look()
+    assert callout.kicked == kicked
+
+
+async def test_whose_the_client_ids_are_is_kept_and_a_broken_file_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "client_ids.json"
+    users = UserList([broker_rules.device(name, "x") for name in ("lock", "thief")])
+    clients = Clients(users, None)
+    clients.restore(path)
+    assert clients._client_ids.owner("esp32", "lock") == "lock"
+    clients.keep(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = Clients(users, None)
+    again.restore(path)
+    assert again._client_ids.owner("esp32", "thief") == "lock"
+    path.write_bytes(b"{")
+    again = Clients(users, None)
+    again.restore(path)
+    assert again._client_ids.owner("esp32", "thief") == "thief"
