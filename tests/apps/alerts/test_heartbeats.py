@@ -137,8 +137,11 @@ async def _list(tower: Tower) -> Any:
 async def test_several_hubs_tell_of_one_silence_once(
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
-    ledger = postgres_server.create_database("heartbeats")
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger) for name in ("one", "two")]
+    ledger, key = postgres_server.create_database("heartbeats"), str(tmp_path / "secret.key")
+    hubs = [
+        Tower(tmp_path / name, allow_private_webhooks=True, ledger=ledger, secret_key=key)
+        for name in ("one", "two")
+    ]
     try:
         for hub in hubs:
             await hub.start()
