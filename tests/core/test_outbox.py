@@ -151,7 +151,7 @@ def test_after_a_restart_or_a_reconnect_it_is_repeated_as_patiently_as_at_first(
     first = sender()
     first.give(Arrived(message()))
     first.wait(20)
-    assert only(Transmit, first.give(Reachable(""))) == [Transmit(message(), 4)]
+    assert only(Transmit, first.give(Reachable(""))) == [Transmit(message(), 4, again=True)]
     assert [t.attempt for t in only(Transmit, first.wait(9.5))] == [5, 6, 7]
     second = sender(disk=first.ledger.disk, clock=first.clock, worker="me again")
     assert [t.attempt for t in only(Transmit, second.effects)] == [8]

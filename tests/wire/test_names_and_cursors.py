@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from duly import borrowed_tokens, ledger
+from duly.apps.profiles import Draft
 from duly.auth import Role
 from duly.core.writes import Refuse
 from tests.wire.conftest import Open, Place
@@ -97,6 +98,7 @@ async def test_pages_follow_each_other_and_the_last_one_says_so(
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/alerts"])
 async def test_a_cursor_that_is_garbled_or_anothers_is_refused(place: Place, path: str) -> None:
     names = ("phone", "tablet") if path == "/v1/messages" else ("s1", "s2")
+    await place.hub.alerts.profiles.set("home", Draft(send=("console:",)))
     for name in ("s1", "s2"):
         place.tokens[name] = await place.hub.accounts.add(Role.SENTINEL, name)
     now = time.time_ns() // 1_000_000
@@ -227,6 +229,7 @@ async def test_what_a_device_said_is_not_said_by_the_next_of_its_name(place: Pla
 
 
 async def test_a_sentinel_of_a_name_that_was_anothers_sees_none_of_its_alerts(place: Place) -> None:
+    await place.hub.alerts.profiles.set("home", Draft(send=("console:",)))
     place.tokens["s1"] = await place.hub.accounts.add(Role.SENTINEL, "s1")
     event = {"profile_id": "home", "timestamp": time.time_ns() // 1_000_000, "trigger_reason": "fall"}
     event |= {"device_address": "d", "session_id": "s"}
