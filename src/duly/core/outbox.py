@@ -556,5 +556,8 @@ SILENT: Final = Answer(
 )
 EXPIRED: Final = Answer(TIMED_OUT, b"", "it expired before it could be done")
 UNABLE: Final = Verdict(
-    Word.REFUSED, reason="it could not be stored just now; nothing was done, try again", retry=True
+    Word.REFUSED,
+    reason="it was not stored just now, or nobody can tell; send it again with the same id, which is safe",
+    retry=True,
 )
+"""Not that nothing was done: a commit whose answer was lost may have reached the ledger."""
