@@ -246,7 +246,7 @@ def test_a_recipient_that_comes_back_gets_what_it_has_not_answered_at_once() -> 
     gateway.give(Arrived(message(0)))
     gateway.give(Unreachable("lock"))
     (again,) = gateway.give(Reachable("lock"))
-    assert again == Transmit(message(0), 1)
+    assert again == Transmit(message(0), 1, again=True)
 
 
 def test_the_application_may_refuse_what_is_new_but_not_a_repeat() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
-from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard
+from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard, unable
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Failed, Reachable, Received, Reply, Report, Transmit
 from duly.core.units import FOREVER, SECOND
@@ -151,7 +151,7 @@ def test_after_a_restart_or_a_reconnect_it_is_repeated_as_patiently_as_at_first(
     first = sender()
     first.give(Arrived(message()))
     first.wait(20)
-    assert only(Transmit, first.give(Reachable(""))) == [Transmit(message(), 4)]
+    assert only(Transmit, first.give(Reachable(""))) == [Transmit(message(), 4, again=True)]
     assert [t.attempt for t in only(Transmit, first.wait(9.5))] == [5, 6, 7]
     second = sender(disk=first.ledger.disk, clock=first.clock, worker="me again")
     assert [t.attempt for t in only(Transmit, second.effects)] == [8]
@@ -260,3 +260,11 @@ def test_a_sender_may_forget_what_it_sent_some_time_after_it_has_expired() -> No
     out.give(Arrived(message(1, expires=now + 10 * SECOND)))
     kept = [out.ledger.disk.messages[message(n).key].until - now for n in (0, 1)]
     assert kept == [60 * SECOND, 70 * SECOND]
+
+
+def test_what_could_not_be_committed_may_be_stored_all_the_same_and_its_sender_is_told_so() -> None:
+    (reply,) = unable(Arrived(message()))
+    assert isinstance(reply, Reply)
+    assert reply.verdict.retry
+    assert "same id" in reply.verdict.reason
+    assert "nothing was" not in reply.verdict.reason

@@ -157,6 +157,18 @@ async def test_files_lost_under_a_running_ledger_are_noticed_before_anything_is_
     await ledger.close()
 
 
+async def test_the_log_says_once_why_a_ledger_stores_nothing_more(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = await SqliteLedger.open(path, ManualClock())
+    path.unlink()
+    for n in range(3):
+        with pytest.raises(LedgerError):
+            await ledger.admit(message(n))
+    await ledger.close()
+    assert [line.count("removed while the ledger was in use") for line in caplog.messages] == [1]
+
+
 async def test_an_idle_ledger_notices_when_it_is_asked(path: Path) -> None:
     ledger = await SqliteLedger.open(path, ManualClock())
     path.unlink()

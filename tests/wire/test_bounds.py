@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -131,6 +132,27 @@ async def test_when_there_is_no_room_strangers_go_first_and_the_oldest_before_th
             await phone.command("lock")
             assert (await lock.hear())["type"] == "lock_control"
         place.hub.visitors.room = 16
+
+
+async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(place: Place) -> None:
+    async with join(place.url, place.tokens["phone"]) as phone, AsyncExitStack() as stack:
+        nameless = [await stack.enter_async_context(bare(place.url)) for _ in range(10)]
+        for one in nameless:
+            await one.upgrade(place.url)
+        place.hub.visitors.room = 11
+        async with join(place.url, place.tokens["lock"]) as lock:
+            assert await nameless[0].gone() == b""
+            await phone.command("lock")
+            assert (await lock.hear())["type"] == "lock_control"
+        place.hub.visitors.room = 16
+
+
+async def test_clients_of_ipv4_are_counted_each_for_itself_also_on_an_ipv6_socket() -> None:
+    port = Visitors(100, 1)
+    for address in ("::ffff:192.0.2.7", "::ffff:192.0.2.8", "2001:db8::1"):
+        assert port.enter(Mock(), address) is not None
+    for address in ("192.0.2.7", "2001:db8::2"):
+        assert port.enter(Mock(), address) is None
 
 
 async def test_who_has_come_and_gone_takes_no_room(place: Place) -> None:

@@ -98,6 +98,7 @@ async def test_pages_follow_each_other_and_the_last_one_says_so(
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/alerts"])
 async def test_a_cursor_that_is_garbled_or_anothers_is_refused(place: Place, path: str) -> None:
     names = ("phone", "tablet") if path == "/v1/messages" else ("s1", "s2")
+    await place.hub.alerts.profiles.set("home", Draft(send=("console:",)))
     for name in ("s1", "s2"):
         place.tokens[name] = await place.hub.accounts.add(Role.SENTINEL, name)
     await place.hub.alerts.profiles.set("home", Draft(nobody=True))
@@ -185,6 +186,37 @@ async def test_an_app_of_a_name_that_was_anothers_sees_nothing_of_it(place: Plac
     )
 
 
+@pytest.mark.parametrize("also", [(), ("phone",)])
+async def test_a_command_of_a_name_that_was_anothers_is_not_sent_again(
+    place: Place, also: tuple[str, ...]
+) -> None:
+    async with join(place.url, place.tokens["phone"]) as phone, join(place.url, place.tokens["lock"]) as lock:
+        await phone.command("lock", timeout=60_000)
+        assert (await lock.hear())["type"] == "lock_control"
+    place.tokens["lock"] = await anew(place, Role.DEVICE, "lock")
+    for app in also:
+        place.tokens[app] = await anew(place, Role.APP, app)
+    assert (await admin(place, "grant", app="phone", device="lock")).status == 200
+    async with join(place.url, place.tokens["phone"]) as phone, join(place.url, place.tokens["lock"]) as lock:
+        seq_id = await phone.command("lock", data="its own", queue=True)
+        assert (await lock.hear())["seq_id"] == seq_id
+        assert await lock.hears_nothing(1)
+
+
+async def test_a_command_whose_grant_is_gone_is_not_repeated_to_a_device_that_comes_back(
+    place: Place,
+) -> None:
+    async with join(place.url, place.tokens["phone"]) as phone:
+        async with join(place.url, place.tokens["lock"]) as lock:
+            command = await phone.command("lock", timeout=60_000)
+            assert (await lock.hear())["seq_id"] == command
+        assert (await admin(place, "revoke", app="phone", device="lock")).status == 200
+        async with join(place.url, place.tokens["lock"]) as lock:
+            assert await lock.hears_nothing(1)
+            await lock.say("ack", seq_id=command, to="phone", code=0)
+            assert (await phone.first(lambda frame: frame["type"] == "ack"))["state"] == "done"
+
+
 async def test_what_a_device_said_is_not_said_by_the_next_of_its_name(place: Place) -> None:
     async with place.join("lock") as lock:
         await lock.say("event_report", data={"of": "the first"})
@@ -198,6 +230,7 @@ async def test_what_a_device_said_is_not_said_by_the_next_of_its_name(place: Pla
 
 
 async def test_a_sentinel_of_a_name_that_was_anothers_sees_none_of_its_alerts(place: Place) -> None:
+    await place.hub.alerts.profiles.set("home", Draft(send=("console:",)))
     place.tokens["s1"] = await place.hub.accounts.add(Role.SENTINEL, "s1")
     await place.hub.alerts.profiles.set("home", Draft(nobody=True))
     event = {"profile_id": "home", "timestamp": time.time_ns() // 1_000_000, "trigger_reason": "fall"}

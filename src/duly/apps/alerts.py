@@ -74,6 +74,7 @@ from duly.errors import (
     NotAllowed,
     NotSent,
 )
+from duly.item_loader import ItemLoader
 from duly.journal import Journal
 from duly.ledger import Ledger
 from duly.secret_box import SecretBox
@@ -87,8 +88,6 @@ STOP_SECONDS: Final = 3.0
 READ_KEPT: Final = 1_000
 LOOKS: Final = Rate(50)
 """How often each sentinel may make us look in the ledger for a profile that is not known here."""
-CURRENT_SECONDS: Final = 0.02
-"""How old what is known of profiles and silences may be when an alert comes, where other hubs change them."""
 EARLIEST: Final = 10**11
 """Milliseconds since 1970 that are not seconds by mistake."""
 
@@ -142,8 +141,9 @@ class Alerts:
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
         self._looks = Quota(LOOKS)
         self._version: bytes | None = None
-        self._checked = float("-inf")
-        """when (monotonic) the version of what is configured was last read"""
+        """of the profiles and silences that are known here"""
+        self._items = ItemLoader(ledger)
+        self._refreshing = asyncio.Lock()
         self._received: dict[bytes, int] = {}
         """when alerts were received, by the ledger: every attempt, at every hub, says the same"""
         self._untold = 0
@@ -269,13 +269,11 @@ class Alerts:
         )
 
     async def _catch_up_on_changes(self) -> None:
-        """Learn what other hubs have changed about profiles and silences, if anything."""
-        now = asyncio.get_running_loop().time()
-        if now - self._checked < CURRENT_SECONDS:
-            return
-        self._checked = now
-        if await self._ledger.item(CONFIGURED, VERSION) != self._version:
-            await self.refresh()
+        """Learn what other hubs have changed about profiles and silences, if anything. Alerts that come
+        together ask together; each asks after it has come, so that no change is overlooked."""
+        (version,) = await self._items.get((CONFIGURED, VERSION))
+        if version != self._version:
+            await self.refresh(unless=version)
 
     def _repeated(self, message: Message, session: Session) -> bool:
         """Answer what has ended, as far as memory can tell: it need not wait its turn in the engine."""
@@ -401,12 +399,15 @@ class Alerts:
         task.add_done_callback(self._on_the_way.discard)
         task.add_done_callback(report("a job of alerts"))
 
-    async def refresh(self) -> None:
-        """Read again who is told, and what is silenced."""
-        if not self._ledger.sole:
-            self._version = await self._ledger.item(CONFIGURED, VERSION)  # first: what comes later is newer
-        await self.profiles.refresh()
-        self._silences = list((await self.desk.silences()).values())
+    async def refresh(self, unless: bytes | None = None) -> None:
+        """Read again who is told, and what is silenced; `unless` this version was read meanwhile."""
+        async with self._refreshing:
+            if unless is not None and unless == self._version:
+                return
+            version = None if self._ledger.sole else await self._ledger.item(CONFIGURED, VERSION)
+            await self.profiles.refresh()
+            self._silences = list((await self.desk.silences()).values())
+            self._version = version  # it was read first: what is known now is this one, or newer
 
     async def adopt(self, living: Collection[str]) -> None:
         """Take up what other hubs on the same ledger have left. What a living one has claimed is its own

@@ -432,11 +432,8 @@ class Gateway:
         if event.patient or recipient in self._devices or self.online(recipient):
             excess = self._excess(event) if self._inbox.backlog else None
             return None if excess is None else _too_much(excess)
-        return Verdict(
-            Word.REFUSED,
-            reason=f"{message.recipient} is offline; try later, or send it with queue",
-            cause="offline",
-        )
+        offline = f"{recipient} is offline; try later, or send it with queue"
+        return Verdict(Word.REFUSED, reason=offline, cause="offline")
 
     def _excess(self, event: Arrived) -> str | None:
         """Why a command may not wait here, too; None if it may, or need not."""
@@ -453,6 +450,11 @@ class Gateway:
         if self._accounts.allows(message.scope, message.recipient):
             return None
         return f"{message.scope} may no longer command {message.recipient}"
+
+    def _may_repeat(self, message: Message) -> bool:
+        """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""
+        removed = max(map(self._accounts.predecessor, (message.scope, message.recipient)))
+        return self._forbidden(message) is None and (not removed or message.made > removed)
 
     async def review(self) -> None:
         """Cancel what waits and is no longer allowed: a grant was revoked, an app or a device removed."""
@@ -500,8 +502,8 @@ class Gateway:
         device = self._devices.get(message.recipient)
         if device is None:
             return
-        if attempt > 1 and (device.congested or self._forbidden(message) is not None):
-            return  # it still waits in the socket's queue; or it is not sent again
+        if transmit.again and ((attempt > 1 and device.congested) or not self._may_repeat(message)):
+            return  # it still waits in the socket's queue; or it may not be sent again
         self._trails.note(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
         if self._unaddressed:

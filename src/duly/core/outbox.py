@@ -272,7 +272,7 @@ class Outbox:
         entry.resting = False
         entry.tries += 1
         self._set_timer(entry, self._next_try(message, entry.tries, now))
-        return Transmit(message, attempt, entry.after)
+        return Transmit(message, attempt, entry.after, again=attempt > 1)
 
     def resume(self, item: Open, now: int) -> list[Todo]:
         """Take over what another worker began; what we have begun since it was read is ours already."""
@@ -338,7 +338,7 @@ class Outbox:
             if entry.begun and recipient in ("", entry.message.recipient) and not self._once(entry.message):
                 entry.tries = 1
                 self._set_timer(entry, self._next_try(entry.message, 1, now))
-                again.append(Transmit(entry.message, entry.attempt, entry.after))
+                again.append(Transmit(entry.message, entry.attempt, entry.after, again=True))
         return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
@@ -556,5 +556,8 @@ SILENT: Final = Answer(
 )
 EXPIRED: Final = Answer(TIMED_OUT, b"", "it expired before it could be done")
 UNABLE: Final = Verdict(
-    Word.REFUSED, reason="it could not be stored just now; nothing was done, try again", retry=True
+    Word.REFUSED,
+    reason="it was not stored just now, or nobody can tell; send it again with the same id, which is safe",
+    retry=True,
 )
+"""Not that nothing was done: a commit whose answer was lost may have reached the ledger."""

@@ -117,6 +117,8 @@ class Transmit(Struct, frozen=True, gc=False):
     message: Message
     attempt: int
     after: int = -1
+    again: bool = False
+    """the recipient has had it before, or may have"""
 
 
 class Reply(Struct, frozen=True, gc=False):

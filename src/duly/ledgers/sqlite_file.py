@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,8 @@ from msgspec.structs import replace
 from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
 from duly.files import PRIVATE_FILE, close_to_others
 from duly.ledgers import sql
+
+LOG: Final = logging.getLogger("duly.ledger")
 
 APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
 CHECKED_SIZE: Final = 64 << 20
@@ -221,6 +224,12 @@ class LedgerFile:
         if self.problem is not None:
             raise self.problem
 
+    def _condemn(self, why: str) -> None:
+        """This file must not be used any more: every use is refused, and the log says why once."""
+        if self.problem is None:
+            LOG.error("%s", why)
+        self.problem = LedgerDamaged(why)
+
     def _look_for_files(self) -> None:
         for path, inode in self._places:
             try:
@@ -229,7 +238,7 @@ class LedgerFile:
                 found = None
             if found != inode:
                 how = "removed" if found is None else "replaced"
-                self.problem = LedgerDamaged(
+                self._condemn(
                     f"{path} was {how} while the ledger was in use: what is written now would be lost. "
                     "Nothing more is stored; stop this process, put the ledger's files back or restore "
                     "a backup, and start again"
@@ -352,9 +361,7 @@ class LedgerFile:
             self._read_through(db)
         except (LedgerDamaged, apsw.CorruptError, apsw.IOError) as problem:
             if not stop.is_set():
-                self.problem = LedgerDamaged(
-                    f"{self.path} is damaged ({problem}); nothing more is stored. Restore a backup"
-                )
+                self._condemn(f"{self.path} is damaged ({problem}); nothing more is stored. Restore a backup")
         except apsw.Error:
             pass  # interrupted, or busy: pages are verified as they are read
         finally:

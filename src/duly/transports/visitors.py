@@ -9,12 +9,12 @@ a connection that has is never closed for a stranger's sake.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from functools import lru_cache
 from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
+
+from duly.core.networks import network_of
 
 GUEST_SECONDS: Final = 10.0
 """How long somebody who has not said who they are may take for a request."""
@@ -42,21 +42,6 @@ def raise_descriptor_limit() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
-@lru_cache(4_096)
-def place_of(address: str) -> str:
-    """What counts as one address: of IPv6 the network that one customer gets.
-
-    >>> place_of("192.0.2.7"), place_of("2001:db8::1")
-    ('192.0.2.7', '2001:db8::/64')
-    """
-    try:
-        if ":" in address:
-            return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
-    except ValueError:
-        pass
-    return address
-
-
 class Visitor:
     """One connection."""
 
@@ -64,7 +49,7 @@ class Visitor:
 
     def __init__(self, visitors: Visitors, transport: asyncio.Transport, address: str) -> None:
         self.address = address
-        self.place = place_of(address)
+        self.place = network_of(address)
         self.busy = 0
         """requests that are being served"""
         self.known = False
@@ -149,13 +134,15 @@ class Visitors:
             self._places.pop(visitor.place, None)
 
     def _make_room(self) -> bool:
-        for guest in list(self.guests):
-            if not guest.busy:
-                self.guests.pop(guest)
-                guest.abort()
-                self.refused += 1
-                return True
-        return False
+        """End the oldest guest's connection: of those who have asked for nothing first, but a request that
+        does not come to an end (a WebSocket that does not say whose it is) keeps nobody else out."""
+        guest = next((one for one in self.guests if not one.busy), None) or next(iter(self.guests), None)
+        if guest is None:
+            return False
+        self.guests.pop(guest)
+        guest.abort()
+        self.refused += 1
+        return True
 
     def _turn_away(self, transport: asyncio.Transport, why: str) -> None:
         self.refused += 1
