@@ -47,6 +47,7 @@ RESERVED: Final = frozenset(
         "read", "typing", "presence", "friends", "friend_accept", "friend_ask", "friend_remove", "block",
         "unblock", "group_create", "group_info", "group_invite", "group_join", "group_leave",
         "group_remove", "group_role", "alert_event", "alert_update", "alert_cancel",
+        "alert_heartbeat",
     }
 )  # fmt: skip
 """Types that mean something else to the protocol than a command or a push."""
