@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from duly.auth import Principal, Role
 from duly.transports import websocket
 from tests.wire.conftest import Open, Place
 from tests.wire.raw import Json, Peer
@@ -87,7 +88,7 @@ async def test_lanes_take_turns(place: Place) -> None:
         for _ in range(2 * window):
             await phone.command("lock")
         await lock.hear()
-        other = await tablet.command("lock", order={"key": "other", "mode": "replay"})
+        other = await tablet.command("lock", order={"key": "other", "mode": "latest"})
         assert (await tablet.hear_of(other))["code"] == 0
         heard = [await lock.hear() for _ in range(window - 1)]
         for frame in heard[:2]:
@@ -177,7 +178,7 @@ async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
 
 
 async def administer(place: Place, verb: str, **wanted: str) -> None:
-    await place.hub._administer(verb, wanted)
+    await place.hub._administer(Principal("root", Role.ADMIN), verb, wanted)
 
 
 async def cancelled(app: Peer, seq_id: str) -> Json:
