@@ -91,7 +91,7 @@ class HubProcess(Killable):
     ) -> dict[str, str]:
         """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
         addresses of every alert for itself; their tokens."""
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(0o700, parents=True)
         async with await open_ledger(self.ledger_url) as ledger:
             accounts = Accounts(ledger)
             tokens = {name: await accounts.add(Role.APP, name) for name in apps}
