@@ -188,12 +188,19 @@ class Engine:
 
         `committed` is called when what the event brought about is stored: the moment for a PUBACK.
         """
-        self._check_running()
-        sender = self._sender(event)
-        if sender in self._waiting or self._room(sender) <= 0:
+        if self._stopping or self._task is None or self._task.done():
+            self._check_running()
+        sender, size = NO_SENDER, 0
+        if type(event) is Arrived:
+            message = event.message
+            size = len(message.body)
+            if self._fair:
+                sender = message.scope
+        gathered = len(self._gathering.taken)
+        if sender in self._waiting or not self._events.offer(sender, (event, committed), size, gathered):
             whose = f" of {sender}" if sender else ""
             raise Overloaded(f"{len(self._events)} events{whose} are waiting; try again later")
-        self._push(sender, event, committed)
+        self._news.set()
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""

@@ -34,7 +34,7 @@ from duly.apps.heartbeats import presence
 from duly.apps.neighbours import LOOK_SECONDS
 from duly.archive import Archive
 from duly.auth import Accounts, Principal, Role, administer
-from duly.authenticator import LOCAL, Authenticator
+from duly.authenticator import Authenticator
 from duly.core.backlog import BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.parcels import CourierPolicy
@@ -427,14 +427,14 @@ class Hub:
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
             wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
-            result = await self._administer(request.match_info["verb"], wanted, by=who.name)
+            result = await self._administer(who, request.match_info["verb"], wanted)
         except DulyError as problem:
             return http.problem(problem)
         except (msgspec.DecodeError, KeyError, ValueError) as problem:
             return http.problem(Malformed(str(problem)))
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
-    async def _administer(self, verb: str, wanted: dict[str, str], by: str = LOCAL) -> object:
+    async def _administer(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:
         match verb:
             case "borrow":
                 return {"token": await self._authenticator.lend(wanted["name"])}

@@ -65,3 +65,37 @@ def test_what_was_under_way_before_a_restart_counts_whatever_becomes_of_it() -> 
 
 def test_a_name_says_whose_mark_it_is() -> None:
     assert names_in(MARK) == ("lamp", "power", "app")
+
+
+def test_of_two_that_only_their_times_set_apart_the_one_that_failed_does_not_count() -> None:
+    """`{ms}_0` every time: one number, and a time."""
+    marks = Marks()
+    marks.hand_over(MARK, A, 0, 10)
+    marks.settled(MARK, A, counts=True)
+    marks.hand_over(MARK, B, 0, 30)
+    assert marks.without(MARK, B) == (-1, 31), "the ledger takes number 0 for later again"
+    marks.settled(MARK, B, counts=False)
+    assert marks.hand_over(MARK, C, 0, 20), "between what is done and what has failed"
+    assert marks.is_late(MARK, 0, 9), "before what is done"
+
+
+def test_a_failure_goes_back_to_the_newest_that_counts_in_whatever_order_they_end() -> None:
+    marks = Marks()
+    for key, n in ((A, 1), (B, 2), (C, 3)):
+        marks.hand_over(MARK, key, n, 10 * n)
+    marks.settled(MARK, B, counts=True)
+    marks.settled(MARK, A, counts=False)
+    assert marks.without(MARK, C) == (2, 31)
+    marks.settled(MARK, C, counts=False)
+    assert marks.is_late(MARK, 1, 10)
+    assert not marks.is_late(MARK, 3, 30)
+
+
+def test_what_is_under_way_before_something_that_is_done_counts_no_longer() -> None:
+    marks = Marks()
+    marks.hand_over(MARK, A, 1, 10)
+    marks.hand_over(MARK, B, 2, 20)
+    marks.settled(MARK, B, counts=True)
+    assert marks.without(MARK, A) is None
+    marks.settled(MARK, A, counts=False)
+    assert marks.is_late(MARK, 1, 10)

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from duly.auth import Principal, Role
 from duly.transports import websocket
 from tests.wire.conftest import Open, Place
 from tests.wire.raw import Json, Peer
@@ -177,7 +178,7 @@ async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
 
 
 async def administer(place: Place, verb: str, **wanted: str) -> None:
-    await place.hub._administer(verb, wanted)
+    await place.hub._administer(Principal("root", Role.ADMIN), verb, wanted)
 
 
 async def cancelled(app: Peer, seq_id: str) -> Json:

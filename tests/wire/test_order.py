@@ -182,3 +182,20 @@ async def test_a_late_one_goes_if_the_later_one_has_failed(place: Place) -> None
         await remote.command("lamp", "dev_control", seq_id=ids[1])
         assert (await lamp.obey())["seq_id"] == ids[1]
         assert (await remote.first(lambda f: f["type"] == "ack" and f["seq_id"] == ids[1]))["state"] == "done"
+
+
+async def test_a_late_one_that_has_only_its_time_goes_if_the_later_one_has_failed(place: Place) -> None:
+    """`{ms}_0` every time."""
+    async with place.join("lamp") as lamp, place.join("phone") as remote:
+        now = time.time_ns() // 1_000_000
+        ids = [f"{now - 400 + 100 * n}_0" for n in range(4)]
+        power = {"key": "power", "mode": "replay"}
+        for n, code in ((1, 0), (3, 3)):
+            await remote.command("lamp", "dev_control", seq_id=ids[n], order=power)
+            await lamp.obey(code=code)
+        await remote.first(lambda f: f["type"] == "ack" and f["state"] == "failed")
+        await remote.command("lamp", "dev_control", seq_id=ids[2], order=power)
+        assert (await lamp.obey())["seq_id"] == ids[2]
+        await remote.command("lamp", "dev_control", seq_id=ids[0], order=power)
+        end = await remote.first(lambda f: f["type"] == "ack" and f["seq_id"] == ids[0])
+        assert end["state"] == "superseded", "a later one is done"

@@ -278,7 +278,7 @@ class Gateway:
         event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
         if self.neighbours is not None and not (frame.queue or self.online(message.recipient)):
             return self._ask_around(event)
-        if self._inbox.backlog and self._excess(event) is not None:
+        if self._inbox.backlog.waiting and self._excess(event) is not None:
             return self._take_slowly(event)
         return self._hand_over(event, answered=True)
 
@@ -430,7 +430,7 @@ class Gateway:
         if message.made and message.made + control.max_age <= now and not event.patient:
             return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
         if event.patient or recipient in self._devices or self.online(recipient):
-            excess = self._excess(event) if self._inbox.backlog else None
+            excess = self._excess(event) if self._inbox.backlog.waiting else None
             return None if excess is None else _too_much(excess)
         offline = f"{recipient} is offline; try later, or send it with queue"
         return Verdict(Word.REFUSED, reason=offline, cause="offline")
@@ -506,7 +506,7 @@ class Gateway:
             return  # it still waits in the socket's queue; or it may not be sent again
         self._trails.note(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
-        if self._unaddressed:
+        if self._unaddressed.scopes:
             self._unaddressed.began(message)
         if self._journal.watchers:
             self._journal.see(
@@ -515,7 +515,8 @@ class Gateway:
 
     def _report(self, report: Report) -> None:
         origins = report.origins
-        self._inbox.backlog.remove(report.key)
+        if self._inbox.backlog.waiting:
+            self._inbox.backlog.remove(report.key)
         if self.neighbours is not None:
             also = self.neighbours.ended(report.key, report.state)
             origins = (*origins, *(origin for origin in also if origin not in origins))
@@ -525,19 +526,20 @@ class Gateway:
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
-        if self._unaddressed:
+        if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
         self._trails.note(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = frames.encode(frames.ack(id_, recipient, state, answer))
         _push_to(origins, frame)
-        before = self._accounts.predecessor(scope)
-        if before and int.from_bytes(key[:6], "big") * MS <= before:
-            return  # another app of that name asked for it
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
-        for session in self._apps.get(scope, ()):
-            if session not in origins:
+        others = [session for session in self._apps.get(scope, ()) if session not in origins]
+        if others:
+            before = self._accounts.predecessor(scope)
+            if before and int.from_bytes(key[:6], "big") * MS <= before:
+                return  # another app of that name asked for it
+            for session in others:
                 session.push(frame)
 
     def trail(self, key: bytes) -> list[Hop]:

@@ -24,23 +24,20 @@ class Unaddressed:
     """Of one gateway."""
 
     def __init__(self) -> None:
-        self._scopes: dict[str, OrderedDict[str, set[str]]] = {}
-        """by device and id: whose commands"""
-
-    def __bool__(self) -> bool:
-        return bool(self._scopes)
+        self.scopes: dict[str, OrderedDict[str, set[str]]] = {}
+        """by device and id: whose commands; empty while every device says whom it answers"""
 
     def knows(self, device: str) -> bool:
-        return device in self._scopes
+        return device in self.scopes
 
     def learn(self, device: str, under_way: Iterable[Message]) -> None:
         """A device does not say whom it answers: begin with what is under way to it."""
-        self._scopes[device] = OrderedDict()
+        self.scopes[device] = OrderedDict()
         for message in under_way:
             self.began(message)
 
     def began(self, message: Message) -> None:
-        ids = self._scopes.get(message.recipient)
+        ids = self.scopes.get(message.recipient)
         if ids is not None:
             ids.setdefault(message.id, set()).add(message.scope)
             if len(ids) > KEPT:
@@ -48,7 +45,7 @@ class Unaddressed:
 
     def ended(self, key: bytes, device: str, state: State) -> None:
         """A late answer may still settle what is unknown."""
-        ids = self._scopes.get(device)
+        ids = self.scopes.get(device)
         if ids is None or state is State.UNKNOWN:
             return
         scope, id_ = names_in(key)
@@ -59,5 +56,5 @@ class Unaddressed:
 
     def find(self, device: str, id: str) -> list[str]:
         """Whose command this id could be."""
-        ids = self._scopes.get(device)
+        ids = self.scopes.get(device)
         return [] if ids is None else sorted(ids.get(id, ()))

@@ -33,18 +33,19 @@ class Backlog:
 
     def __init__(self, policy: BacklogPolicy | None = None) -> None:
         self.policy = policy or BacklogPolicy()
-        self._waiting: dict[bytes, tuple[str, str, int]] = {}
+        self.waiting: dict[bytes, tuple[str, str, int]] = {}
+        """(sender, recipient, bytes) by key; for others to look at"""
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
     def add(self, key: bytes, sender: str, recipient: str, size: int) -> None:
-        if key not in self._waiting:
-            self._waiting[key] = (sender, recipient, size)
+        if key not in self.waiting:
+            self.waiting[key] = (sender, recipient, size)
             self._count(("of", sender), 1, size)
             self._count(("for", recipient), 1, size)
 
     def remove(self, key: bytes) -> None:
         """Harmless if it is not there."""
-        known = self._waiting.pop(key, None)
+        known = self.waiting.pop(key, None)
         if known is not None:
             sender, recipient, size = known
             self._count(("of", sender), -1, -size)
@@ -52,7 +53,7 @@ class Backlog:
 
     def excess(self, sender: str, recipient: str) -> str | None:
         """Why nothing more of this sender for this recipient may wait; None if it may."""
-        if not self._waiting:
+        if not self.waiting:
             return None
         policy = self.policy
         for name in (("of", sender), ("for", recipient)):
@@ -71,8 +72,8 @@ class Backlog:
             del self._counts[name]
 
     def clear(self) -> None:
-        self._waiting.clear()
+        self.waiting.clear()
         self._counts.clear()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)

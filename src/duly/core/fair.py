@@ -54,6 +54,26 @@ class FairQueue(Generic[T]):
             return 0
         return self._share - len(queue)
 
+    def offer(self, sender: str, item: T, size: int, reserved: int) -> bool:
+        """Take an item in if there is room; of that for items without a sender so much is reserved."""
+        if sender == NO_SENDER:
+            if len(self._unsent) + reserved >= self._capacity:
+                return False
+            self._length += 1
+            self._unsent.append(item)
+            return True
+        queue = self._queues.get(sender)
+        if queue is None:
+            self.append(sender, item, size)
+            return True
+        taken = self._sizes[sender]
+        if self._length >= self._capacity or taken >= self._share_bytes or len(queue) >= self._share:
+            return False
+        self._length += 1
+        queue.append((item, size))
+        self._sizes[sender] = taken + size
+        return True
+
     def append(self, sender: str, item: T, size: int = 0) -> None:
         self._length += 1
         if sender == NO_SENDER:

@@ -345,9 +345,10 @@ class Inbox:
             then = (*then, Raise(self._minted, message.order.n, message.made // MS))
 
         admit: Write = Admit(message, horizons.remember_until(message, horizon), now, state, then)
-        for given in reversed(live.given):
+        if live.given:
             refused = (Recall(message, REVOKED, now),)
-            admit = Given(given.shelf, given.name, given.body, (admit,), refused)
+            for given in reversed(live.given):
+                admit = Given(given.shelf, given.name, given.body, (admit,), refused)
         return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
 
     def _admitted(self, live: _Live, move: Move | None, results: Results, now: int) -> list[Todo]:
@@ -516,7 +517,7 @@ class Inbox:
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
-        if self.backlog:
+        if self.backlog.waiting:
             self.backlog.remove(message.key)
         origins = tuple(live.origins) if live is not None else ()
         todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]

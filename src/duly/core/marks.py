@@ -22,7 +22,7 @@ MARKS_KEPT: Final = 100_000
 
 _FLOOR: Final = b""
 """Stands for what was there before anything that is under way."""
-_NOTHING: Final = (-1, 0)
+_NOTHING: Final = (-1, 0, 0)
 
 
 class Marks:
@@ -30,8 +30,11 @@ class Marks:
 
     def __init__(self) -> None:
         self._at: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._going: dict[str, dict[bytes, tuple[int, int]]] = {}
-        """what is under way under a mark, by key, in the order it was handed over; first the floor"""
+        self._going: dict[str, dict[bytes, tuple[int, int, int]]] = {}
+        """what is under way under a mark: (number, ms, turn) by key, in the order it was handed over; before
+        them the floor, which is the newest that counts of what has ended"""
+        self._turn = 0
+        """how many were handed over"""
         self._last: dict[str, int] = {}
         self._of: dict[str, set[str]] = {}
         """the marks of each recipient"""
@@ -47,8 +50,11 @@ class Marks:
         """The number last handed over: what a receiver is told came before. -1 if none is known."""
         return self._last.get(mark, -1)
 
-    def follow(self, mark: str, n: int) -> None:
+    def follow(self, mark: str, n: int) -> int:
+        """This number is handed over; the one before it, -1 if none is known."""
+        last = self._last.get(mark, -1)
         self._last[mark] = n
+        return last
 
     def is_late(self, mark: str, n: int, ms: int) -> bool:
         """Whether something later was handed over, and counts."""
@@ -67,11 +73,13 @@ class Marks:
         if not is_later(n, ms, before):
             return False
         self._at[mark] = (n, max(ms, before[1]) if before else ms)
+        self._turn += 1
         going = self._going.get(mark)
         if going is None:
-            self._going[mark] = {_FLOOR: before or _NOTHING, key: (n, ms)}
+            floor = (*before, 0) if before else _NOTHING
+            self._going[mark] = {_FLOOR: floor, key: (n, ms, self._turn)}
         else:
-            going[key] = (n, ms)
+            going[key] = (n, ms, self._turn)
         if before is None:
             self._of.setdefault(names_in(mark)[0], set()).add(mark)
         self._at.move_to_end(mark)
@@ -80,37 +88,44 @@ class Marks:
         return True
 
     def without(self, mark: str, key: bytes) -> tuple[int, int] | None:
-        """Where the mark belongs if this message fails; None if it stays where it is.
+        """Where the ledger's mark belongs if this message fails; None if it stays where it is.
 
         A later time than anything before lets the ledger take a lower number for later, as it does for a
-        sender that counts anew.
+        sender that counts anew. Of two with one number, which only their times set apart, it takes one lower.
         """
+        before = self._before(mark, key)
+        if before is None:
+            return None
+        n, top = self._at[mark]
+        return before[0] - (before[0] == n), top + 1
+
+    def _before(self, mark: str, key: bytes) -> tuple[int, int] | None:
+        """(number, ms) of the newest that counts before a message, if that is the newest of all."""
         going = self._going.get(mark)
-        if going is None or next(reversed(going)) != key or len(going) < 2:
+        if going is None:
             return None
         newest = reversed(going)
-        next(newest)
-        n, _ = going[next(newest)]
-        return n, self._at[mark][1] + 1
+        if next(newest) != key or key == _FLOOR:
+            return None
+        floor, before = going[_FLOOR], going[next(newest)]
+        if going[key][2] < floor[2]:
+            return None
+        n, ms, _ = before if before[2] > floor[2] else floor
+        return n, ms
 
     def settled(self, mark: str, key: bytes, *, counts: bool) -> None:
         """A message that was handed over has ended; it counts unless it failed."""
         going = self._going.get(mark)
-        if going is None or key not in going:
+        ended = None if going is None else going.get(key)
+        if going is None or ended is None:
             return
-        if not counts:
-            lower = self.without(mark, key)
-            del going[key]
-            if lower is not None:
-                self._at[mark] = lower
-        elif next(reversed(going)) == key:
-            going.clear()  # nothing before it matters any more
-        else:
-            done = going[key]
-            later = list(going.items())[list(going).index(key) + 1 :]
-            going.clear()
-            going[_FLOOR] = done
-            going.update(later)
+        if counts:
+            if ended[2] > going[_FLOOR][2]:
+                going[_FLOOR] = ended  # nothing before it matters any more
+        elif (before := self._before(mark, key)) is not None:
+            n, top = self._at[mark]
+            self._at[mark] = before if before[0] == n else (before[0], top + 1)
+        del going[key]
         if len(going) < 2:
             del self._going[mark]
 

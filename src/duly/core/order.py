@@ -528,12 +528,12 @@ class Lanes:
     def _release(self, message: Message, mark: str, n: int, ms: int) -> Move:
         after = -1
         if mark:
-            n = self._number(message, mark, n, ms)
+            if message.order is None or message.order.n != n:
+                n = self._number(message, mark, n, ms)
             if not self._marks.hand_over(mark, message.key, n, ms):
                 return Supersede(message, LATE, mark, n, ms)
-            last = self._marks.last(mark)
+            last = self._marks.follow(mark, n)
             after = last if last < n else -1  # it counts anew, or comes after one that failed
-            self._marks.follow(mark, n)
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
         if self._counted and self._width(message):

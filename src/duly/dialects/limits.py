@@ -22,10 +22,12 @@ def check(text: bytes, what: str) -> None:
             text.decode()
         except UnicodeDecodeError as problem:
             raise Malformed(f"{what} must be UTF-8; byte {problem.start} is not") from None
-    check_depth(text, what)
+    if text.count(b"{") + text.count(b"[") > DEPTH_LIMIT:
+        check_depth(text, what)
 
 
 def check_depth(text: bytes, what: str) -> None:
+    """Refuse a text whose brackets are nested too deep."""
     # Most texts have fewer brackets than the limit, and then cannot be deeper than it.
     if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
         return

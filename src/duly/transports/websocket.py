@@ -279,7 +279,7 @@ class WebSockets:
                         said = server.receive(session, who, message.data)
                         if not isinstance(said, bool):
                             await said
-                        if session.congested:
+                        if session._watch is not None:  # it was congested a moment ago
                             await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))
