@@ -465,7 +465,9 @@ class Hub:
             case "prune":
                 return await self._forget()
             case _ if "." in verb:
-                return await alert_verbs.administer(self.alerts.desk, self.alerts.profiles, verb, wanted, by)
+                return await alert_verbs.administer(
+                    self.alerts.desk, self.alerts.profiles, verb, wanted, who.name
+                )
             case _:
                 result = await administer(self.accounts, verb, wanted)
                 await self.gateway.review()
