@@ -130,9 +130,15 @@ class SimLink:
         self._tries = 0
         self._hub: GatewayHub | None = None
         """the one we are connected to"""
+        self._life = node.incarnation
 
     async def start(self) -> None:
         self._connect()
+
+    @property
+    def _alive(self) -> bool:
+        """Whether the process that made this link still lives: its node may have begun anew since."""
+        return self._node.alive and self._node.incarnation == self._life
 
     async def ready(self) -> Frame:
         return await self._first
@@ -150,7 +156,7 @@ class SimLink:
         hub = world.hub_for(node.name, self._tries)
         assert isinstance(hub, GatewayHub)
         self._hub = hub
-        if not node.alive or self._wire is not None:
+        if not self._alive or self._wire is not None:
             return
         if not hub.ready or ("hub", node.name) in world.network.cut:
             self._again()
@@ -172,13 +178,13 @@ class SimLink:
     def _broke(self, wire: Wire) -> None:
         if self._wire is wire:
             self._wire = None
-            if self._node.alive:
+            if self._alive:
                 if self._welcomed:
                     self._down()
                 self._again()
 
     def _receive(self, raw: bytes) -> None:
-        if not self._node.alive:
+        if not self._alive:
             return
         frame = frames.decode(raw)
         if not self._welcomed:
@@ -192,7 +198,7 @@ class SimLink:
 
     def send(self, frame: bytes) -> None:
         wire, session, hub = self._wire, self._session, self._hub
-        if wire is None or session is None or hub is None or not self._welcomed or not self._node.alive:
+        if wire is None or session is None or hub is None or not self._welcomed or not self._alive:
             return
         name = self._node.name
         hub.recorded.append((name, frame))
