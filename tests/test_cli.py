@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 
 def duly(*args: str) -> subprocess.CompletedProcess[str]:
@@ -12,12 +12,15 @@ def duly(*args: str) -> subprocess.CompletedProcess[str]:
 def test_help_answers_at_once_and_names_the_verbs() -> None:
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = duly("--help")
-        times.append(time.perf_counter() - began)
+        after = resource.getrusage(
+            resource.RUSAGE_CHILDREN
+        )  # processor time: others may keep the machine busy
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0
     assert "sim" in done.stdout
-    assert min(times) < 0.6, "0.3 s is the aim; a loaded CI machine gets twice that"
+    assert min(times) < 0.6, "0.3 s is the aim; a slow CI machine gets twice that"
 
 
 def test_the_version_is_the_packages() -> None:

@@ -489,6 +489,8 @@ def error(status: int, word: str, detail: str) -> web.Response:
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> Said:
     """An error as JSON; `wait` (µs) is how long to wait before the next try."""
     said: dict[str, Any] = {"error": word, "detail": detail}
+    if status == 503:
+        said["code"] = ServerCode.INTERNAL
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
     if wait:
         said["retry_after"] = frames.seconds_of(wait)
