@@ -369,6 +369,8 @@ class MqttDevices:
             self._check_signature(status, name)
         elif self._accounts.key_of(name):
             raise Forged(f"the status of {name} was removed, which nobody can sign")
+        if status is not None and fd.is_question(status):
+            return
         if not old:
             self._heard(name)
         known = self._ours(name)

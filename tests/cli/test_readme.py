@@ -59,4 +59,5 @@ def test_a_lock_is_opened(place: Place, readme: str) -> None:
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
 def test_a_node_does_a_task(place: Place, readme: str, mqtt_port: str) -> None:
     lines = [line.replace("7883", mqtt_port) for line in commands(readme, NODES)]
-    assert shell(place, lines).endswith('"the lamp is on"\n')
+    # B runs in the background, and may still be saying that it is online.
+    assert '"the lamp is on"' in shell(place, lines).splitlines()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from duly.clients.mailbox import Mailbox
 from duly.clients.node import Node
 from tests import servers
 from tests.clients.nodes import SOON, own_name, until
@@ -115,3 +116,52 @@ async def test_only_one_of_two_runs_a_task_and_the_other_takes_over_when_it_dies
         (other,) = [process for process in processes if process is not active]
         await until(lambda: other.is_now("online"))
     assert runs(log) == Counter(task.id for task in tasks + more + late)
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "embedded", "rabbitmq"])
+async def test_a_process_held_up_between_looking_and_connecting_steps_back(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, broker: str
+) -> None:
+    """It found the mailbox free, then stood still for as long as another process needed to begin work."""
+    server: servers.MqttServer = request.getfixturevalue(f"{broker}_server")
+    name, a_name = own_name("B"), own_name("A")
+    began: list[str] = []
+    go_on, looked, held_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    look = Mailbox._claim
+
+    def node() -> Node:
+        made = Node(server.url(name), name=name)
+
+        @made.task("work")
+        async def work(task: Task) -> str:
+            began.append(task.id)
+            await go_on.wait()
+            return "done"
+
+        return made
+
+    async def slow_look(mailbox: Mailbox) -> None:
+        await look(mailbox)
+        if not looked.is_set():
+            looked.set()
+            await held_up.wait()
+
+    monkeypatch.setattr(Mailbox, "_claim", slow_look)
+    second = node()
+    await second.start()
+    try:
+        async with asyncio.timeout(30), Node(server.url(a_name), name=a_name, resend=SOON) as a:
+            await looked.wait()
+            async with node() as first:
+                tasks = [await a.send(name, "work", n, expires=300) for n in range(5)]
+                await until(lambda: len(began) == 5, 10)
+                held_up.set()
+                await until(lambda: "standing by" in second.situation, 15)
+                go_on.set()
+                for task in tasks:
+                    assert await task.result == "done"
+                assert await a.call(name, "work", 5) == "done"
+                assert first.situation == "online"
+    finally:
+        await second.stop()
+    assert len(began) == len(set(began)) == 6

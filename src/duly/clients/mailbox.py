@@ -35,11 +35,6 @@ from duly.transports.mqtt import MqttLink, Will
 HEARTBEAT: Final = 60.0
 """Seconds between two reports of one's own status, as the seed has it; three missed ones make it stale."""
 
-WHO: Final = "duly:who"
-"""The msg_id of an `ack` that asks whoever empties a mailbox to report its status now."""
-
-_WHO: Final = WHO.encode()
-
 LOOK_WITHIN: Final = 0.3
 """Seconds a broker has to show a retained status after the subscription is in force."""
 ANSWER_WITHIN: Final = 3.0
@@ -48,7 +43,8 @@ RETURN_WITHIN: Final = 5.0
 """Seconds a process that was there has to come back after its connection broke."""
 ASK_EVERY: Final = 20.0
 SETTLE: Final = 0.25
-"""Seconds in which two that found the mailbox free at the same moment find out about each other."""
+"""Seconds between connecting and taking the first message, at least: brokers that show a retained status
+late have that long. Two processes that found the mailbox free at the same moment mostly meet in it."""
 KEPT: Final = 10_000
 STABLE: Final = 0.5
 """Seconds after which a connection counts as a success: nobody throws us out, only networks break it."""
@@ -90,8 +86,19 @@ class Mailbox:
         self._began = clock.now()
         self._sessions = 0
         self._session = ""
-        self._sure = not serve
-        """nobody else can be at it: our own former life was the last"""
+        self._sure = False
+        """connected, and no other process can be at it"""
+        self._was_ours = False
+        """the last process at it was this one, or one with the same memory"""
+        self._present = False
+        self._seen = ""
+        """the session in the retained status when this process last found the mailbox free"""
+        self._question = ""
+        """what this process asked on its new connection, until the broker has brought it back"""
+        self._rival = False
+        """the retained status is another process's, and newer than what was found before connecting"""
+        self._told = self._claimed = False
+        """this session has published its own status; the broker has confirmed it"""
         self._held: list[tuple[Kind, bytes, Ack]] | None = []
         """what arrives before it is ours to take; None when it is"""
         self._closed = False
@@ -146,8 +153,7 @@ class Mailbox:
     def open(self) -> None:
         """What arrives may be handed over from now on."""
         self._closed = False
-        if self._settling is None:
-            self._open()
+        self._open()
 
     def hold(self) -> None:
         """Hand nothing over: we are not ready, or about to go. What is not acknowledged comes again."""
@@ -174,25 +180,32 @@ class Mailbox:
         elif self._held is not None:
             self._held.append((kind, payload, ack))
         else:
-            self._take(kind, payload, ack)
-
-    def _take(self, kind: Kind, payload: bytes, ack: Ack) -> None:
-        if kind is Kind.ACK and _WHO in payload:
-            self.report()
-            ack()
-        else:
             self._heard(kind, payload, ack)
 
     def _heard_status(self, topic: str, payload: bytes, old: bool) -> None:
-        if topic == self._mine and self._serve and not old:
+        if topic == self._mine and self._serve:
             with suppress(SenderError):
-                status = fd.decode_status(payload)
-                if status is not None and status.online is False and status.session != self._session:
-                    self.report()  # an older session's will, or somebody else's word
+                status = self._seal.open_status(payload, self.name)
+                if status is not None:
+                    self._heard_own(status, old)
         with suppress(SenderError):
             username, kind = fd.parse_topic(self.prefix, topic)
             if kind is Kind.STATUS:
                 self._others(username, payload, old)
+
+    def _heard_own(self, status: Status, old: bool) -> None:
+        """A status in this mailbox's own name: from this session, an older one, or another process."""
+        if fd.is_question(status):
+            if status.session == self._question:
+                self._question = ""
+                self._looked_again()
+            elif self._told and not old:
+                self.report()
+        elif self._told:
+            if not old and status.online is False and status.session != self._session:
+                self.report()  # an older session's will
+        elif not self._is_former(status) and (status.session != self._seen or (status.online and not old)):
+            self._rival = True
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,35 +260,58 @@ class Mailbox:
 
     def _connected(self, present: bool) -> None:
         self.standby = ""
+        self._present = present
         loop = asyncio.get_running_loop()
-        self.report()
         for id_, (topic, payload) in list(self._kept.items()):
             self._send_kept(id_, topic, payload)
-        if self._sure:
-            self._settled(present)
-        else:
-            self._settling = loop.call_later(SETTLE, self._settled, present)
-        if self._timer is None and self._serve:
-            self._timer = loop.call_later(self._heartbeat, self._beat)
+        if not self._serve:
+            self._settled()
+            return
+        self._settling = loop.call_later(0 if self._was_ours else SETTLE, self._waited)
+        self._question = question = fd.question(secrets.token_hex(4))
+        self.link.post(self._mine, self._seal.encode(Status(session=question)))
+        self._timer = loop.call_later(self._heartbeat, self._beat)
 
-    def _settled(self, present: bool) -> None:
+    def _looked_again(self) -> None:
+        """Claim the mailbox, now that the broker has brought the question back and, before it, what it
+        retains; or leave it to the process that claimed it after this one looked and before it connected."""
+        if self._rival:
+            self.link.reconnect(f"another process is at the mailbox of {self.name}")
+            return
+        session, self._told = self._session, True
+
+        def confirmed(is_stored: bool) -> None:
+            if is_stored and session == self._session:
+                self._claimed = True
+                self._settle()
+
+        self.link.post(self._mine, self._status(online=True), retain=True, done=confirmed)
+
+    def _waited(self) -> None:
         self._settling = None
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._claimed and self._settling is None and not self._sure:
+            self._settled()
+
+    def _settled(self) -> None:
         self._sure = True
         self._ours.set()
-        self._up(present)
+        self._up(self._present)
         self._open()
 
     def _open(self) -> None:
-        if self._held is None or self._closed or not self.link.up:
+        if self._held is None or self._closed or not self._sure or not self.link.up:
             return
         held, self._held = self._held, None
         for each in held:
-            self._take(*each)
+            self._heard(*each)
 
     def _disconnected(self, reason: str) -> None:
         self._cancel_timers()
         self._held = []  # they come again
-        self._sure = not self._serve
+        self._sure = self._told = self._claimed = False
 
     def _beat(self) -> None:
         self.report()
@@ -310,9 +346,9 @@ class Mailbox:
             await look.stop()
 
     async def _until_free(self, look: MqttLink, statuses: asyncio.Queue[tuple[Status | None, bool]]) -> None:
-        there = False
-        """somebody else has been seen, or claimed to be there"""
-        wait = LOOK_WITHIN
+        there, self._rival, self._was_ours = self._rival, False, False
+        """another process has been seen, or claimed to be there"""
+        wait = RETURN_WITHIN if there else LOOK_WITHIN
         while True:
             try:
                 async with asyncio.timeout(wait):
@@ -325,9 +361,12 @@ class Mailbox:
                 await self._ask(look)
                 wait = ANSWER_WITHIN
                 continue
-            ours = status is not None and status.session.partition(".")[0] == self._identity
+            if status is not None and fd.is_question(status):
+                continue
+            self._seen = "" if status is None else status.session
+            ours = status is not None and self._is_former(status)
             if ours and (status is None or status.online or not self._sessions):
-                self._sure = True
+                self._was_ours = True
                 return
             if ours and not there:
                 # Our own will: it fires when a connection breaks, and also when somebody takes it from us.
@@ -346,7 +385,11 @@ class Mailbox:
                     wait = ASK_EVERY
 
     async def _ask(self, look: MqttLink) -> None:
-        """Whoever is there, say so."""
+        """Have the process that empties this mailbox report its status now."""
         with suppress(DulyError):
-            question = fd.Ack(f"{WHO}:{secrets.token_hex(4)}")
-            await look.publish(self.topic(self.name, Kind.ACK), fd.encode(question))
+            question = Status(session=fd.question(secrets.token_hex(4)))
+            await look.publish(self._mine, self._seal.encode(question))
+
+    def _is_former(self, status: Status) -> bool:
+        """Whether this process said so, or an earlier one with the same memory."""
+        return status.session.partition(".")[0] == self._identity

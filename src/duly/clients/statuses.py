@@ -72,6 +72,8 @@ class Statuses:
     def hear(self, name: str, payload: bytes, old: bool) -> None:
         """Something came on a status topic. Raises `SenderError` if it is no status."""
         told = self._seal.open_status(payload, name)
+        if told is not None and fd.is_question(told):
+            return
         if told is None:
             self._heard.pop(name, None)
             self._tell(NodeStatus(name))

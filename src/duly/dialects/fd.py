@@ -176,6 +176,22 @@ class Status(Struct, frozen=True):
     """between two reports; 0 if it does not say"""
 
 
+_QUESTION: Final = "who."
+
+
+def question(token: str) -> str:
+    """The session of a status that says nothing and asks the process in that name to report now.
+
+    Status is the one topic that every account may write in its own name and read, devices included.
+    """
+    return f"{_QUESTION}{token}"
+
+
+def is_question(status: Status) -> bool:
+    """Whether this status says nothing and asks for one: it is no news of its node."""
+    return status.session.startswith(_QUESTION)
+
+
 Fd: TypeAlias = Pending | Ack | Complete | Failed | Status
 
 
