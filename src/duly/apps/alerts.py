@@ -55,6 +55,7 @@ from duly.core.parcels import (
     Fate,
     Look,
     Plan,
+    Traits,
 )
 from duly.core.quota import Quota, Rate
 from duly.core.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
@@ -128,7 +129,7 @@ class Alerts:
             ledger.worker,
             Asks(
                 plan=self._plan,
-                traits=traits_of,
+                traits=self._traits,
                 route=self.profiles.route,
                 doubt=self.profiles.doubt,
                 tries=self.profiles.tries,
@@ -348,6 +349,12 @@ class Alerts:
 
     def _silence_over(self, message: Message, event: Event, now: int) -> Silence | None:
         return next((one for one in self._silences if one.covers(message, event, now)), None)
+
+    def _traits(self, message: Message) -> Traits:
+        """An alert that has become critical is urgent from then on."""
+        traits, status = traits_of(message), self._statuses.get(message.key)
+        raised = status is not None and status.severity is Severity.CRITICAL
+        return structs.replace(traits, urgent=True) if raised else traits
 
     def _is_wanted(self, ref: Ref) -> bool:
         status = self._statuses.get(ref.key)
