@@ -49,7 +49,7 @@ from duly.core.steps import (
     Todo,
     Told,
 )
-from duly.core.writes import Admit, Advance, Deliver, Open, Recall, Ref, Results, Take
+from duly.core.writes import Admit, Advance, Deliver, Group, Open, Recall, Ref, Results, Take
 
 LISTENERS: Final = 16
 """Of those who ask again while it is under way, so many hear how it ended."""
@@ -145,7 +145,8 @@ class Courier:
             return [Reply(origin, message, verdict), Report(message.key, end, answer, (origin,))]
 
         plain = answer == Answer()
-        then = () if plain else (Advance(message.key, end, now, answer),)
+        then: Group = () if plain else (Advance(message.key, end, now, answer),)
+        then += self._asks.notes(message, end)
         admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 

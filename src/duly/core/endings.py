@@ -54,6 +54,10 @@ def _any(_: Message) -> int:
     return 0
 
 
+def _nothing(_: Message, __: State) -> Group:
+    return ()
+
+
 class Asks(Struct, frozen=True):
     """What a courier asks its application."""
 
@@ -67,6 +71,8 @@ class Asks(Struct, frozen=True):
     """whether a delivery should still be tried"""
     cancelled: Callable[[bytes], bool] = _never
     """whether a message was taken back, so that what was just on its way is followed by a correction"""
+    notes: Callable[[Message, State], Group] = _nothing
+    """what is stored together with the end of a message"""
 
 
 class Endings:
@@ -183,7 +189,7 @@ class Endings:
                 live.in_doubt |= state is State.UNKNOWN
                 if not live.items:
                     how = self._summary(live, state, answer)
-                    then = (Advance(key, how[0], now, how[1]),)
+                    then = (Advance(key, how[0], now, how[1]), *self._asks.notes(live.message, how[0]))
                     over[key] = (live, *how)
                 elif first:
                     then = (Advance(key, State.DELIVERED, now),)

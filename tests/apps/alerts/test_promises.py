@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,39 @@ async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profi
     assert place.hub.alerts.state()["critical_untold"] == 1
     refused = await place.hub.ledger.refusals(10)
     assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["its address refused", "its profile names nobody"])
+async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
+    place: Tower, hook: Receiver, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is committed, and the process is gone before anything follows from it."""
+    async with Refusing() as refusing:
+        await place.profile("default", hook.url + "/default")
+        await place.profile("home", *([refusing] if named else []))
+        monkeypatch.setattr(place.hub.alerts, "_spawn", _unless_it_follows(place.hub.alerts._spawn))
+        await place.post(event(severity="critical"))
+        await place.until_state("event-1", "failed")
+        assert hook.requests == []
+        await place.stop()
+        await place.start()
+        await hook.got(1)
+        await place.until_state("event-1", "failed")
+    assert hook.events == ["event-1"]
+    refused = await place.hub.ledger.refusals(10)
+    assert [(one.id, one.word) for one in refused] == [("event-1", "untold")]
+    await place.hub.alerts._untold.catch_up()
+    assert len(await place.hub.ledger.refusals(10)) == 1, "once"
+
+
+def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
+    def some(work: Coroutine[Any, Any, None]) -> None:
+        if work.__qualname__ in ("Untold.tell", "Alerts._told_nobody"):
+            work.close()
+        else:
+            spawn(work)
+
+    return some
 
 
 class Refusing:
