@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duly.core.courier import Courier
 from duly.core.endings import Asks
@@ -76,7 +78,7 @@ class Tower:
         first = tuple(Planned(name, now, now + DAY) for name in self.recipients)
         steps = enumerate(self.later, start=1)
         more = tuple(Planned(name, now + after, now + DAY, n) for n, (name, after) in steps)
-        return Plan((*first, *more), self.end)
+        return Plan((*first, *more), self.end, self.traits)
 
     def event(self, n: int = 0, body: bytes = b"{}") -> Message:
         return Message("gate", f"event-{n}", "alert_event", "home", body, self.clock.now())
@@ -86,6 +88,15 @@ class Tower:
 
     def went(self, parcel: Carry, fate: Fate = Fate.ARRIVED, reason: str = "", rest: int = 0) -> list[Effect]:
         return self.driver.give(Told(Carried(parcel, fate, reason, rest)))
+
+    def look(self, n: int) -> None:
+        """Somebody has changed something about an event."""
+        key = self.event(n).key
+        found = [
+            one for ref, one in self.disk.deliveries.items() if ref.key == key and not one.state.terminal
+        ]
+        open_ = tuple(Open(self.event(n), State.ACCEPTED, one) for one in found)
+        self.driver.give(Told(Look(key, open_)))
 
     def states(self) -> dict[tuple[str, int], str]:
         return {(ref.recipient, ref.round): d.state.word for ref, d in self.disk.deliveries.items()}
@@ -378,6 +389,50 @@ def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends
     assert len(carried) <= 25
     assert {d.state for d in tower.disk.deliveries.values()} == {State.DONE}
     assert {r.state for r in tower.disk.messages.values()} == {State.DONE}
+
+
+@given(
+    most=st.integers(1, 5),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 1.0, 30.0]), st.booleans()), min_size=1, max_size=40),
+)
+def test_what_is_urgent_is_never_held_back_by_a_limit(most: int, gaps: list[tuple[float, bool]]) -> None:
+    """However many of whatever kind have gone before, as long as their recipient takes them."""
+    tower = Tower("mail", most=most)
+    for n, (gap, urgent) in enumerate(gaps):
+        told = parcels(tower.driver.wait(gap)) if gap else []
+        tower.traits = Traits(urgent=urgent)
+        told += parcels(tower.report(tower.event(n)))
+        if urgent:
+            assert told[-1].urgent
+            assert [load.message.id for load in told[-1].loads] == [f"event-{n}"]
+        for parcel in told:
+            tower.went(parcel)
+
+
+def test_what_becomes_urgent_leaves_the_way_where_it_waits() -> None:
+    tower = Tower("mail", most=1)
+    (first,) = parcels(tower.report(tower.event(0)))
+    tower.went(first)
+    assert parcels(tower.report(tower.event(1))) == [], "the limit"
+    tower.traits = Traits(urgent=True)
+    tower.look(1)
+    (parcel,) = parcels(tower.driver.wait(0))
+    assert (parcel.urgent, [load.message.id for load in parcel.loads]) == (True, ["event-1"])
+    tower.went(parcel)
+    assert parcels(tower.driver.wait(120)) == [], "once"
+
+
+def test_what_becomes_urgent_on_its_way_tries_again_on_the_other_way() -> None:
+    tower = Tower("mail", most=1)
+    (first,) = parcels(tower.report(tower.event(0)))
+    tower.traits = Traits(urgent=True)
+    tower.look(0)
+    assert parcels(tower.driver.wait(0)) == []
+    tower.went(first, Fate.NOT_SENT)
+    (again,) = parcels(tower.driver.wait(5))
+    assert again.urgent
+    tower.went(again)
+    assert tower.state() == "done"
 
 
 def test_an_event_from_the_far_future_or_past_is_refused_and_recorded() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from duly.apps.desk import CHANNEL, DEAD, STATUSES, Desk, Silence, calls_off
 from duly.apps.heartbeats import Heartbeats, read_beat
 from duly.apps.notices import Known, notice
 from duly.apps.profiles import CONFIGURED, VERSION, Address, Profiles
+from duly.apps.untold import Untold, note, notes
 from duly.auth import Principal, Role
 from duly.channel import Channel
 from duly.channels import open_channel
@@ -55,12 +55,13 @@ from duly.core.parcels import (
     Fate,
     Look,
     Plan,
+    Traits,
 )
 from duly.core.quota import Quota, Rate
 from duly.core.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.steps import Arrived, Effect, Reply, Report, Tell, Told
 from duly.core.units import MS
-from duly.core.writes import Deliver, Open, Ref
+from duly.core.writes import Deliver, Group, Open, Ref
 from duly.dialects import frames
 from duly.dialects.frames import Frame, ServerCode
 from duly.engine import Engine
@@ -94,7 +95,6 @@ EARLIEST: Final = 10**11
 
 _LISTED: Final = Plan()
 """A profile that is meant to tell nobody."""
-_LOG: Final = logging.getLogger("duly.alerts")
 
 
 async def _anybody(_: str) -> bool:
@@ -123,17 +123,19 @@ class Alerts:
         self._private = private
         self.profiles = Profiles(ledger, private=private, box=box)
         self.desk = Desk(ledger, self.profiles, self._changed)
+        self._untold = Untold(ledger, self.desk, journal)
         self._courier = Courier(
             policy or CourierPolicy(CHANNEL),
             ledger.worker,
             Asks(
                 plan=self._plan,
-                traits=traits_of,
+                traits=self._traits,
                 route=self.profiles.route,
                 doubt=self.profiles.doubt,
                 tries=self.profiles.tries,
                 wanted=self._is_wanted,
                 cancelled=self._is_cancelled,
+                notes=self._notes,
             ),
             sole=ledger.sole,
         )
@@ -146,8 +148,6 @@ class Alerts:
         self._refreshing = asyncio.Lock()
         self._received: dict[bytes, int] = {}
         """when alerts were received, by the ledger: every attempt, at every hub, says the same"""
-        self._untold = 0
-        """critical alerts that could not be told to anybody, since the start"""
         self._sessions: dict[str, set[Session]] = {}
         self._statuses: dict[bytes, Status] = {}
         """of the alerts that something has been said about"""
@@ -166,9 +166,11 @@ class Alerts:
         self._spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """A crash may have come between a cancellation and its corrections."""
+        """A crash may have come between a cancellation and its corrections, or between the end of a critical
+        alert that nobody was told of and those who are told instead."""
         for key in [key for key in self._statuses if self._is_cancelled(key)]:
             await self._changed(key)
+        await self._untold.catch_up()
 
     async def stop(self) -> None:
         if self._on_the_way:
@@ -196,7 +198,7 @@ class Alerts:
             "arrived": counts.arrived,
             "failed": counts.failed,
             "in_doubt": counts.in_doubt,
-            "critical_untold": self._untold,
+            "critical_untold": self._untold.count,
         }
 
     # ── who is here ──────────────────────────────────────────────────────────────────────────────
@@ -246,27 +248,38 @@ class Alerts:
 
     async def _beat(self, session: Session, who: Principal, frame: Frame) -> bool:
         """A sign of life: answered, if it has an id, when it is stored."""
-        await self.heartbeats.beat(who.name, read_beat(bytes(frame.data)))
+        beat = read_beat(bytes(frame.data))
+        if beat.every and not await self._is_told(beat.profile_id, who.name):
+            raise NoProfile(
+                f"there is no profile {beat.profile_id!r}, so nobody would be told of a silence; make it "
+                f"with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
+            )
+        await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
             return False
         session.push(frames.encode(Frame("server_ack", frame.seq_id, code=ServerCode.ACCEPTED)))
         return True
 
     async def _check_profile(self, message: Message) -> None:
-        """Refuse what nobody would be told of; before that, look in the ledger."""
-        if not self._ledger.sole:
-            await self._catch_up_on_changes()
-        if self.profiles.get(message.recipient) is not None:
+        """Refuse what nobody would be told of; a repeat of what is known is none of that."""
+        if await self._is_told(message.recipient, message.scope):
             return
-        wait = self._looks.take(message.scope, self._ledger.clock.now())
-        if wait:
-            raise LedgerUnavailable(f"{message.scope} names too many profiles that are not known; try again")
-        if await self.profiles.knows(message.recipient) or await self._ledger.find(message.key) is not None:
+        if await self._ledger.find(message.key) is not None:
             return
         raise NoProfile(
             f"there is no profile {message.recipient!r}, so nobody would be told; make it with "
             f"'duly profile set {message.recipient} --send URL', or one named 'default'"
         )
+
+    async def _is_told(self, profile: str, sentinel: str) -> bool:
+        """Whether there is somebody to be told by this profile; before it says no, it looks in the ledger."""
+        if not self._ledger.sole:
+            await self._catch_up_on_changes()
+        if self.profiles.get(profile) is not None:
+            return True
+        if self._looks.take(sentinel, self._ledger.clock.now()):
+            raise LedgerUnavailable(f"{sentinel} names too many profiles that are not known; try again")
+        return await self.profiles.knows(profile)
 
     async def _catch_up_on_changes(self) -> None:
         """Learn what other hubs have changed about profiles and silences, if anything. Alerts that come
@@ -322,10 +335,11 @@ class Alerts:
             reported = alert.record.message
             silence = self._silence_over(reported, current(read_event(reported.body), status), now)
             writes = self.desk.writes(alert, status, now, silenced=silence is not None)
-            await self._commit(Amend(message, session, writes))
-        told = any(isinstance(one, Deliver) for one in writes)
-        if not told and silence is None and self.desk.is_untold(alert, status):
-            await self._told_nobody(alert.key)
+            told = any(isinstance(one, Deliver) for one in writes)
+            untold = not told and silence is None and self.desk.is_untold(alert, status)
+            await self._commit(Amend(message, session, (*writes, note(alert.key)) if untold else writes))
+        if untold:
+            await self._untold.tell(alert.key)
 
     def _plan(self, message: Message, now: int) -> Plan:
         known = self._read.pop(message.key, None)
@@ -349,6 +363,15 @@ class Alerts:
     def _silence_over(self, message: Message, event: Event, now: int) -> Silence | None:
         return next((one for one in self._silences if one.covers(message, event, now)), None)
 
+    def _traits(self, message: Message) -> Traits:
+        """An alert that has become critical is urgent from then on."""
+        traits, status = traits_of(message), self._statuses.get(message.key)
+        raised = status is not None and status.severity is Severity.CRITICAL
+        return structs.replace(traits, urgent=True) if raised else traits
+
+    def _notes(self, message: Message, state: State) -> Group:
+        return notes(message.key, state, urgent=self._traits(message).urgent)
+
     def _is_wanted(self, ref: Ref) -> bool:
         status = self._statuses.get(ref.key)
         return status is None or not calls_off(status.standing, ref.round)
@@ -368,7 +391,7 @@ class Alerts:
                 if self._journal.watchers:
                     self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 if state in DEAD:
-                    self._spawn(self._told_nobody(key))
+                    self._spawn(self._untold.tell(key))
                 frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
                 for origin in origins:
                     _push(origin, frame)
@@ -412,6 +435,7 @@ class Alerts:
     async def adopt(self, living: Collection[str]) -> None:
         """Take up what other hubs on the same ledger have left. What a living one has claimed is its own
         until its lease ends; a dead one's lease is over."""
+        await self._untold.catch_up()
         if self._ledger.sole:
             return
         still: dict[bytes, list[Open]] = {}
@@ -456,20 +480,6 @@ class Alerts:
         alert = await self.desk.get(key)
         if alert is not None and not alert.status.standing.over:
             await self.desk.say(alert, Standing.CANCELLED, "tower", note)
-
-    async def _told_nobody(self, key: bytes) -> None:
-        """An alert has ended without anybody being told for sure. If it is critical, those of the default
-        profile are told, and it is recorded."""
-        with contextlib.suppress(DulyError):
-            alert = await self.desk.get(key)
-            if alert is None or alert.severity is not Severity.CRITICAL:
-                return
-            self._untold += 1
-            message = alert.record.message
-            reason = alert.record.answer.reason if alert.record.answer is not None else ""
-            _LOG.error("nobody was told of the critical alert %s/%s: %s", message.scope, message.id, reason)
-            await self._journal.refuse(message.scope, message.id, "untold", reason or "nobody was told")
-            await self.desk.fall_back(alert)
 
     # ── telling people ───────────────────────────────────────────────────────────────────────────
 

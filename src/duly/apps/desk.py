@@ -44,14 +44,18 @@ from duly.core.writes import (
     Put,
     PutNew,
     Ref,
+    Refuse,
     Write,
 )
 from duly.errors import Malformed
+from duly.journal import ID_SHOWN
 from duly.ledger import NEWEST, Ledger, Record
 
 CHANNEL: Final = "alert"
 STATUSES: Final = "alerts"
 SILENCES: Final = "silences"
+UNTOLD: Final = "untold"
+"""Shelves: what was said about alerts, silences, and critical alerts that nobody could be told of yet."""
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
 """How deliveries end without anybody being told for sure."""
@@ -403,15 +407,17 @@ class Desk:
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
 
-    async def fall_back(self, alert: Alert) -> bool:
-        """Nobody could be told: tell those of the default profile who were not tried; whether there are
-        any."""
+    async def fall_back(self, alert: Alert, reason: str) -> bool:
+        """Nobody could be told, and that is noted: tell those of the default profile who were not tried, and
+        record it; whether it still was to be done."""
+        now, name, message = self._ledger.clock.now(), name_on_shelf(alert.key), alert.record.message
         tried = {one.ref.recipient for one in alert.deliveries}
-        writes = self._to_fallback(alert, self._ledger.clock.now(), tried)
-        if writes:
-            await self._ledger.write(*writes)
+        recorded = Refuse(message.scope, message.id[:ID_SHOWN], "untold", reason, now)
+        writes: Group = (Drop(UNTOLD, name), recorded, *self._to_fallback(alert, now, tried))
+        (noted, *_) = await self._ledger.write(Given(UNTOLD, name, then=writes))
+        if noted:
             await self._changed(alert.key)
-        return bool(writes)
+        return bool(noted)
 
     def _to_fallback(self, alert: Alert, now: int, tried: Collection[str]) -> list[Deliver]:
         """To those of the default profile, besides these."""

@@ -64,7 +64,10 @@ def set_profile(
     ] = None,
     tries: Annotated[int, typer.Option("--tries", min=0, help="How often at most; 0: as often as fits.")] = 0,
     most: Annotated[
-        int, typer.Option("--most", min=0, help="Messages a minute to one recipient; 0: no limit.")
+        int,
+        typer.Option(
+            "--most", min=0, help="Messages a minute to one recipient, what is critical apart; 0: no limit."
+        ),
     ] = 10,
     together: Annotated[
         float | None,

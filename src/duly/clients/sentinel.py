@@ -507,7 +507,7 @@ class Sentinel:
             return
         if frame.seq_id is None:  # it answers a heartbeat
             if frame.error:
-                self._say("refused", detail=f"{frame.error}: {frame.detail or ''}")
+                self._say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
             return
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:

@@ -49,7 +49,7 @@ from duly.core.steps import (
     Todo,
     Told,
 )
-from duly.core.writes import Admit, Advance, Deliver, Open, Recall, Ref, Results, Take
+from duly.core.writes import Admit, Advance, Deliver, Group, Open, Recall, Ref, Results, Take
 
 LISTENERS: Final = 16
 """Of those who ask again while it is under way, so many hear how it ended."""
@@ -145,7 +145,8 @@ class Courier:
             return [Reply(origin, message, verdict), Report(message.key, end, answer, (origin,))]
 
         plain = answer == Answer()
-        then = () if plain else (Advance(message.key, end, now, answer),)
+        then: Group = () if plain else (Advance(message.key, end, now, answer),)
+        then += self._asks.notes(message, end)
         admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 
@@ -157,7 +158,7 @@ class Courier:
         for one in plan.deliveries:
             ref = Ref(message.key, self.channel, one.recipient, one.round)
             item = self._item(ref, message, one.due, one.expires, traits)
-            if self._manifest.routes[one.recipient, traits.urgent].admits(item, now):
+            if self._manifest.routes[item.where].admits(item, now):
                 item.attempt = 1
                 launched.append(item)
                 writes.append(Deliver(ref, now + self.policy.lease, one.expires, 1, self.worker))
@@ -170,7 +171,7 @@ class Courier:
             verdict = results[0]
             assert isinstance(verdict, Verdict)
             if not verdict.fresh:
-                self._not_fresh(live, launched, traits)
+                self._not_fresh(live, launched)
                 return [Reply(origin, message, verdict) for origin in live.origins]
             live.committed = True
             self.counts.accepted += 1
@@ -178,24 +179,22 @@ class Courier:
             todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
             for item in waiting:
                 self._manifest.enter(live, item)
-                where = (item.ref.recipient, traits.urgent)
-                self._manifest.routes[where].add(item)
-                self._manifest.routes.schedule(where)
+                self._manifest.routes[item.where].add(item)
+                self._manifest.routes.schedule(item.where)
             for item in launched:
                 self._manifest.enter(live, item)
-                todo.append(self._carry([item], traits.urgent))
+                todo.append(self._carry([item], item.urgent))
             return todo
 
         admit = Admit(message, self._until(message, now), now, state, tuple(writes))
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 
-    def _not_fresh(self, live: Live, launched: Iterable[Item], traits: Traits) -> None:
+    def _not_fresh(self, live: Live, launched: Iterable[Item]) -> None:
         self.counts.duplicates += 1
         for item in launched:
-            where = (item.ref.recipient, traits.urgent)
-            self._manifest.routes[where].abandoned()
-            self._manifest.routes.schedule(where)
+            self._manifest.routes[item.where].abandoned()
+            self._manifest.routes.schedule(item.where)
         if self._manifest.lives.get(live.message.key) is live:
             del self._manifest.lives[live.message.key]
 
@@ -218,7 +217,8 @@ class Courier:
     def _item(self, ref: Ref, message: Message, due: int, expires: int, traits: Traits) -> Item:
         # What is urgent, and what follows a message that somebody was told of, waits for nobody.
         alone = traits.urgent or ref.round >= RAISED
-        return Item(ref, message, due, expires, "" if alone else traits.episode)
+        urgent = traits.urgent or ref.round == RAISED
+        return Item(ref, message, due, expires, "" if alone else traits.episode, urgent)
 
     def _carry(self, parcel: Sequence[Item], urgent: bool) -> Tell:
         self.counts.parcels += 1
@@ -274,6 +274,7 @@ class Courier:
                 todo += self._take_up(one, now)
         for ref in known:
             item = self._manifest.items[ref]
+            self._hasten(item)
             if item.flying:
                 continue
             if ref not in still:
@@ -283,9 +284,22 @@ class Courier:
             elif still[ref].delivery.due < item.due:
                 # Somebody wants it tried now, so the way is tried.
                 item.due = still[ref].delivery.due
-                self._manifest.routes[_way(ref, self._asks.traits(item.message))].add(item)
+                self._manifest.routes[item.where].add(item)
                 self._manifest.routes.hurry(ref.recipient, now)
         return todo + self._endings.end_all(ends, now)
+
+    def _hasten(self, item: Item) -> None:
+        """What has become urgent goes the way of what is urgent from here on, with its next attempt if it is
+        just on its way."""
+        if item.urgent or not self._asks.traits(item.message).urgent:
+            return
+        if not item.flying:
+            self._manifest.routes[item.where].drop(item)
+            self._manifest.routes.schedule(item.where)
+        item.urgent, item.episode, item.bundle = True, "", None
+        if not item.flying:
+            self._manifest.routes[item.where].add(item)
+            self._manifest.routes.schedule(item.where)
 
     def restore(
         self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
@@ -313,15 +327,14 @@ class Courier:
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
         item.attempt, item.error = delivery.attempt, delivery.error
         self._manifest.enter(live, item)
-        where = _way(delivery.ref, traits)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
-                return self._endings.cut_off(item, where, now)
+                return self._endings.cut_off(item, now)
             item.leased = True
         elif not self._asks.wanted(item.ref):
             return self._endings.end_all([given_up(item, State.CANCELLED, NOT_WANTED)], now)
-        self._manifest.routes[where].add(item)
-        self._manifest.routes.schedule(where)
+        self._manifest.routes[item.where].add(item)
+        self._manifest.routes.schedule(item.where)
         return []
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +350,7 @@ class Courier:
             dead = [item for item in parcel if item.leased]
             for item in dead:
                 item.flying = False
-                todo += self._endings.cut_off(item, where, now)
+                todo += self._endings.cut_off(item, now)
             todo += self._launch([item for item in parcel if item not in dead], where, now)
         return todo
 
@@ -347,7 +360,3 @@ class Courier:
 
     def shift(self, by: int) -> None:
         self._manifest.routes.shift(by)
-
-
-def _way(ref: Ref, traits: Traits) -> Where:
-    return ref.recipient, traits.urgent or ref.round == RAISED

@@ -32,7 +32,7 @@ from duly.core.parcels import (
     correction,
 )
 from duly.core.retry import RetryPolicy
-from duly.core.route import Item, RoutePolicy, Where
+from duly.core.route import Item, RoutePolicy
 from duly.core.steps import Report, Step, Tell, Todo
 from duly.core.writes import Advance, Finish, Group, Postpone, Ref, Results
 
@@ -54,6 +54,10 @@ def _any(_: Message) -> int:
     return 0
 
 
+def _nothing(_: Message, __: State) -> Group:
+    return ()
+
+
 class Asks(Struct, frozen=True):
     """What a courier asks its application."""
 
@@ -67,6 +71,8 @@ class Asks(Struct, frozen=True):
     """whether a delivery should still be tried"""
     cancelled: Callable[[bytes], bool] = _never
     """whether a message was taken back, so that what was just on its way is followed by a correction"""
+    notes: Callable[[Message, State], Group] = _nothing
+    """what is stored together with the end of a message"""
 
 
 class Endings:
@@ -115,9 +121,9 @@ class Endings:
                 case Fate.CALLED_OFF:
                     ends.append(given_up(item, State.CANCELLED, reason))
                 case Fate.NOT_SENT:
-                    todo += self._again(item, where, reason, carried.rest, now, ends)
+                    todo += self._again(item, reason, carried.rest, now, ends)
                 case Fate.IN_DOUBT:
-                    todo += self._in_doubt(item, where, reason, carried.rest, now, ends)
+                    todo += self._in_doubt(item, reason, carried.rest, now, ends)
         todo += self.end_all(ends, now)
         self._manifest.routes.schedule(where)
         return todo
@@ -127,9 +133,7 @@ class Endings:
         delays = (self._retry().delay(item.attempt, item.salt) for item in items)
         return min((delay for delay in delays if delay is not None), default=self._retry().first)
 
-    def _again(
-        self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: Ends
-    ) -> list[Todo]:
+    def _again(self, item: Item, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
         """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
         if item.doubtful and not reason.startswith(DOUBT):
             reason = DOUBT + reason  # an earlier one may have arrived all the same
@@ -152,19 +156,17 @@ class Endings:
             if not results[0]:
                 return self.lose(item, now)
             if not item.gone:
-                self._manifest.routes[where].add(item)
-                self._manifest.routes.schedule(where)
+                self._manifest.routes[item.where].add(item)
+                self._manifest.routes.schedule(item.where)
             return []
 
         return [Step((write,), done)]
 
-    def _in_doubt(
-        self, item: Item, where: Where, reason: str, rest: int | None, now: int, ends: Ends
-    ) -> list[Todo]:
+    def _in_doubt(self, item: Item, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
         self._counts.in_doubt += 1
         declared = self._asks.doubt(item.ref.recipient)
         if declared is Doubt.RESEND or (declared is Doubt.REPEAT and not item.doubtful):
-            return self._again(item, where, DOUBT + reason, rest, now, ends)
+            return self._again(item, DOUBT + reason, rest, now, ends)
         why = "once repeated, and again " if item.doubtful else ""
         ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
         return []
@@ -187,7 +189,7 @@ class Endings:
                 live.in_doubt |= state is State.UNKNOWN
                 if not live.items:
                     how = self._summary(live, state, answer)
-                    then = (Advance(key, how[0], now, how[1]),)
+                    then = (Advance(key, how[0], now, how[1]), *self._asks.notes(live.message, how[0]))
                     over[key] = (live, *how)
                 elif first:
                     then = (Advance(key, State.DELIVERED, now),)
@@ -225,11 +227,11 @@ class Endings:
             return State.UNKNOWN, answer
         return state, answer
 
-    def cut_off(self, item: Item, where: Where, now: int) -> list[Todo]:
+    def cut_off(self, item: Item, now: int) -> list[Todo]:
         """Whoever was delivering it died over it."""
         item.leased = False
         ends: Ends = []
-        todo = self._in_doubt(item, where, CUT_OFF, None, now, ends)
+        todo = self._in_doubt(item, CUT_OFF, None, now, ends)
         return todo + self.end_all(ends, now)
 
     def lose(self, item: Item, now: int) -> list[Todo]:

@@ -3,7 +3,8 @@
 The laws. Nothing that waits here is lost: what may not go out one by one goes out as one parcel. A recipient
 gets at most so many parcels in a minute; when more is waiting, all of it goes as one. Events of one episode
 follow their first one together, not each for itself. A way that has failed twice in a row is closed: one
-parcel at a time asks whether it is open again, and as soon as it is, everything goes.
+parcel at a time asks whether it is open again, and as soon as it is, everything goes. What is urgent has a
+way of its own without such limits: each goes alone, and at once.
 
 Routes are memory. The truth is in the deliveries' rows; after a restart a route begins as if it were open.
 """
@@ -52,21 +53,30 @@ class RoutePolicy(Struct, frozen=True):
         if self.most < 0 or self.window <= 0 or self.together < 0 or self.abreast < 1:
             raise Malformed("a route needs most >= 0, window > 0, together >= 0 and abreast >= 1")
 
+    @property
+    def urgent(self) -> RoutePolicy:
+        """The same recipient's for what is urgent: nothing waits for a window or for others."""
+        return RoutePolicy(0, self.window, 0, self.abreast)
+
 
 class Item:
     """A delivery on its way: where it stands, and what decides with whom it travels."""
 
     __slots__ = (
         "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "leased", "message",
-        "ref",
+        "ref", "urgent",
     )  # fmt: skip
 
-    def __init__(self, ref: Ref, message: Message, due: int, expires: int, episode: str) -> None:
+    def __init__(
+        self, ref: Ref, message: Message, due: int, expires: int, episode: str, urgent: bool = False
+    ) -> None:
         self.ref = ref
         self.message = message
         self.due = due
         self.expires = expires
         self.episode = episode
+        self.urgent = urgent
+        """whether it goes the way for what is urgent"""
         self.bundle: object = None
         """what it travelled with the last time: a repeat should look the same"""
         self.attempt = 0
@@ -81,6 +91,10 @@ class Item:
     def doubtful(self) -> bool:
         """Whether an attempt of it may have arrived."""
         return self.error.startswith(DOUBT)
+
+    @property
+    def where(self) -> Where:
+        return self.ref.recipient, self.urgent
 
     @property
     def salt(self) -> bytes:
@@ -110,6 +124,11 @@ class Route:
         """It waits here until `collect` gives it out. Added again with another due, it waits for that one."""
         self._count += 1
         heapq.heappush(self._waiting, (item.due, self._count, item))
+
+    def drop(self, item: Item) -> None:
+        """It does not wait here any more."""
+        self._waiting = [one for one in self._waiting if one[2] is not item]
+        heapq.heapify(self._waiting)
 
     def admits(self, item: Item, now: int) -> bool:
         """Whether it may go out at once, alone; if so it counts as under way."""
@@ -266,6 +285,8 @@ class Routes:
     def __getitem__(self, where: Where) -> Route:
         route = self._routes.get(where)
         policy = self._policy(where[0])
+        if where[1]:
+            policy = policy.urgent
         if route is None:
             route = self._routes[where] = Route(policy)
         route.policy = policy

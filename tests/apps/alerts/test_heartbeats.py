@@ -12,6 +12,7 @@ import pytest
 
 from duly.apps.heartbeats import LOOK_SECONDS, PROMISES, presence
 from duly.auth import Role
+from duly.clients.sentinel import Sentinel
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 from tests.servers import Postgres
@@ -111,6 +112,35 @@ async def test_a_profile_may_demand_signs_of_life_from_sentinels_that_promise_no
 async def test_a_heartbeat_that_makes_no_sense_is_refused(tower: Tower, data: dict[str, Any]) -> None:
     status, said = await tower.post({"type": "alert_heartbeat", "data": data})
     assert (status, said["error"]) == (400, "malformed")
+
+
+async def test_a_heartbeat_for_a_profile_that_is_not_there_is_refused_until_it_is(
+    tower: Tower, hook: Receiver
+) -> None:
+    status, said = await tower.post(beat(profile="away"))
+    assert (status, said["code"], said["error"]) == (400, 2, "no_profile")
+    assert "'away'" in said["detail"]
+    headers = {"Authorization": f"Bearer {tower.tokens['gate']}"}
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{tower.url}/v1/ws", headers=headers) as ws:
+        await ws.receive_json()
+        await ws.send_json(beat(profile="away") | {"seq_id": "b1"})
+        said = await ws.receive_json()
+        assert (said["type"], said["seq_id"], said["error"]) == ("server_ack", "b1", "no_profile")
+    assert await tower.hub.ledger.shelf(PROMISES) == {}
+    assert (await tower.post(beat(0, "away")))[0] < 300, "there is nothing to take back"
+    await tower.profile("default", hook.url)
+    assert (await tower.post(beat(profile="away")))[0] < 300
+
+
+async def test_a_sentinel_says_that_its_heartbeat_is_refused(tower: Tower, tmp_path: Path) -> None:
+    async with Sentinel(
+        tower.url, tower.tokens["gate"], data=str(tmp_path / "gate.db"), profile="away", heartbeat=1
+    ) as sentinel:
+        async with asyncio.timeout(10):
+            async for news in sentinel.news():
+                if news.what == "refused":
+                    break
+    assert news.detail.startswith("the heartbeat: no_profile: there is no profile 'away'")
 
 
 async def test_list_shows_who_is_there_and_who_is_silent(tower: Tower, hook: Receiver) -> None:

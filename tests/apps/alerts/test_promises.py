@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
     await place.do("alert.ack", event="event-1")
     states = {one["recipient"][:5]: one["state"] for one in (await place.show("event-1"))["deliveries"]}
     assert states == {"http:": "done", "file:": "cancelled"}
-    assert (await place.show("event-1"))["state"] == "done"
+    await place.until_state("event-1", "done")
 
 
 async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
@@ -159,6 +160,39 @@ async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profi
     assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["its address refused", "its profile names nobody"])
+async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
+    place: Tower, hook: Receiver, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is committed, and the process is gone before anything follows from it."""
+    async with Refusing() as refusing:
+        await place.profile("default", hook.url + "/default")
+        await place.profile("home", *([refusing] if named else []))
+        monkeypatch.setattr(place.hub.alerts, "_spawn", _unless_it_follows(place.hub.alerts._spawn))
+        await place.post(event(severity="critical"))
+        await place.until_state("event-1", "failed")
+        assert hook.requests == []
+        await place.stop()
+        await place.start()
+        await hook.got(1)
+        await place.until_state("event-1", "failed")
+    assert hook.events == ["event-1"]
+    refused = await place.hub.ledger.refusals(10)
+    assert [(one.id, one.word) for one in refused] == [("event-1", "untold")]
+    await place.hub.alerts._untold.catch_up()
+    assert len(await place.hub.ledger.refusals(10)) == 1, "once"
+
+
+def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
+    def some(work: Coroutine[Any, Any, None]) -> None:
+        if work.__qualname__ in ("Untold.tell", "Alerts._told_nobody"):
+            work.close()
+        else:
+            spawn(work)
+
+    return some
+
+
 class Refusing:
     """A webhook that never takes anything."""
 
@@ -182,6 +216,30 @@ async def test_critical_alerts_of_one_episode_do_not_wait_for_each_other(
         said = await place.post(event(f"e-{n}", severity="critical", session_id="s"), query="?wait=5")
         assert said[1]["ack"]["state"] == "done"
     assert len(hook.requests) == 3
+
+
+async def test_every_critical_alert_is_told_at_once_whatever_the_limit(place: Tower, hook: Receiver) -> None:
+    await place.profile("home", hook.url, most=2)
+    await place.post([event(f"warning-{n}") for n in range(5)])
+    await place.post([event(f"critical-{n}", severity="critical") for n in range(20)])
+    await place.until(lambda: sum(one.startswith("critical") for one in hook.events) == 20)
+    types = [json.loads(body)["type"] for _, body in hook.requests]
+    assert types == ["alert.event"] * 22, "two warnings, and each critical one alone"
+
+
+async def test_what_has_become_critical_waits_for_no_limit_any_more(place: Tower, hook: Receiver) -> None:
+    """Also its later steps, which were planned when it was a warning."""
+    await place.profile("home", hook.url, escalate=((2, hook.url + "/boss"),), most=1)
+    await place.post(event("event-1"))
+    await place.post(event("event-2", device_address="CC"))
+    await hook.got(1)
+    worse = {"type": "alert_update", "seq_id": "u", "data": {"event": "event-2", "severity": "critical"}}
+    await place.post(worse)
+    await hook.got(2)
+    assert hook.events == ["event-1", "event-2"]
+    await hook.got(4)
+    told = [json.loads(body)["data"] for _, body in hook.requests[2:]]
+    assert {(one["event"], one["escalation"]) for one in told} == {("event-1", 1), ("event-2", 1)}
 
 
 async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
