@@ -337,6 +337,39 @@ async def test_a_device_that_tells_too_much_makes_no_other_wait(place: Place) ->
     assert len(await place.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
 
 
+async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
+    """About 5 MB a second, for as long as it may."""
+    await place.device("lock", done)
+    thief = await place.client("thief")
+    sent = 0
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {})).done
+        slowest, until = 0.0, time.monotonic() + 15
+        while thief.is_connected() and time.monotonic() < until:
+            for _ in range(500):
+                sent += 1
+                answer = {"msg_id": f"phone:1794831242336_{sent}:{'A' * 24}", "value": "x" * 5_000}
+                tell(thief, "nodes/hub/complete", answer)
+            began = time.monotonic()
+            assert (await app.send("lock", "lock_control", {})).done
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.1)
+    assert not thief.is_connected(), "it was hung up on"
+    assert slowest < 3
+    await place.why("thief", "flood", "rate_limited")
+
+
+async def test_many_commands_to_one_device_are_no_flood(place: Place) -> None:
+    """Two answers to each of 4,000 commands, faster than a device may publish that was given none."""
+    await place.device("lock", done)
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        for _ in range(8):
+            sent = (app.send("lock", "lock_control", {}, order=False) for _ in range(500))
+            acks = await asyncio.gather(*sent)
+            assert all(ack.done for ack in acks)
+    assert place.hub.mqtt.broker.refused["flood"] == 0
+
+
 async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> None:
     from duly.errors import DulyError
 

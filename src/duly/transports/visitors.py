@@ -2,9 +2,9 @@
 
 The laws. An address may hold so many connections and no more, by default half of what there is room for. One
 that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
-ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes room
-for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or for a
-WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake.
+ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes
+room for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or
+for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake.
 """
 
 from __future__ import annotations
@@ -48,7 +48,17 @@ def raise_descriptor_limit() -> int:
 class Visitor:
     """One connection."""
 
-    __slots__ = ("_heard", "_timer", "_transport", "_visitors", "address", "awaited", "busy", "known", "place")
+    __slots__ = (
+        "_heard",
+        "_timer",
+        "_transport",
+        "_visitors",
+        "address",
+        "awaited",
+        "busy",
+        "known",
+        "place",
+    )
 
     def __init__(self, visitors: Visitors, transport: asyncio.Transport, address: str) -> None:
         self.address = address
