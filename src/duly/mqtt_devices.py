@@ -395,14 +395,14 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        push = None if status is None else push_in(status)
+        push = None if status is None else push_in(status, payload)
         if push is not None:
             if known is not None:
-                await self._take_push(name, push)
+                await self._take_push(name, push, old)
                 return
             if self._gateway.neighbours is not None:
                 self._gateway.check_push(push.kind)
-                self._gateway.neighbours.overheard.keep(name, *push)
+                self._gateway.neighbours.overheard.keep(name, *push[:4])
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if status is not None and online:
@@ -410,17 +410,17 @@ class MqttDevices:
             if known is None:
                 await self._claim(name)
                 if push is not None and self._gateway.neighbours is None:
-                    await self._take_push(name, push)  # it was the first we heard of it
+                    await self._take_push(name, push, old)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
 
-    async def _take_push(self, name: str, push: Push) -> None:
+    async def _take_push(self, name: str, push: Push, old: bool = False) -> None:
         """Store a push; one with an id is answered, on the device's own `ack` or `failed`."""
         try:
-            verdict = await self._gateway.push_from(name, *push)
+            verdict = await self._gateway.push_from(name, *push, old)
         except SenderError as problem:
             self._answer_push(
                 name,

@@ -337,6 +337,30 @@ async def test_a_device_that_tells_too_much_makes_no_other_wait(place: Place) ->
     assert len(await place.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
 
 
+async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(place: Place) -> None:
+    lock = await place.client("lock")
+    report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
+    tell(lock, "nodes/lock/status", report, retain=True)
+    await place.until(lambda: place.hub.gateway.online("lock"))
+
+    async def stored() -> int:
+        entries = await place.hub.ledger.entries("push/lock", 0, 100)
+        return sum(b"event_report" in entry.body for entry in entries)
+
+    for _ in range(2):
+        await place.hub.stop()
+        await place.start()
+        await place.until(lambda: place.hub.gateway.online("lock"))
+        await asyncio.sleep(0.2)
+        assert await stored() == 1
+    lock = await place.client("lock")
+    for n in (2, 3):  # what is said again by the device itself is news
+        tell(lock, "nodes/lock/status", report)
+        async with asyncio.timeout(10):
+            while await stored() < n:
+                await asyncio.sleep(0.02)
+
+
 async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
     """About 5 MB a second, for as long as it may."""
     await place.device("lock", done)
