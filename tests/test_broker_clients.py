@@ -8,7 +8,7 @@ import pytest
 
 from duly import broker_rules
 from duly.broker_callout import Connection
-from duly.broker_clients import BACKLOG, PUBLISHED, Clients, UserList
+from duly.broker_clients import ANSWERED, ANSWERED_LATER, BACKLOG, PUBLISHED, Clients, UserList
 from duly.broker_rules import DEVICES
 from duly.core.acl import HUB
 
@@ -54,6 +54,26 @@ async def test_what_a_flood_has_left_for_the_hub_is_skipped(
     )
     await clients.look()
     assert callout.kicked == kicked
+
+
+async def test_what_a_device_answers_is_no_flood_and_what_it_adds_is() -> None:
+    clients = Clients(UserList(), None)
+    burst, tasks = PUBLISHED[DEVICES].burst, 1_000
+    callout = Callout()
+    clients.callout = callout  # type: ignore[assignment]
+
+    async def publishes(total: int, given: int) -> None:
+        callout.all = [Connection(7, "lock", DEVICES, total)]
+        clients.given = lambda: {"lock": given} if given else {}
+        await clients.look()
+
+    await publishes(tasks * ANSWERED, tasks)
+    assert not callout.kicked, "answers to what it was given just now"
+    await publishes(tasks * ANSWERED, tasks)
+    await publishes(tasks * ANSWERED + ANSWERED_LATER, 0)
+    assert not callout.kicked, "answers to what it was given before"
+    await publishes(tasks * ANSWERED + ANSWERED_LATER + burst * 3, 0)
+    assert callout.kicked == [7], "more than it was given"
 
 
 async def test_whose_the_client_ids_are_is_kept_and_a_broken_file_is_survived(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 The laws. A client gets in if `Users` know its login, if its client id is its own (`duly.core.client_ids`),
 and if its account does not connect too often. An account that publishes faster than `PUBLISHED` is hung up on
 and stays out for `BANISHED` seconds: nats-server knows no rates, and one client alone can keep it and the hub
-busy. Every refusal is told.
+busy. What a device answers to tasks that it was given is allowed besides. Every refusal is told.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -32,11 +32,16 @@ from duly.tasks import Supervisor
 LOG: Final = logging.getLogger("duly.broker")
 
 PUBLISHED: Final = {
-    DEVICES: Rate(5_000, SECOND, burst=10_000),
+    DEVICES: Rate(1_000, SECOND, burst=2_000),
     NODES: Rate(20_000, SECOND, burst=40_000),
 }
-"""What a user may publish, by the account of the broker it is in. What devices publish the hub reads in one
-session, so what one of them publishes all of them wait for."""
+"""What a user may publish, by the account of the broker it is in; a large message counts as several. What
+devices publish the hub reads in one session, so what one of them publishes all of them wait for."""
+
+ANSWERED: Final = 64
+"""What a device may publish besides for each task it is given: acks, and a result with a piece of a file."""
+ANSWERED_LATER: Final = 2_000
+"""How much of that it may leave for later."""
 
 CONNECTS: Final = Rate(20, SECOND, burst=500)
 """How often an account may connect."""
@@ -101,6 +106,10 @@ class Clients:
         self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
         self._banished: dict[str, float] = {}
         """accounts that have published too fast, and until when they stay out"""
+        self.given: Callable[[], Mapping[str, int]] = dict
+        """how many tasks each account was given since this was last asked"""
+        self._answers: Counter[str] = Counter()
+        """what each account may publish besides, as answers"""
         self._before: dict[int, int] = {}
         """how much each connection had published when we last looked"""
 
@@ -136,6 +145,7 @@ class Clients:
         """Hang up on a user whose place is gone, or is another one now."""
         if not self.users.exists(name):
             self._client_ids.forget(name)
+            self._answers.pop(name, None)
         await self.callout.kick_user(name)
 
     def violated(self, cid: int, act: str, topic: str) -> None:
@@ -149,18 +159,25 @@ class Clients:
         """Hang up on accounts that have published too fast since the last look."""
         connections, before = await self.callout.connections(), self._before
         self._before = {one.cid: one.published for one in connections}
+        for name, tasks in self.given().items():
+            self._answers[name] += ANSWERED * tasks
         flooded = False
         for one in connections:
             fresh = one.published - before.get(one.cid, 0)
             if fresh > 0 and one.account in self._published and one.user != HUB:
                 flooded |= await self._count(one.user, one.account, fresh)
+        for name, left in self._answers.items():
+            self._answers[name] = min(left, ANSWERED_LATER)
         if flooded:
             await self._skip_backlog()
 
     async def _count(self, name: str, account: str, fresh: int) -> bool:
         """Whether an account that has published so much had to go."""
         now = asyncio.get_running_loop().time()
-        if not self._published[account].spend(name, seconds(now), fresh):
+        answers = min(fresh, self._answers[name])
+        if answers:
+            self._answers[name] -= answers
+        if not self._published[account].spend(name, seconds(now), fresh - answers):
             return False
         if self._banished.get(name, 0.0) <= now:
             rate = f"more than {PUBLISHED[account].amount:,} messages a second"

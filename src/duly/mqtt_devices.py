@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
@@ -48,7 +49,7 @@ from duly.dialects import fd, frames
 from duly.dialects.fd import Kind
 from duly.dialects.frames import DeviceCode, ServerAck, ServerCode
 from duly.dialects.seal import Seal
-from duly.dialects.task_ids import TaskId, TaskIds, read_task_id
+from duly.dialects.task_ids import TaskId, TaskIds, answered_id, read_task_id
 from duly.engine import RECOVERY
 from duly.errors import (
     DulyError,
@@ -84,9 +85,9 @@ TOLD_BYTES: Final = 4_096
 LATE: Final = Rate(1, SECOND, burst=10)
 """How often a command may be answered that is no longer under way: each costs a look into the ledger."""
 
-RUSH: Final = 500
+RUSH: Final = 200
 RUSH_SECONDS: Final = 0.1
-"""So many messages within so long are a reason to look who sends them."""
+"""So many messages within so long are a reason to look who sends them. A large one counts as several."""
 
 STRAYS: Final = 100
 """Topics that were planted in our session, of which we remember that we have unsubscribed them."""
@@ -133,11 +134,19 @@ class MqttDevice(Unhurried):
     """A device behind the broker."""
 
     def __init__(
-        self, name: str, link: Link, prefix: str, session: str, ids: TaskIds, refusals: RefusalTally
+        self,
+        name: str,
+        link: Link,
+        prefix: str,
+        session: str,
+        ids: TaskIds,
+        refusals: RefusalTally,
+        given: Callable[[str], None],
     ) -> None:
         self.name = name
         self._ids = ids
         self._refusals = refusals
+        self._given = given
         self.session = session
         """which of its connections this is, by its own word"""
         self._link = link
@@ -161,6 +170,7 @@ class MqttDevice(Unhurried):
         try:
             # Without a connection it is lost here; the outbox repeats it.
             self._link.post(topic, fd.encode(task))
+            self._given(self.name)
         except DulyError as problem:
             self._refusals.note(
                 command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
@@ -200,6 +210,7 @@ class MqttDevices:
         self._arrivals = 0
         self._counted_at = -inf
         self._strays: set[str] = set()
+        self._given: Counter[str] = Counter()
         self._devices: dict[str, MqttDevice] = {}
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
@@ -229,7 +240,7 @@ class MqttDevices:
 
     def arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         """Something from the broker. It is acknowledged when it is committed, or refused and recorded."""
-        self._count()
+        self._count(1 + len(payload) // TOLD_BYTES)
         try:
             self._sort(topic, payload, old, ack)
         except (SenderError, RateLimited) as problem:
@@ -241,9 +252,15 @@ class MqttDevices:
             self._broken(HUB, topic, problem)
             ack()
 
-    def _count(self) -> None:
-        self._arrivals += 1
-        if self._arrivals % RUSH == 0:
+    def given(self) -> dict[str, int]:
+        """How many tasks each device was given since this was last asked: that many it may answer."""
+        given, self._given = self._given, Counter()
+        return given
+
+    def _count(self, amount: int) -> None:
+        self._arrivals += amount
+        if self._arrivals >= RUSH:
+            self._arrivals = 0
             before, self._counted_at = self._counted_at, _now()
             if self._on_rush is not None and self._counted_at - before < RUSH_SECONDS:
                 self._on_rush()
@@ -286,10 +303,10 @@ class MqttDevices:
 
     def _sort_answer(self, heard: _Heard) -> None:
         """An answer to a command that is under way needs no look into the ledger, and no waiting."""
-        answer = self._read(heard)
-        device = self._gateway.under_way_to(answer.key)
+        task = self._task(heard)
+        device = self._gateway.under_way_to(key_of(task.app, task.seq_id))
         if device is None:
-            late = f"{answer.task.app}:{answer.task.seq_id}"
+            late = f"{task.app}:{task.seq_id}"
             if self._late.take(late, seconds(_now())):
                 raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
             self._reader.put(late, heard)
@@ -297,16 +314,22 @@ class MqttDevices:
             self._reader.put(device, heard)
         else:
             try:
-                self._gateway.engine.offer(self._end(heard, answer, device), heard.ack)
+                self._gateway.engine.offer(self._end(heard, self._read(heard), device), heard.ack)
             except (Overloaded, LedgerError):
                 self._reader.put(device, heard)
 
+    def _task(self, heard: _Heard) -> TaskId:
+        """The task that an answer names, if a hub has given it: all that is read of a forged one."""
+        msg_id = answered_id(heard.payload)
+        task = read_task_id(msg_id)
+        if not self._ids.known(task):
+            raise Forged(f"{msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+        return task
+
     def _read(self, heard: _Heard) -> _Answer:
+        task = self._task(heard)
         said = fd.decode(heard.kind, heard.payload)
         assert isinstance(said, fd.Ack | fd.Complete | fd.Failed)
-        task = read_task_id(said.msg_id)
-        if not self._ids.known(task):
-            raise Forged(f"{said.msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
         return _Answer(said, task, key_of(task.app, task.seq_id))
 
     def _stray(self, topic: str) -> None:
@@ -374,14 +397,14 @@ class MqttDevices:
         if not old:
             self._heard(name)
         known = self._ours(name)
-        push = None if status is None else push_in(status)
+        push = None if status is None else push_in(status, payload)
         if push is not None:
             if known is not None:
-                await self._take_push(name, push)
+                await self._take_push(name, push, old)
                 return
             if self._gateway.neighbours is not None:
                 self._gateway.check_push(push.kind)
-                self._gateway.neighbours.overheard.keep(name, *push)
+                self._gateway.neighbours.overheard.keep(name, *push[:4])
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if status is not None and online:
@@ -389,17 +412,17 @@ class MqttDevices:
             if known is None:
                 await self._claim(name)
                 if push is not None and self._gateway.neighbours is None:
-                    await self._take_push(name, push)  # it was the first we heard of it
+                    await self._take_push(name, push, old)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
 
-    async def _take_push(self, name: str, push: Push) -> None:
+    async def _take_push(self, name: str, push: Push, old: bool = False) -> None:
         """Store a push; one with an id is answered, on the device's own `ack` or `failed`."""
         try:
-            verdict = await self._gateway.push_from(name, *push)
+            verdict = await self._gateway.push_from(name, *push, old)
         except SenderError as problem:
             self._answer_push(
                 name,
@@ -465,9 +488,12 @@ class MqttDevices:
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
-        device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals)
+        device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals, self._give)
         self._devices[name] = device
         await self._gateway.connected(device, Principal(name, Role.DEVICE))
+
+    def _give(self, name: str) -> None:
+        self._given[name] += 1
 
     async def _disconnect(self, name: str) -> None:
         await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))

@@ -23,9 +23,11 @@ class Push(NamedTuple):
     data: object
     seq_id: str | None
     more: Fields
+    said: bytes = b""
+    """the status that it came with, as it was sent"""
 
 
-def push_in(status: fd.Status) -> Push | None:
+def push_in(status: fd.Status, said: bytes = b"") -> Push | None:
     """What a device tells besides its status: it has no other topic of its own to say it on."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
@@ -33,7 +35,7 @@ def push_in(status: fd.Status) -> Push | None:
             if seq_id is not None and not isinstance(seq_id, str):
                 raise Malformed(f"seq_id {str(seq_id)[:80]} of a push is no text; write it as a string")
             more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
-            return Push(kind, data, seq_id, more)
+            return Push(kind, data, seq_id, more, said)
         case _:
             return None
 

@@ -84,6 +84,7 @@ class MqttService:
             users=users,
             tasks=self._tasks,
         )
+        self.broker.clients.given = devices.given
         await self.broker.start()
         self._closing.push_async_callback(self.broker.stop)
         self.url = self.broker.url

@@ -230,6 +230,22 @@ async def test_an_empty_file_that_never_was_a_ledger_becomes_one(path: Path) -> 
         assert (await ledger.admit(message(1))).fresh
 
 
+@pytest.mark.parametrize("trace", ["secret.key", "client_id", "archive", "backups"])
+async def test_an_empty_file_where_a_hub_was_is_refused_until_it_is_removed(
+    tmp_path: Path, trace: str
+) -> None:
+    path = tmp_path / "ledger.db"
+    path.touch()
+    (tmp_path / trace).mkdir()
+    for _ in range(2):
+        with pytest.raises(LedgerDamaged, match=f"restore a backup; .* remove the empty file .*{trace}"):
+            await SqliteLedger.open(path, ManualClock())
+        assert path.stat().st_size == 0
+    path.unlink()
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(1))).fresh
+
+
 async def killed(path: Path) -> None:
     """A ledger whose process was killed: its log holds what was stored last."""
     async with await SqliteLedger.open(path, ManualClock()) as ledger:

@@ -109,15 +109,44 @@ def test_all_bodies_together_are_bounded() -> None:
 async def test_one_address_holds_so_many_and_the_next_is_told(place: Place) -> None:
     place.hub.visitors.each = 5
     async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(bare(place.url)) for _ in range(5)]
-        await until(lambda: len(place.hub.visitors.guests) == 5)
+        for _ in range(5):
+            await stack.enter_async_context(join(place.url, place.tokens["phone"]))
+        await until(lambda: not place.hub.visitors.guests)
         async with bare(place.url) as sixth:
             said = await sixth.gone()
         assert b" 503 " in said
         assert b"Retry-After" in said
-        held[0].writer.close()
-        await until(lambda: len(place.hub.visitors.guests) == 4)
-        assert (await curl(f"{place.url}/v1/health")).status == 200
+    await until(lambda: place.hub.visitors._count == 0)
+    assert (await curl(f"{place.url}/v1/health")).status == 200
+
+
+@pytest.mark.parametrize("kind", ["silent", "websocket", "slow body"])
+@pytest.mark.parametrize("limit", ["each", "room"])
+async def test_strangers_of_an_address_make_room_for_its_next_the_oldest_first(
+    place: Place, kind: str, limit: str
+) -> None:
+    """The oldest goes, not the next one: that has just come, and has had no time to ask for anything."""
+    head = b"POST /v1/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(bare(place.url)) for _ in range(5)]
+        for one in held:
+            if kind == "websocket":
+                await one.upgrade(place.url)
+            elif kind == "slow body":
+                await one.send(head)
+        await until(lambda: len(place.hub.visitors.guests) == 5)
+        if kind == "slow body":
+            await until(lambda: all(one.awaited for one in place.hub.visitors.guests))
+        setattr(place.hub.visitors, limit, 5)
+        newcomer = await stack.enter_async_context(bare(place.url))
+        assert await held[0].gone() == b""
+        last = await stack.enter_async_context(bare(place.url))
+        assert await held[1].gone() == b""
+        for one in (newcomer, last):
+            await one.send(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await says(one)
+        assert place.hub.visitors._count == 5
+        setattr(place.hub.visitors, limit, 500)
 
 
 async def test_when_there_is_no_room_strangers_go_first_and_the_oldest_before_the_others(
@@ -150,7 +179,9 @@ async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(place: 
 async def test_clients_of_ipv4_are_counted_each_for_itself_also_on_an_ipv6_socket() -> None:
     port = Visitors(100, 1)
     for address in ("::ffff:192.0.2.7", "::ffff:192.0.2.8", "2001:db8::1"):
-        assert port.enter(Mock(), address) is not None
+        visitor = port.enter(Mock(), address)
+        assert visitor is not None
+        visitor.recognise()
     for address in ("192.0.2.7", "2001:db8::2"):
         assert port.enter(Mock(), address) is None
 
@@ -164,7 +195,7 @@ async def test_who_has_come_and_gone_takes_no_room(place: Place) -> None:
         async with join(place.url, place.tokens["phone"]):
             pass
     await until(lambda: place.hub.visitors._count == 0)
-    assert place.hub.visitors._places == {}
+    assert (place.hub.visitors._places, place.hub.visitors._strangers) == ({}, {})
 
 
 def test_by_default_an_address_may_hold_half_of_the_room() -> None:

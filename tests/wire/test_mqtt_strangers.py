@@ -337,6 +337,63 @@ async def test_a_device_that_tells_too_much_makes_no_other_wait(place: Place) ->
     assert len(await place.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
 
 
+async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(place: Place) -> None:
+    lock = await place.client("lock")
+    report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
+    tell(lock, "nodes/lock/status", report, retain=True)
+    await place.until(lambda: place.hub.gateway.online("lock"))
+
+    async def stored() -> int:
+        entries = await place.hub.ledger.entries("push/lock", 0, 100)
+        return sum(b"event_report" in entry.body for entry in entries)
+
+    for _ in range(2):
+        await place.hub.stop()
+        await place.start()
+        await place.until(lambda: place.hub.gateway.online("lock"))
+        await asyncio.sleep(0.2)
+        assert await stored() == 1
+    lock = await place.client("lock")
+    for n in (2, 3):  # what is said again by the device itself is news
+        tell(lock, "nodes/lock/status", report)
+        async with asyncio.timeout(10):
+            while await stored() < n:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
+    """About 5 MB a second, for as long as it may."""
+    await place.device("lock", done)
+    thief = await place.client("thief")
+    sent = 0
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {})).done
+        slowest, until = 0.0, time.monotonic() + 15
+        while thief.is_connected() and time.monotonic() < until:
+            for _ in range(500):
+                sent += 1
+                answer = {"msg_id": f"phone:1794831242336_{sent}:{'A' * 24}", "value": "x" * 5_000}
+                tell(thief, "nodes/hub/complete", answer)
+            began = time.monotonic()
+            assert (await app.send("lock", "lock_control", {})).done
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.1)
+    assert not thief.is_connected(), "it was hung up on"
+    assert slowest < 3
+    await place.why("thief", "flood", "rate_limited")
+
+
+async def test_many_commands_to_one_device_are_no_flood(place: Place) -> None:
+    """Two answers to each of 4,000 commands, faster than a device may publish that was given none."""
+    await place.device("lock", done)
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        for _ in range(8):
+            sent = (app.send("lock", "lock_control", {}, order=False) for _ in range(500))
+            acks = await asyncio.gather(*sent)
+            assert all(ack.done for ack in acks)
+    assert place.hub.mqtt.broker.refused["flood"] == 0
+
+
 async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> None:
     from duly.errors import DulyError
 

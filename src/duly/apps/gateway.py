@@ -387,13 +387,13 @@ class Gateway:
         return self.neighbours is not None and record.state is not State.ACCEPTED
 
     async def push_from(
-        self, device: str, kind: str, data: object, seq_id: str | None = None, more: Fields | None = None
+        self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
     ) -> Verdict | None:
         """A device behind a broker tells something; with an id, what to answer it."""
         self.check_push(kind)
-        if seq_id is not None:
-            return await self.pushes.store_once(device, seq_id, kind, frames.dump(data), more)
-        await self.pushes.store(device, kind, frames.dump(data), more)
+        if id_ is not None:
+            return await self.pushes.store_once(device, id_, kind, frames.dump(data), more)
+        await self.pushes.store(device, kind, frames.dump(data), more, said, old)
         return None
 
     def check_push(self, kind: str) -> None:

@@ -21,7 +21,7 @@ from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict
 from duly.core.units import DAY, MINUTE, MS
 from duly.core.window import next_page
-from duly.core.writes import Admit, Append, Recall, Write
+from duly.core.writes import Admit, Append, Put, Recall, Write
 from duly.dialects import frames
 from duly.dialects.fields import Fields, pack
 from duly.dialects.frames import Frame
@@ -34,6 +34,8 @@ KEPT: Final = 10_000
 """Per device: what an app that was away can catch up on."""
 TRIM_EVERY: Final = 1_000
 PAGE: Final = 100
+LAST: Final = "last_push"
+"""The shelf of the marks of pushes without an id."""
 SHOWN_BYTES: Final = 500
 """What a push says is shown to those who watch, unless it is long."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
@@ -82,10 +84,22 @@ class Pushes:
         body = frames.push(Frame(kind, from_=device, data=data, time=now // MS), more)
         return Append(stream_of(device), body, now, key, ends=bool(key))
 
-    async def store(self, device: str, kind: str, data: msgspec.Raw, more: Fields | None = None) -> None:
-        """Store a push without an id, and tell it."""
+    async def store(
+        self,
+        device: str,
+        kind: str,
+        data: msgspec.Raw,
+        more: Fields | None = None,
+        said: bytes = b"",
+        old: bool = False,
+    ) -> None:
+        """Store a push without an id, and tell it. Of the last one that came over a broker a mark is kept:
+        the same bytes (`said`) that a broker keeps (`old`) and says again at every connection are not new."""
         entry = self.entry(device, kind, data, more=more)
-        (n,) = await self._ledger.write(entry)
+        mark = blake2b(said, digest_size=16).digest()
+        if old and await self._ledger.item(LAST, device) == mark:
+            return
+        n, *_ = await self._ledger.write(entry, *([Put(LAST, device, mark)] if said else []))
         assert isinstance(n, int)
         await self.tell(device, n, entry.body)
 

@@ -14,9 +14,11 @@ import hmac
 import re
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from duly.core.signing import canonical
+from duly.dialects import limits
 from duly.errors import Malformed
 
 SECRET_SIZE: Final = 32
@@ -32,6 +34,30 @@ class TaskId(Struct, frozen=True):
     app: str
     seq_id: str
     tag: str
+
+
+class _Named(Struct):
+    """An answer of which only the name is read."""
+
+    msg_id: str | None = None
+    message_id: str | None = None
+
+
+_read_name: Final = msgspec.json.Decoder(_Named).decode
+
+
+def answered_id(text: bytes) -> str:
+    """The msg_id that an answer names. Nothing else of it is read: it may be long, and forged.
+
+    >>> answered_id(b'{"msg_id": "phone:1700_4", "value": "..."}')
+    'phone:1700_4'
+    """
+    limits.check(text, "an answer")
+    try:
+        named = _read_name(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
+    return named.msg_id or named.message_id or ""
 
 
 def read_task_id(msg_id: str) -> TaskId:

@@ -44,6 +44,9 @@ CHECKSUM_BYTES: Final = 8
 HEADER: Final = 100
 WAL_HEADER: Final = 32
 NOTE_SIZE: Final = 200
+HUB_LEDGER: Final = "ledger.db"
+HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
+"""What a hub leaves beside its ledger once that is there, and not before."""
 RACY_NS: Final = 100_000_000
 """A folder's time has ticks: another change within the same one would not be seen."""
 CHECKPOINT_NOOP: Final = -1
@@ -250,12 +253,28 @@ class LedgerFile:
     def _refuse_missing(self) -> None:
         """A ledger that was there once does not begin anew by itself."""
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size or not (self._note.made or _size(self._wal)):
+        if size or not (self._note.made or _size(self._wal) or self._traces()):
             return
         there = "is empty" if self.path.exists() else "is gone"
         raise LedgerDamaged(
             f"there was a ledger at {self.path}, and now the file {there}. Put it back or restore a backup; "
-            f"to begin anew, remove {self._lock_path.name} and {self._wal.name} as well"
+            f"to begin anew, {self._how_to_begin_anew()}"
+        )
+
+    def _traces(self) -> list[str]:
+        """What a hub that was here before has left beside an empty ledger. With nothing beside it, an empty
+        file is what a crash at the very first open leaves, and is begun with. Without the file, the key may
+        have been put there for a new hub."""
+        if self.path.name != HUB_LEDGER or not self.path.exists():
+            return []
+        return [name for name in HUB_TRACES if (self.path.parent / name).exists()]
+
+    def _how_to_begin_anew(self) -> str:
+        """The sentence that says what has to go first."""
+        if self._note.made or _size(self._wal):
+            return f"remove {self._lock_path.name} and {self._wal.name} as well"
+        return (
+            f"remove the empty file as well (beside it lies what a hub has left: {', '.join(self._traces())})"
         )
 
     def add_checksums(self) -> None:

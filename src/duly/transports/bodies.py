@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from duly.errors import Overloaded, TooLarge
+from duly.transports.visitors import waiting_for
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Of a request by somebody we know."""
@@ -59,15 +60,16 @@ async def read(request: web.Request, *, guest: bool = False) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(seconds):
-            while part := await request.content.readany():
-                size += len(part)
-                if size > limit:
-                    raise too_large
-                if bodies is not None:
-                    bodies.take(len(part))
-                    request[TAKEN] = request.get(TAKEN, 0) + len(part)
-                parts.append(part)
+        with waiting_for(request):
+            async with asyncio.timeout(seconds):
+                while part := await request.content.readany():
+                    size += len(part)
+                    if size > limit:
+                        raise too_large
+                    if bodies is not None:
+                        bodies.take(len(part))
+                        request[TAKEN] = request.get(TAKEN, 0) + len(part)
+                    parts.append(part)
     except TimeoutError:
         raise Late(f"the body did not arrive within {seconds:.0f} s") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)

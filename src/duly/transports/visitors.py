@@ -2,13 +2,16 @@
 
 The laws. An address may hold so many connections and no more, by default half of what there is room for. One
 that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
-ends it. When descriptors run short, those that have not authenticated go first, the oldest before the others;
-a connection that has is never closed for a stranger's sake.
+ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes
+room for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or
+for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -45,13 +48,25 @@ def raise_descriptor_limit() -> int:
 class Visitor:
     """One connection."""
 
-    __slots__ = ("_heard", "_timer", "_transport", "_visitors", "address", "busy", "known", "place")
+    __slots__ = (
+        "_heard",
+        "_timer",
+        "_transport",
+        "_visitors",
+        "address",
+        "awaited",
+        "busy",
+        "known",
+        "place",
+    )
 
     def __init__(self, visitors: Visitors, transport: asyncio.Transport, address: str) -> None:
         self.address = address
         self.place = network_of(address)
         self.busy = 0
         """requests that are being served"""
+        self.awaited = 0
+        """requests that cannot be served yet: the rest of them has not come"""
         self.known = False
         """they have said who they are"""
         self._visitors = visitors
@@ -63,7 +78,21 @@ class Visitor:
         """They have said who they are, and it was true."""
         if not self.known:
             self.known = True
-            self._visitors.guests.pop(self, None)
+            self._visitors.recognised(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the hub waits for them, and not they for the hub."""
+        return self.busy == self.awaited
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this lasts, what they ask for has not come whole."""
+        self.awaited += 1
+        try:
+            yield
+        finally:
+            self.awaited -= 1
 
     def begin(self) -> None:
         """A request has come whole, or as far as its body."""
@@ -108,24 +137,35 @@ class Visitors:
         """those who have not said who they are, the oldest first"""
         self._count = 0
         self._places: dict[str, int] = {}
+        self._strangers: dict[str, dict[Visitor, None]] = {}
+        """the guests of each address"""
 
     def enter(self, transport: asyncio.Transport, address: str) -> Visitor | None:
         """Take a connection in; None if it was turned away."""
         visitor = Visitor(self, transport, address)
         here = self._places.get(visitor.place, 0)
-        if here >= self.each:
+        if here >= self.each and not self._make_room(self._strangers.get(visitor.place, {})):
             self._turn_away(transport, f"{here} connections from {visitor.place}; close some first")
             return None
-        if self._count >= self.room and not self._make_room():
+        if here < self.each and self._count >= self.room and not self._make_room(self.guests):
             self._turn_away(transport, "all connections are in use; try again soon")
             return None
         self._count += 1
         self._places[visitor.place] = here + 1
         self.guests[visitor] = None
+        self._strangers.setdefault(visitor.place, {})[visitor] = None
         return visitor
 
+    def recognised(self, visitor: Visitor) -> None:
+        """This one is a guest no longer."""
+        if self.guests.pop(visitor, visitor) is None:
+            strangers = self._strangers[visitor.place]
+            del strangers[visitor]
+            if not strangers:
+                del self._strangers[visitor.place]
+
     def forget(self, visitor: Visitor) -> None:
-        self.guests.pop(visitor, None)
+        self.recognised(visitor)
         self._count -= 1
         here = self._places.get(visitor.place, 0) - 1
         if here > 0:
@@ -133,13 +173,13 @@ class Visitors:
         else:
             self._places.pop(visitor.place, None)
 
-    def _make_room(self) -> bool:
-        """End the oldest guest's connection: of those who have asked for nothing first, but a request that
-        does not come to an end (a WebSocket that does not say whose it is) keeps nobody else out."""
-        guest = next((one for one in self.guests if not one.busy), None) or next(iter(self.guests), None)
+    def _make_room(self, guests: dict[Visitor, None]) -> bool:
+        """End the connection of one of these: the oldest that the hub waits for. One that is being served
+        goes only if there is no other."""
+        guest = next((one for one in guests if one.idle), None) or next(iter(guests), None)
         if guest is None:
             return False
-        self.guests.pop(guest)
+        self.recognised(guest)
         guest.abort()
         self.refused += 1
         return True
@@ -187,3 +227,9 @@ class Handler(RequestHandler):
 def visitor_of(request: web.Request) -> Visitor | None:
     """Whose request this is."""
     return getattr(cast("Any", request.protocol), "visitor", None)
+
+
+def waiting_for(request: web.Request) -> contextlib.AbstractContextManager[None]:
+    """While this lasts, the request is not being served: the rest of it has not come."""
+    visitor = visitor_of(request)
+    return contextlib.nullcontext() if visitor is None else visitor.waiting()

@@ -23,7 +23,7 @@ from duly.dialects import frames
 from duly.dialects.frames import FRAME_LIMIT, ServerCode
 from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.logs import Seldom
-from duly.transports.visitors import visitor_of
+from duly.transports.visitors import visitor_of, waiting_for
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(Seldom())
@@ -314,7 +314,8 @@ async def _introduction(
             _recognise(request)
             return who, None
         async with asyncio.timeout(AUTH_SECONDS):
-            message = await socket.receive()
+            with waiting_for(request):
+                message = await socket.receive()
         if message.type is not WSMsgType.TEXT:
             return None, None
         said = message.data
@@ -335,8 +336,9 @@ async def _introduction(
         trouble = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
     session.push(trouble)
     session.close("not authenticated")
-    async for _ in socket:  # until the other side has seen it and hung up
-        pass
+    with waiting_for(request):
+        async for _ in socket:  # until the other side has seen it and hung up
+            pass
     return None, None
 
 
