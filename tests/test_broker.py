@@ -20,7 +20,7 @@ import paho.mqtt.client as paho
 import pytest
 
 from duly import broker_rules
-from duly.broker import Broker
+from duly.broker import JUDGED_WITHIN, Broker
 from duly.broker_clients import Refused
 from duly.broker_rules import NODES, BrokerUser, subject_of
 from duly.core.quota import Quota, Rate
@@ -361,6 +361,31 @@ async def test_keeps_coming_back(broker: Broker) -> None:
         assert broker.pid not in (None, pid)
 
 
+async def test_a_client_that_comes_back_before_we_listen_does_not_wait(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker takes connections before we are there to be asked who may come in."""
+    callout = broker.clients.callout
+    start = callout.start
+
+    async def late(port: int) -> None:
+        await until(lambda: not client.link.up)
+        await asyncio.sleep(0.3)  # a client that tries every 20 ms is there by now, and waits
+        await start(port)
+
+    await broker.set_users([HUB])
+    monkeypatch.setattr(callout, "start", late)
+    monkeypatch.setattr("duly.transports.mqtt_session.CONNECT_WITHIN", 100.0)
+    async with Client(broker, "hub", "h") as client:
+        for count in (1, 2, 3):
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            await until(lambda count=count: broker.restarts == count)
+            back = time.monotonic()
+            await until(lambda: client.link.up)
+            assert time.monotonic() - back < JUDGED_WITHIN / 2, "it waited until it was refused"
+
+
 async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         broker = Broker(disk, ack_wait=1.0)
@@ -406,7 +431,7 @@ async def test_users_set_while_it_is_down_are_in_force_after(broker: Broker) -> 
 
 OWNER = """
     import asyncio, sys
-    from duly.broker import Broker
+    from duly.broker import JUDGED_WITHIN, Broker
     async def main():
         broker = Broker(sys.argv[1])
         await broker.start()
