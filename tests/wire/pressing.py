@@ -147,6 +147,11 @@ class Remote:
         elif known != end:
             self.trouble.append(end | {"what": f"it had ended as {known}"})
 
+    def done(self, to: str) -> int:
+        """How many of its commands to a device are done."""
+        done = (id_ for id_, end in self.ends.items() if end["state"] == "done")
+        return sum(self.frames[id_]["to"] == to for id_ in done)
+
     def under_way(self) -> dict[str, str]:
         """The commands that have not ended, and whether the hub has accepted them."""
         return {one: "accepted" if one in self.accepted else "sent" for one in self._waiting}
@@ -165,12 +170,13 @@ async def press(remote: Remote, stop: asyncio.Event) -> None:
             await asyncio.sleep(0.002)
 
     async with asyncio.TaskGroup() as tasks:
-        for to in ("lock", "lamp") * 3:
+        for to in TARGETS * 3:
             tasks.create_task(one(to))
 
 
+TARGETS = ("lock", "lamp")
 LEAST = 20
-"""Commands of every app that are done before anything can be said of a test."""
+"""Commands of every app to every device that are done before anything can be said of a test."""
 
 
 class Load:
@@ -180,11 +186,11 @@ class Load:
         self._remotes = remotes
 
     def _done(self) -> int:
-        """Commands that are done of the app that has fewest."""
-        return min(sum(end["state"] == "done" for end in one.ends.values()) for one in self._remotes)
+        """Commands that are done, of the app and the device that have fewest."""
+        return min(one.done(to) for one in self._remotes for to in TARGETS)
 
     async def more(self, commands: int) -> None:
-        """Until so many more of every app are done: what was broken works again, however slow the machine."""
+        """Until so many more of every app to every device are done: what was broken works again."""
         await self._reach(self._done() + commands)
 
     async def enough(self) -> None:
