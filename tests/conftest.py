@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web_app
 
 from duly.auth import Role
 from tests import servers
@@ -40,6 +41,14 @@ def _running(server: Server) -> Iterator[Server]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(autouse=True)
+def forget_stopped_hubs() -> Iterator[None]:
+    """aiohttp remembers the handlers of a thousand applications, and with them every hub that a worker has
+    stopped: a gigabyte, and thousands of tasks that every `asyncio.run` looks through."""
+    yield
+    web_app._cached_build_middleware.cache_clear()
 
 
 @pytest.fixture

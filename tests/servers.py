@@ -27,6 +27,10 @@ import pytest
 from duly.broker import Broker, nats_server
 from duly.broker_rules import BrokerUser
 
+GUARD = 120.0
+"""Seconds after which a test gives up on something that must happen. It is no measure of how fast that is:
+on a machine with other work everything takes many times as long."""
+
 
 def free_port() -> int:
     with socket.socket() as s:

@@ -22,6 +22,7 @@ from duly.ledgers import open_ledger
 from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
 from tests import servers
+from tests.at_once import at_once
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_anything_else_is_nobodys_token(token: str) -> None:
         for shown in (token, real + token if token else "", real[:-1], real.lower(), real[5:], "duly_"):
             assert shown == real or accounts.authenticate(shown) is None
 
-    asyncio.run(show())
+    at_once(show())
 
 
 async def test_authentication_is_quick_and_asks_nobody(accounts: Accounts) -> None:
@@ -397,16 +398,16 @@ class AccountsAgreeWithAModel(RuleBasedStateMachine):
         role = Role.APP if name in APPS else Role.DEVICE
         if name in self.roles and not replace:
             with pytest.raises(Conflict):
-                asyncio.run(self.both[which].add(role, name))
+                at_once(self.both[which].add(role, name))
             return
-        token = asyncio.run(self.both[which].add(role, name, replace=replace))
+        token = at_once(self.both[which].add(role, name, replace=replace))
         if name in self.tokens:
             self.void.add(self.tokens[name])
         self.roles[name], self.tokens[name] = role, token
 
     @rule(which=st.sampled_from([0, 1]), name=st.sampled_from(APPS + DEVICES))
     def remove(self, which: int, name: str) -> None:
-        assert asyncio.run(self.both[which].remove(name)) == (name in self.roles)
+        assert at_once(self.both[which].remove(name)) == (name in self.roles)
         if name in self.roles:
             self.void.add(self.tokens.pop(name))
             del self.roles[name]
@@ -416,21 +417,21 @@ class AccountsAgreeWithAModel(RuleBasedStateMachine):
     @rule(which=st.sampled_from([0, 1]), app=st.sampled_from(APPS), device=st.sampled_from(DEVICES))
     def grant(self, which: int, app: str, device: str) -> None:
         if app in self.roles and device in self.roles:
-            assert asyncio.run(self.both[which].grant(app, device)) == ((app, device) not in self.grants)
+            assert at_once(self.both[which].grant(app, device)) == ((app, device) not in self.grants)
             self.grants.add((app, device))
         else:
             with pytest.raises(Malformed):
-                asyncio.run(self.both[which].grant(app, device))
+                at_once(self.both[which].grant(app, device))
 
     @rule(which=st.sampled_from([0, 1]), app=st.sampled_from(APPS), device=st.sampled_from(DEVICES))
     def revoke(self, which: int, app: str, device: str) -> None:
-        assert asyncio.run(self.both[which].revoke(app, device)) == ((app, device) in self.grants)
+        assert at_once(self.both[which].revoke(app, device)) == ((app, device) in self.grants)
         self.grants.discard((app, device))
 
     @invariant()
     def both_say_what_the_model_says(self) -> None:
         for accounts in self.both:
-            asyncio.run(accounts.refresh())
+            at_once(accounts.refresh())
             for name, token in self.tokens.items():
                 assert named(accounts.authenticate(token)) == (name, self.roles[name])
             assert not any(accounts.authenticate(token) for token in self.void)

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transport import Ack
 from duly.transports.mqtt import MqttLink
+from tests.servers import GUARD
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
 HUB = BrokerUser("hub", "h", ["#"], ["#"], NODES)
 """He sees what the nodes do."""
 
 
+pytestmark = pytest.mark.timeout(2 * GUARD)
 CLASSES = (("hub", "hub"), ("device", "lamp"), ("device", "lock"))
 
 
@@ -42,18 +44,26 @@ def node(name: str, password: str = "secret") -> BrokerUser:
     return broker_rules.node(name, password)
 
 
-async def until(true: Callable[[], Any], within: float = 10) -> None:
-    async with asyncio.timeout(within):
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(GUARD):
         while not true():
             await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def running(broker: Broker) -> AsyncIterator[Broker]:
+    """Started, and stopped whatever happens: what it leaves open would fail the test after this one."""
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    broker = Broker(tmp_path, ack_wait=1.0)
-    await broker.start()
-    yield broker
-    await broker.stop()
+    async with running(Broker(tmp_path, ack_wait=1.0)) as broker:
+        yield broker
 
 
 class Client:
@@ -72,7 +82,11 @@ class Client:
 
     async def __aenter__(self) -> Client:
         await self.link.start()
-        await self.link.connected()
+        try:
+            await self.link.connected(GUARD)
+        except BaseException:
+            await self.link.stop()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -307,34 +321,33 @@ async def test_what_it_acknowledged_survives_its_kill(tmp_path: Path) -> None:
     restarts: list[int] = []
     broker = Broker(tmp_path, ack_wait=1.0, on_restart=restarts.append)
     await broker.set_users([HUB])
-    await broker.start()
-    async with Client(broker, "hub", "h", "t", client_id="bob"):
-        pass
-    acknowledged: list[int] = []
-    async with Client(broker, "hub", "h", client_id="alice") as alice:
+    async with running(broker):
+        async with Client(broker, "hub", "h", "t", client_id="bob"):
+            pass
+        acknowledged: list[int] = []
+        async with Client(broker, "hub", "h", client_id="alice") as alice:
 
-        async def send(n: int) -> None:
-            await alice.link.publish("t", b"%d" % n)
-            acknowledged.append(n)
-            if len(acknowledged) == 2000:
-                assert broker.pid is not None
-                os.kill(broker.pid, signal.SIGKILL)
+            async def send(n: int) -> None:
+                await alice.link.publish("t", b"%d" % n)
+                acknowledged.append(n)
+                if len(acknowledged) == 2000:
+                    assert broker.pid is not None
+                    os.kill(broker.pid, signal.SIGKILL)
 
-        await asyncio.gather(*(send(n) for n in range(5000)), return_exceptions=True)
-        assert 2000 <= len(acknowledged) < 5000
-        await alice.link.connected()
-    assert restarts == [1] == [broker.restarts]
-    assert broker.problem is None
-    async with Client(broker, "hub", "h", "t", client_id="bob") as bob:
-        await until(lambda: set(acknowledged) <= {int(payload) for payload in bob.heard})
-    await broker.stop()
+            await asyncio.gather(*(send(n) for n in range(5000)), return_exceptions=True)
+            assert 2000 <= len(acknowledged) < 5000
+            await alice.link.connected(GUARD)
+        assert restarts == [1] == [broker.restarts]
+        assert broker.problem is None
+        async with Client(broker, "hub", "h", "t", client_id="bob") as bob:
+            await until(lambda: set(acknowledged) <= {int(payload) for payload in bob.heard})
 
 
-async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        broker = Broker(tmp_path / how.name)
-        await broker.set_users([HUB])
-        await broker.start()
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path, how: signal.Signals) -> None:
+    broker = Broker(tmp_path)
+    await broker.set_users([HUB])
+    async with running(broker):
         async with Client(broker, "hub", "h", "t", client_id="bob"):
             pass
         async with Client(broker, "hub", "h", client_id="alice") as alice:
@@ -343,13 +356,10 @@ async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path) 
         if how is signal.SIGKILL:
             assert broker.pid is not None
             os.kill(broker.pid, how)
-        await broker.stop()
-        again = Broker(tmp_path / how.name)
-        await again.set_users([HUB])
-        await again.start()
-        async with Client(again, "hub", "h", "t", "r", client_id="bob") as bob:
-            await until(lambda bob=bob: sorted(bob.heard) == [b"kept", b"retained"])
-        await again.stop()
+    again = Broker(tmp_path)
+    await again.set_users([HUB])
+    async with running(again), Client(again, "hub", "h", "t", "r", client_id="bob") as bob:
+        await until(lambda: sorted(bob.heard) == [b"kept", b"retained"])
 
 
 async def test_keeps_coming_back(broker: Broker) -> None:
@@ -361,26 +371,46 @@ async def test_keeps_coming_back(broker: Broker) -> None:
         assert broker.pid not in (None, pid)
 
 
+async def test_a_client_that_comes_back_before_we_listen_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker takes connections before we are there to be asked who may come in."""
+    monkeypatch.setattr("duly.broker.JUDGED_WITHIN", 1000)
+    monkeypatch.setattr("duly.transports.mqtt_session.CONNECT_WITHIN", 1000.0)
+    broker = Broker(tmp_path)
+    callout = broker.clients.callout
+    start = callout.start
+
+    async def late(port: int) -> None:
+        await asyncio.sleep(0.3)  # a client that tries every 20 ms is there by now, and waits
+        await start(port)
+
+    await broker.set_users([HUB])
+    async with running(broker), Client(broker, "hub", "h") as client:
+        monkeypatch.setattr(callout, "start", late)
+        for count in (1, 2, 3):
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            await until(lambda count=count: broker.restarts == count)
+            await until(lambda count=count: client.link.up and client.link.connections > count)
+
+
 async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         broker = Broker(disk, ack_wait=1.0)
         await broker.set_users([HUB])
-        await broker.start()
-        try:
-            async with Client(broker, "hub", "h", "nodes/+/pending") as hub:
-                (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free))
-                with pytest.raises((TimeoutError, ConnectionLost)):
-                    async with asyncio.timeout(3):
-                        await asyncio.gather(
-                            *(hub.link.publish("nodes/a/pending", b"x" * 9000) for _ in range(20))
-                        )
-                await until(lambda: broker.restarts > 0)
-                (disk / "ballast").unlink()
-                await until(lambda: hub.link.up)
-                await hub.link.publish("nodes/a/pending", b"room")
-                await until(lambda: b"room" in hub.heard)
-        finally:
-            await broker.stop()
+        async with running(broker), Client(broker, "hub", "h", "nodes/+/pending") as hub:
+            (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free))
+            with pytest.raises((TimeoutError, ConnectionLost)):
+                async with asyncio.timeout(3):
+                    await asyncio.gather(
+                        *(hub.link.publish("nodes/a/pending", b"x" * 9000) for _ in range(20))
+                    )
+            await until(lambda: broker.restarts > 0)
+            (disk / "ballast").unlink()
+            await until(lambda: hub.link.up)
+            await hub.link.publish("nodes/a/pending", b"room")
+            await until(lambda: b"room" in hub.heard)
 
 
 @contextmanager
@@ -437,7 +467,7 @@ async def test_does_not_outlive_us(tmp_path: Path) -> None:
     assert runs(pid)
     process.kill()
     await asyncio.to_thread(process.communicate)
-    await until(lambda: not runs(pid), 3)
+    await until(lambda: not runs(pid))
     broker = Broker(tmp_path)
     await broker.start()
     await broker.stop()

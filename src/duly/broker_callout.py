@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -48,6 +49,9 @@ GONE_KEPT: Final = 1_000
 
 LARGE: Final = 4_096
 """Bytes that count as much as one message."""
+
+LISTED: Final = 100_000
+"""Connections that are listed where all of them matter."""
 
 AT_ONCE: Final = 256
 """Visitors who are judged at the same time."""
@@ -123,6 +127,7 @@ class _Conn(Struct):
     cid: int
     authorized_user: str = ""
     account: str = ""
+    mqtt_client: str = ""
     in_msgs: int = 0
     in_bytes: int = 0
     pending_bytes: int = 0
@@ -184,6 +189,8 @@ class Callout:
         self._judge = judge
         self._writer: asyncio.StreamWriter | None = None
         self._server = b""
+        self._judging: set[int] = set()
+        """clients that we are asked about, and have not answered yet"""
         self._visitors: OrderedDict[int, Visitor] = OrderedDict()
         self._gone: OrderedDict[int, Visitor] = OrderedDict()
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
@@ -204,6 +211,7 @@ class Callout:
             await self._answering.stop()
             self._answering = None
         self._close()
+        self._judging.clear()
         self._visitors.clear()
         self._gone.clear()
 
@@ -217,8 +225,6 @@ class Callout:
         asked: dict[str, object] = {"auth": True, "sort": "msgs_from", "limit": 1000}
         if user:
             asked["user"] = user
-        answer = await self._ask(b"CONNZ", asked)
-        found = msgspec.json.decode(answer, type=_Connz).data.connections
         return [
             Connection(
                 one.cid,
@@ -227,8 +233,11 @@ class Callout:
                 one.in_msgs + one.in_bytes // LARGE,
                 one.pending_bytes,
             )
-            for one in found
+            for one in await self._listed(asked)
         ]
+
+    async def _listed(self, asked: dict[str, object]) -> list[_Conn]:
+        return msgspec.json.decode(await self._ask(b"CONNZ", asked), type=_Connz).data.connections
 
     async def kick(self, cid: int) -> None:
         """Hang up on a client."""
@@ -278,6 +287,7 @@ class Callout:
                     self._reader = await self._connect(port)
                 except BrokerError:  # it is being started anew, or stopped: then we are stopped, too
                     continue
+            self._tasks.do("hanging up on the unheard", self._kick_unheard())
             try:
                 await self._read(self._reader)
             except (OSError, ValueError, asyncio.IncompleteReadError) as problem:
@@ -332,13 +342,26 @@ class Callout:
         finally:
             self._answers.pop(inbox, None)
 
+    async def _kick_unheard(self) -> None:
+        """Hang up on the clients that the broker asked about while we did not listen: it takes connections
+        before we are there. They come again at once; they would wait for our answer for `JUDGED_WITHIN`."""
+        with contextlib.suppress(BrokerError, msgspec.DecodeError):  # it is being started anew
+            for one in await self._listed({"auth": True, "limit": LISTED}):
+                waits = not one.account and (one.mqtt_client or one.authorized_user)
+                if waits and one.cid not in self._judging and one.cid not in self._visitors:
+                    await self.kick(one.cid)
+
     # ── visitors ─────────────────────────────────────────────────────────────────────────────────
 
     async def _answer(self, reply: bytes, body: bytes) -> None:
-        async with self._door:
-            question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
-            answer = await self._judged(question)
-        self._send(b"PUB %b %d" % (reply, len(answer)), answer)
+        question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
+        self._judging.add(question.client_info.id)
+        try:
+            async with self._door:
+                answer = await self._judged(question)
+            self._send(b"PUB %b %d" % (reply, len(answer)), answer)
+        finally:
+            self._judging.discard(question.client_info.id)
 
     async def _judged(self, question: _Request) -> bytes:
         client, login = question.client_info, question.connect_opts

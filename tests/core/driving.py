@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TypeVar
 
 from duly.core import writes as w
@@ -10,6 +9,7 @@ from duly.core.steps import Effect, Event, Reply, Report, Step, Todo, Transmit
 from duly.engine import Machine
 from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
+from tests.at_once import at_once
 
 E = TypeVar("E", Transmit, Reply, Report)
 
@@ -23,7 +23,7 @@ class Driver:
         self.carry_out(machine.restore(self._open(), (), self.ledger.disk.marks, clock.now()))
 
     def _open(self) -> list[w.Open]:
-        return asyncio.run(self.ledger.open_deliveries(self.machine.channel))
+        return at_once(self.ledger.open_deliveries(self.machine.channel))
 
     def give(self, event: Event) -> list[Effect]:
         """Hand an event over; what came of it."""

@@ -30,6 +30,7 @@ from duly.core.steps import (
 from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
 from duly.ledgers.memory import Disk
 from duly.testing import ManualClock
+from tests.at_once import at_once
 from tests.core.driving import Driver, only
 
 RUN = OutboxPolicy("run", None, RetryPolicy.never(), FOREVER)
@@ -338,9 +339,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        import asyncio
-
-        asyncio.run(self.inbox.ledger.prune())
+        at_once(self.inbox.ledger.prune())
 
     @rule(seconds=st.integers(1, 900))
     def set_the_clock_back(self, seconds: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order
@@ -15,6 +13,7 @@ from duly.core.units import SECOND
 from duly.core.writes import Open
 from duly.ledgers.memory import Disk
 from duly.testing import ManualClock
+from tests.at_once import at_once
 from tests.core.driving import Driver, only
 
 POLICY = OutboxPolicy("device", RetryPolicy.fixed(3 * SECOND, tries=4), patience=10 * SECOND)
@@ -38,7 +37,7 @@ class Hub(Driver):
         return []
 
     def look(self, *here: str, living: tuple[str, ...] = ("a", "b")) -> list[Effect]:
-        found = asyncio.run(
+        found = at_once(
             self.ledger.strays("device", here=here, worker=self.name, living=living, now=self.clock.now())
         )
         return self.give(Found(tuple(found), dict(self.ledger.disk.marks)))
@@ -185,7 +184,7 @@ def test_found_twice_is_taken_once() -> None:
     a, b, _ = two()
     a.comes()
     a.give(Arrived(message(0, None)))
-    found = asyncio.run(b.ledger.strays("device", here=["lock"], worker="b", living=["a", "b"], now=0))
+    found = at_once(b.ledger.strays("device", here=["lock"], worker="b", living=["a", "b"], now=0))
     both = b.give(Found(tuple(found))) + b.give(Found(tuple(found)))
     assert sent(both) == [b"0"]
     assert isinstance(b.machine, Inbox)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from duly.core.lifecycle import State
@@ -13,6 +12,7 @@ from duly.core.vigil import OFFSET, SELF, Vigil
 from duly.core.watched import DEVICES
 from duly.ledgers.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
+from tests.at_once import at_once
 from tests.core.driving import Driver, only
 
 IDENTITY = Identity("me", "tower:7800", "home", "night")
@@ -34,7 +34,7 @@ class Watch(Driver):
         self.policy = policy
         self.vigil = Vigil(policy, IDENTITY, worker)
         memory = MemoryLedger(disk=disk)
-        self.vigil.remember(asyncio.run(memory.shelf(DEVICES)), asyncio.run(memory.item(SELF, OFFSET)))
+        self.vigil.remember(at_once(memory.shelf(DEVICES)), at_once(memory.item(SELF, OFFSET)))
         super().__init__(self.vigil, clock or ManualClock(), disk)
         if online:
             self.give(Reachable(""))

@@ -15,6 +15,7 @@ from duly.apps.chat import Chat
 from duly.apps.gateway import Gateway
 from duly.channel import Notice
 from duly.channels.webhook import Webhook
+from duly.cli import device
 from duly.cli.device import Effects
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
@@ -96,6 +97,7 @@ def wire(fuse: Fuse) -> None:
 def main() -> None:
     from duly.cli import main as duly
 
+    device.FIRST_SECONDS = 86_400.0  # a person is told soon that there is no hub; here it is being killed
     point = sys.argv.pop(1)
     if point:
         wire(Fuse(point))

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import aiohttp
 
+from tests.servers import GUARD
 from tests.wire.raw import Closed, Ids, Json, join
 
 Key = tuple[str, str]
@@ -146,6 +147,15 @@ class Remote:
         elif known != end:
             self.trouble.append(end | {"what": f"it had ended as {known}"})
 
+    def done(self, to: str) -> int:
+        """How many of its commands to a device are done."""
+        done = (id_ for id_, end in self.ends.items() if end["state"] == "done")
+        return sum(self.frames[id_]["to"] == to for id_ in done)
+
+    def under_way(self) -> dict[str, str]:
+        """The commands that have not ended, and whether the hub has accepted them."""
+        return {one: "accepted" if one in self.accepted else "sent" for one in self._waiting}
+
     def _retry(self, seq_id: str) -> None:
         self._sent.discard(seq_id)
         self._again.set()
@@ -160,31 +170,60 @@ async def press(remote: Remote, stop: asyncio.Event) -> None:
             await asyncio.sleep(0.002)
 
     async with asyncio.TaskGroup() as tasks:
-        for to in ("lock", "lamp") * 3:
+        for to in TARGETS * 3:
             tasks.create_task(one(to))
 
 
+TARGETS = ("lock", "lamp")
+LEAST = 20
+"""Commands of every app to every device that are done before anything can be said of a test."""
+
+
+class Load:
+    """How far the commands of several apps have come."""
+
+    def __init__(self, remotes: list[Remote]) -> None:
+        self._remotes = remotes
+
+    def _done(self) -> int:
+        """Commands that are done, of the app and the device that have fewest."""
+        return min(one.done(to) for one in self._remotes for to in TARGETS)
+
+    async def more(self, commands: int) -> None:
+        """Until so many more of every app to every device are done: what was broken works again."""
+        await self._reach(self._done() + commands)
+
+    async def enough(self) -> None:
+        """Until so many of every app are done that something can be said of it."""
+        await self._reach(LEAST + 1)
+
+    async def _reach(self, done: int) -> None:
+        async with asyncio.timeout(GUARD):
+            while self._done() < done:
+                await asyncio.sleep(0.05)
+
+
 @contextlib.asynccontextmanager
-async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[None]:
-    """Under load while the block runs, and until everything has ended that was sent in it."""
+async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
+    """Under load while the block runs and until enough was done, and then until everything has ended."""
     living = [asyncio.create_task(one.run()) for one in (*remotes, *more)]
-    stop = asyncio.Event()
+    stop, load = asyncio.Event(), Load(remotes)
     pressing = [asyncio.create_task(press(remote, stop)) for remote in remotes]
     try:
-        yield
+        yield load
+        await load.enough()
         stop.set()
-        async with asyncio.timeout(30):
-            await asyncio.gather(*pressing)
+        _, late = await asyncio.wait(pressing, timeout=GUARD)
+        assert not late, [one.under_way() for one in remotes]
+        await asyncio.gather(*pressing)
     finally:
         for task in (*living, *pressing):
             task.cancel()
         await asyncio.gather(*living, *pressing, return_exceptions=True)
 
 
-async def judge(
-    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, least: int = 20
-) -> None:
-    """`unknown`: of how many commands it may be so that nobody can tell; `least`: how many must be done."""
+async def judge(hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0) -> None:
+    """`unknown`: of how many commands it may be so that nobody can tell."""
     did = [key for device in devices for key in device.did]
     effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
@@ -192,7 +231,7 @@ async def judge(
         assert remote.trouble == []
         assert remote.accepted <= set(remote.ends), "accepted and lost"
         states = Counter(end["state"] for end in remote.ends.values())
-        assert states["done"] > least, f"too little load to say anything: {states}"
+        assert states["done"] > LEAST, f"too little load to say anything: {states}"
         strange = [end for end in remote.ends.values() if end["state"] not in ENDS]
         assert not strange, strange
         assert remote.ordered or states["superseded"] == 0

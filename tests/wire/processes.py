@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from duly.apps.profiles import Draft, Profiles
 from duly.auth import Accounts, Role
 from duly.cli.device import Effects
 from duly.ledgers import open_ledger
-from tests.servers import quiet_port
+from tests.servers import GUARD, quiet_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +38,8 @@ class Killable:
     async def died(self) -> None:
         """Until it is dead, by kill -9 and not by a bug."""
         assert self._process is not None
-        assert await self._process.wait() == -signal.SIGKILL, self.errors
+        async with asyncio.timeout(GUARD):
+            assert await self._process.wait() == -signal.SIGKILL, self.errors
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -107,15 +107,24 @@ class HubProcess(Killable):
     async def start(self, point: str = "") -> None:
         process = await self._start(point, "up", stdout=subprocess.PIPE, **self._env)
         assert process.stdout is not None
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(GUARD):
             line = (await process.stdout.readline()).decode()
         if line or not point:  # else it got to its point while it was still starting
             assert line.startswith(f"ready {self.url}"), f"the hub did not start: {self.errors}"
 
-    def kill_broker(self) -> None:
-        """The embedded one; the hub brings it back."""
-        with contextlib.suppress(ProcessLookupError):  # it is dead already, and just coming back
+    async def kill_broker(self) -> None:
+        """The embedded one, as soon as there is one; the hub brings it back."""
+        async with asyncio.timeout(GUARD):
+            while not self._kill_broker():
+                await asyncio.sleep(0.01)
+
+    def _kill_broker(self) -> bool:
+        """False while it is dead from before, and just coming back."""
+        try:
             os.kill(int((self.folder / "broker" / "nats.pid").read_text()), signal.SIGKILL)
+        except (ProcessLookupError, FileNotFoundError, ValueError):  # its file is missing, or being written
+            return False
+        return True
 
 
 class DeviceProcess(Killable):

@@ -19,15 +19,19 @@ from typing import Self
 import pytest
 
 from tests import servers
+from tests.servers import GUARD
 from tests.wire.fused import DEVICE_POINTS, HUB_POINTS
 from tests.wire.pressing import Lock, Remote, judge, pressed
 from tests.wire.processes import DeviceProcess, HubProcess, quiet_port
 
-SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "6"))
+SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
+ROUNDS = 7
+"""Deaths in the last test, at least."""
 LONG = "DULY_KILL_SECONDS" in os.environ
 AT_ONCE = 12
 """Commands under way in all: so many may be unknown after the death of a device."""
 DEVICES = ("lock", "lamp")
+pytestmark = pytest.mark.timeout(3 * GUARD)
 
 
 def remotes_of(hub: HubProcess, tokens: dict[str, str]) -> list[Remote]:
@@ -57,12 +61,12 @@ class Broker:
         if self._outside is not None:
             self._outside.start()
 
-    def kill(self, hub: HubProcess) -> None:
+    async def kill(self, hub: HubProcess) -> None:
         if self._outside is None:
-            hub.kill_broker()
+            await hub.kill_broker()
         else:
-            self._outside.stop(signal.SIGKILL)
-            self._outside.start()
+            await asyncio.to_thread(self._outside.stop, signal.SIGKILL)
+            await asyncio.to_thread(self._outside.start)
 
     def remove(self) -> None:
         if self._outside is not None:
@@ -110,12 +114,12 @@ async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path) -> None
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS]
     await hub.start(points[0])
     try:
-        async with pressed(remotes, *devices):
+        async with pressed(remotes, *devices) as load:
             for point in [*points[1:], ""]:
-                async with asyncio.timeout(15):
-                    await hub.died()
+                await hub.died()
                 await hub.start(point)
             for _ in range(3):
+                await load.more(dice.randint(0, 5))
                 await asyncio.sleep(dice.uniform(0.02, 0.4))
                 await hub.kill()
                 await hub.start()
@@ -132,13 +136,12 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
         lock, lamp = town.devices
         await lamp.start()
         await lock.start(points[0])
-        async with pressed(town.remotes):
+        async with pressed(town.remotes) as load:
             for point in [*points[1:], ""]:
-                async with asyncio.timeout(15):
-                    await lock.died()
+                await lock.died()
                 await lock.start(point)
             for _ in range(2):
-                await asyncio.sleep(dice.uniform(0.5, 1.5))
+                await load.more(dice.randint(1, 20))
                 await asyncio.gather(lock.kill(), lamp.kill())
                 await asyncio.gather(lock.start(), lamp.start())
         await town.judge(deaths=len(points) + 4)
@@ -153,15 +156,17 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
     ],
 )
 async def test_the_broker_dies_at_random(tmp_path: Path, broker: str, times: int) -> None:
+    """Every other time before the devices are back from the time before."""
     dice = random.Random(22)
-    async with Town(tmp_path, Broker(broker), patience=10 if broker != "rabbitmq" else 40) as town:
+    async with Town(tmp_path, Broker(broker), patience=GUARD / 2) as town:
         await asyncio.gather(*(device.start() for device in town.devices))
-        async with pressed(town.remotes):
-            await asyncio.sleep(2)
-            for _ in range(times):
-                await asyncio.sleep(dice.uniform(0.5, 1.5))
+        async with pressed(town.remotes) as load:
+            for time in range(times):
+                if time % 2 == 0:
+                    await load.more(dice.randint(1, 20))
+                await asyncio.sleep(dice.uniform(0, 1))
                 assert town.broker is not None
-                await asyncio.to_thread(town.broker.kill, town.hub)
+                await town.broker.kill(town.hub)
         await town.judge(deaths=0)
 
 
@@ -169,38 +174,41 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path) -> No
     """And the broker with it, every time."""
     dice = random.Random(23)
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS if point.startswith("after")]
-    async with Town(tmp_path, Broker("embedded")) as town:
+    async with Town(tmp_path, Broker("embedded"), patience=GUARD / 2) as town:
         await asyncio.gather(*(device.start() for device in town.devices))
-        async with pressed(town.remotes):
-            await asyncio.sleep(2)
+        async with pressed(town.remotes) as load:
+            await load.more(5)
             await town.hub.kill()
             for point in points:
                 await town.hub.start(point)
-                async with asyncio.timeout(15):
-                    await town.hub.died()
+                await town.hub.died()
             await town.hub.start()
         await town.judge(deaths=0)
 
 
-@pytest.mark.timeout(60 + SECONDS)
+@pytest.mark.timeout(3 * GUARD + SECONDS)
 @pytest.mark.parametrize("broker", ["embedded", "mosquitto"])
 async def test_everything_dies_at_random(tmp_path: Path, broker: str) -> None:
+    """So often, or for so long; mostly when commands are done again, and sometimes before."""
     dice = random.Random(os.environ.get("DULY_KILL_SEED", "24"))
     loop = asyncio.get_running_loop()
     async with Town(tmp_path, Broker(broker), patience=6) as town:
         await asyncio.gather(*(device.start() for device in town.devices))
         deaths = 0
-        async with pressed(town.remotes):
-            until = loop.time() + SECONDS
-            while loop.time() < until:
-                await asyncio.sleep(dice.uniform(0.2, 1.5))
+        async with pressed(town.remotes) as load:
+            until, rounds = loop.time() + SECONDS, 0
+            while rounds < ROUNDS or loop.time() < until:
+                rounds += 1
+                if dice.random() < 0.7:
+                    await load.more(dice.randint(1, 10))
+                await asyncio.sleep(dice.uniform(0, 1))
                 match dice.choice(("hub", "broker", *town.devices)):
                     case "hub":
                         await town.hub.kill()
                         await town.hub.start()
                     case "broker":
                         assert town.broker is not None
-                        await asyncio.to_thread(town.broker.kill, town.hub)
+                        await town.broker.kill(town.hub)
                     case device:
                         deaths += 1
                         await device.kill()

@@ -33,13 +33,16 @@ async def admin(place: Tower, verb: str, token: str, **wanted: str) -> Any:
         aiohttp.ClientSession() as http,
         http.post(f"{place.url}/v1/admin/{verb}", json=wanted, headers=headers) as answer,
     ):
-        return await answer.json()
+        said = await answer.json()
+        assert answer.status == 200, said
+        return said
 
 
 async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(place: Tower) -> None:
     await place.add(Role.ADMIN, "ann")
     for n, verb in enumerate(("alert.ack", "alert.resolve")):
-        await place.post(event(f"event-{n}"))
+        status, said = await place.post(event(f"event-{n}"))
+        assert (status, said["code"]) == (200, 0), said
         said = await admin(place, verb, place.tokens["ann"], event=f"event-{n}", by="bob", note="on my way")
         assert (said["by"], said["claimed"], said["note"]) == ("ann", "bob", "on my way")
     said = await admin(place, "alert.silence", place.tokens["ann"], device="x", by="bob", lasts="60")
