@@ -14,6 +14,7 @@ import pytest
 
 from duly.clients.mailbox import Mailbox
 from duly.clients.node import Node
+from duly.clients.tasks import Task
 from tests import servers
 from tests.clients.nodes import SOON, own_name, until
 
