@@ -45,7 +45,7 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 	$(BIN)/pytest -n auto --dist loadfile
 
 chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
-	DULY_CHAOS=10000 $(BIN)/pytest -s tests/wire/test_chaos.py
+	DULY_CHAOS=10000 $(BIN)/pytest -s tests/end_to_end/test_chaos.py
 
 bench: $(VENV)/.bench ## measure, beside what people use instead
 	@bash tools/install-servers bench

@@ -23,8 +23,9 @@ import apsw
 import duly
 from bench.measure import Figure, Report, batches, folder, messages, rounds, spread
 from duly.core import horizon
-from duly.core.writes import Admit
-from duly.ledgers import rows, sql
+from duly.core.operations import Admit
+from duly.storage import sql
+from duly.storage.sql import rows
 
 WARM = 16_000
 """Messages that fill the WAL once, in groups; one by one 3,000 do."""

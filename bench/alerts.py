@@ -24,8 +24,8 @@ import duly
 from bench.measure import Figure, Median, Report, folder
 from bench.posts import Found, Work
 from bench.servers import Server, free_port, hub, until_open
-from duly.apps.profiles import Draft, Profiles
-from duly.auth import Accounts, Role
+from duly.apps.alerts.profiles import ProfileDraft, Profiles
+from duly.identity.accounts import Accounts, Role
 
 SHAPES = {"1 connection": (1, 1), "16 connections": (16, 1), "100 per request": (4, 100)}
 DULY, RIVAL = "duly", "Alertmanager"
@@ -61,7 +61,7 @@ async def sentinel(place: Path) -> str:
     await asyncio.to_thread(place.mkdir, exist_ok=True)
     async with await duly.open_ledger(f"sqlite:///{place}/ledger.db") as ledger:
         profiles = Profiles(ledger)
-        await profiles.set("bench", Draft(nobody=True))
+        await profiles.set("bench", ProfileDraft(nobody=True))
         return await Accounts(ledger).add(Role.SENTINEL, "gate")
 
 

@@ -27,12 +27,12 @@ from bench.chat_load import Found, Person, Work
 from bench.measure import Figure, Median, Report, folder
 from bench.servers import Server, hub
 from bench.xmpp import ejabberd, prosody
-from duly.apps import conversations as c
-from duly.auth import Accounts, Role
+from duly.apps.chat import conversations as c
 from duly.core.messages import Message
+from duly.core.operations import PutItem, Write
 from duly.core.units import FOREVER
-from duly.core.writes import Put, Write
-from duly.dialects.frames import Frame
+from duly.identity.accounts import Accounts, Role
+from duly.wire.frames import Frame
 
 PEOPLE = 100
 CROWD = 1_000
@@ -68,11 +68,11 @@ async def people(place: Path, count: int, *, group: str = "", stored: int = 0) -
         book = Accounts(ledger)
         found = [Person(f"u{i}", await book.add(Role.USER, f"u{i}")) for i in range(count)]
         if group:
-            writes: list[Write] = [Put(c.GROUPS, group, b'{"name":"crowd","made_by":"u0"}')]
+            writes: list[Write] = [PutItem(c.GROUPS, group, b'{"name":"crowd","made_by":"u0"}')]
             for person in found:
                 writes += (
-                    Put(c.members(group), person.name, c.Rank.MEMBER.body),
-                    Put(c.convs(person.name), group, b""),
+                    PutItem(c.members(group), person.name, c.Rank.MEMBER.body),
+                    PutItem(c.convs(person.name), group, b""),
                 )
             await ledger.write(*writes)
         for start in range(0, stored, 2_000):

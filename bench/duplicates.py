@@ -12,7 +12,7 @@ import asyncio
 import duly
 from bench.measure import Figure, Report, batches, folder, messages, rounds, spread
 from duly import Word
-from duly.ledger import HOT_IDS
+from duly.storage.ledger import HOT_IDS
 
 
 async def run(quick: bool) -> Report:

@@ -22,7 +22,7 @@ import duly
 from bench.load import Found, Pair, Work
 from bench.measure import Figure, Median, Report, folder
 from bench.servers import hub, nats_server, redis_server
-from duly.auth import Accounts, Role
+from duly.identity.accounts import Accounts, Role
 
 SHAPES = {"1 app × 100": (1, 100), "10 apps × 10": (10, 10)}
 """A hundred under way: an app and its device with a hundred, or ten of each with ten. The first is judged."""

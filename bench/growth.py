@@ -19,7 +19,7 @@ from pathlib import Path
 import duly
 from bench.measure import BODY, Figure, Report, batches, folder, messages, rounds, spread
 from duly import Message
-from duly.ledger import Ledger
+from duly.storage.ledger import Ledger
 
 SIZES = [1_000, 10_000, 100_000, 300_000, 1_000_000]
 QUICK = [1_000, 10_000, 100_000]

@@ -26,7 +26,7 @@ import uvloop
 from aiohttp import WSMsgType, web
 from msgspec import Raw, Struct
 
-from duly.hub import Hub, tune
+from duly.server.hub import Hub, tune
 from duly.settings import Settings
 
 

@@ -43,7 +43,7 @@ class Work(Struct):
     seconds: float = 1.0
     idle: bool = False
     device_url: str = ""
-    """where the devices go, if elsewhere"""
+    """where the devices go, if remote"""
 
 
 class Found(Struct):

@@ -27,8 +27,8 @@ from bench.measure import Figure, Median, Report, folder
 from bench.peers import Work
 from bench.rivals import WORKERS
 from bench.servers import redis_server
-from duly.broker import Broker
-from duly.broker_rules import BrokerUser
+from duly.broker.embedded import EmbeddedBroker
+from duly.broker.rules import BrokerUser
 
 DEPTH = 100
 GMQTT, PAHO, DULY = "bare gmqtt nodes", "bare paho nodes", "duly nodes"
@@ -64,7 +64,7 @@ async def embedded(place: Path) -> AsyncIterator[Work]:
     from bench.servers import free_port
 
     await asyncio.to_thread(place.mkdir)
-    broker = Broker(place, free_port())
+    broker = EmbeddedBroker(place, free_port())
     await broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
     await broker.start()
     try:

@@ -31,7 +31,7 @@ import duly
 from bench.measure import Contender, Figure, Report, folder, rounds, spread
 from bench.servers import postgres_url, redis_server
 from duly.core.ids import uuid7
-from duly.ledger import Ledger
+from duly.storage.ledger import Ledger
 
 Order = dict[str, str]
 

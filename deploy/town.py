@@ -1,7 +1,7 @@
 """The set of `compose.yaml` as plain processes: PostgreSQL, Redis, a broker, three hubs and a balancer.
 
     python -m deploy.town                       # until Ctrl-C; what is where is printed
-    python -m deploy.town --doorbell postgres   # without Redis
+    python -m deploy.town --notifier postgres   # without Redis
 
 Everything is on free ports of this machine, in a folder that goes with it. The tests kill its parts in turn.
 """
@@ -89,7 +89,7 @@ class Balancer:
 class Town:
     """All of it. Its parts can be stopped and started one by one."""
 
-    def __init__(self, hubs: int = 3, *, doorbell: str = "redis", mqtt: bool = True, **settings: str) -> None:
+    def __init__(self, hubs: int = 3, *, notifier: str = "redis", mqtt: bool = True, **settings: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="duly-town-"))
         self._closing = contextlib.ExitStack()
         self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
@@ -97,12 +97,12 @@ class Town:
             self.postgres = Postgres()
             self._closing.callback(self.postgres.remove)
             self.ledger = self.postgres.create_database("duly")
-            settings |= {"ledger": self.ledger, "doorbell": doorbell}
+            settings |= {"ledger": self.ledger, "notifier": notifier}
             settings |= {"secret_key": str(self.folder / "secret.key")}
-            self.redis = Redis() if doorbell == "redis" else None
+            self.redis = Redis() if notifier == "redis" else None
             if self.redis is not None:
                 self._begin(self.redis)
-                settings["doorbell"] = self.redis.url
+                settings["notifier"] = self.redis.url
             self.broker = Mosquitto() if mqtt else None
             if self.broker is not None:
                 self._begin(self.broker)
@@ -137,10 +137,10 @@ class Town:
 
 def main() -> None:
     told = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    told.add_argument("--doorbell", choices=["redis", "postgres"], default="redis")
+    told.add_argument("--notifier", choices=["redis", "postgres"], default="redis")
     wanted = told.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    town = Town(doorbell=wanted.doorbell)
+    town = Town(notifier=wanted.notifier)
     try:
         town.start()
         lines = {

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web_app
 
-from duly.auth import Role
+from duly.identity.accounts import Role
 from tests import servers
 from tests.places import Place
 

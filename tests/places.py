@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from duly.auth import Role
-from duly.hub import Hub
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
 from duly.settings import Settings
 
 

@@ -24,8 +24,8 @@ from urllib.parse import quote
 
 import pytest
 
-from duly.broker import Broker, nats_server
-from duly.broker_rules import BrokerUser
+from duly.broker.embedded import EmbeddedBroker, nats_server
+from duly.broker.rules import BrokerUser
 
 GUARD = 120.0
 """Seconds after which a test gives up on something that must happen. It is no measure of how fast that is:
@@ -371,7 +371,7 @@ class Embedded:
         self._thread = threading.Thread(target=self._loop.run_forever, name="embedded broker", daemon=True)
         self._thread.start()
         self.port = free_port()
-        self.broker: Broker | None = None
+        self.broker: EmbeddedBroker | None = None
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
@@ -381,7 +381,7 @@ class Embedded:
 
     def start(self) -> None:
         async def begin() -> None:
-            self.broker = Broker(self._folder, self.port, ack_wait=2.0)
+            self.broker = EmbeddedBroker(self._folder, self.port, ack_wait=2.0)
             await self.broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
             await self.broker.start()
 

@@ -61,7 +61,7 @@ def test_a_hub_is_built_from_a_file_that_is_there_and_its_settings_are_settings(
     assert environment.keys() <= known
     chosen = settings.load({}, environment)
     assert (chosen.listen, chosen.insecure) == ("0.0.0.0", True)
-    for url in (chosen.ledger, chosen.doorbell, chosen.mqtt):
+    for url in (chosen.ledger, chosen.notifier, chosen.mqtt):
         assert url.split("//")[1].split("@")[-1].split(":")[0].split("/")[0] in SERVICES, url
     mounted = [volume.split(":")[1] for volume in SERVICES[hub]["volumes"]]
     assert any(chosen.data.startswith(f"{place}/") for place in mounted), "the rest is read-only"
@@ -88,7 +88,7 @@ def test_the_commands_of_the_image_and_of_the_comments_are_the_command_lines_own
         subprocess.run([sys.executable, "-m", "duly", *verb, "--help"], check=True, capture_output=True)
 
 
-def test_the_doorbell_keeps_nothing(tmp_path: Path) -> None:
+def test_the_notifier_keeps_nothing(tmp_path: Path) -> None:
     port = servers.quiet_port()
     command = [
         program("redis-server", "redis-server"),

@@ -21,11 +21,11 @@ import pytest
 import duly
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, key_of
+from duly.core.operations import Delivery, Finish, Group, Results
 from duly.core.units import SECOND
-from duly.core.writes import Delivery, Finish, Group, Results
 from duly.errors import LedgerUnavailable, Malformed, ProgramError, TooLarge
-from duly.ledger import Ledger, Transaction
-from tests.ledgers import conftest as ledgers
+from duly.storage.ledger import Ledger, Transaction
+from tests.storage import conftest as ledgers
 
 if TYPE_CHECKING:
     from tests.nowhere import OnlyForTheTypeChecker
@@ -127,9 +127,9 @@ async def test_another_key_or_another_scope_is_another_call(ledger: Ledger) -> N
 
     @duly.once(ledger, scope="other", key=lambda order: order)
     async def charge(order: str) -> str:
-        return "paid elsewhere"
+        return "paid remote"
 
-    assert await charge("o-1") == "paid elsewhere"
+    assert await charge("o-1") == "paid remote"
 
 
 @embedded

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.core.signals import SentinelPolicy
+from duly.core.monitor.signals import SentinelPolicy
 from duly.errors import Malformed
 from duly.settings import load, section
 

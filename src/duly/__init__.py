@@ -40,30 +40,30 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
-from duly.ledger import Ledger, Transaction
-from duly.ledgers import open_ledger
 from duly.once import once
+from duly.storage import open_ledger
+from duly.storage.ledger import Ledger, Transaction
 
 if TYPE_CHECKING:
     from duly.clients.app import App
     from duly.clients.chat import Chat
     from duly.clients.device import Device
-    from duly.clients.node import Node
+    from duly.clients.node.node import Node
+    from duly.clients.node.statuses import NodeStatus
+    from duly.clients.node.tasks import SentTask, Task
     from duly.clients.sentinel import Sentinel
-    from duly.clients.statuses import NodeStatus
-    from duly.clients.tasks import Sent, Task
-    from duly.core.signals import SentinelPolicy
+    from duly.core.monitor.signals import SentinelPolicy
 
 _LATER = {
     "App": "duly.clients.app",
     "Chat": "duly.clients.chat",
     "Device": "duly.clients.device",
-    "Node": "duly.clients.node",
-    "NodeStatus": "duly.clients.statuses",
-    "Sent": "duly.clients.tasks",
-    "Task": "duly.clients.tasks",
+    "Node": "duly.clients.node.node",
+    "NodeStatus": "duly.clients.node.statuses",
+    "SentTask": "duly.clients.node.tasks",
+    "Task": "duly.clients.node.tasks",
     "Sentinel": "duly.clients.sentinel",
-    "SentinelPolicy": "duly.core.signals",
+    "SentinelPolicy": "duly.core.monitor.signals",
 }
 
 
@@ -95,7 +95,7 @@ __all__ = [
     "Refused",
     "RetryPolicy",
     "SenderError",
-    "Sent",
+    "SentTask",
     "Sentinel",
     "SentinelPolicy",
     "Stale",

@@ -41,7 +41,7 @@ is stored or half done. Catch the branch you can act on.
     │   └── InDoubt           it may have arrived
     ├── Overloaded            queues are full: try again later
     │   └── RateLimited       this account or address asks too much: wait as long as it says
-    ├── Stopped               we are shutting down: try again elsewhere or later
+    ├── Stopped               we are shutting down: try again remote or later
     └── ProgramError          a bug in the code that called us
         └── IllegalTransition a state change the lifecycle does not allow
 """
@@ -348,7 +348,7 @@ class RateLimited(Overloaded):
 
 
 class Stopped(DulyError):
-    """We are shutting down: try again elsewhere or later."""
+    """We are shutting down: try again remote or later."""
 
     fault = Fault.NOBODY
     retry = True

@@ -37,20 +37,20 @@ import msgspec.inspect
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
-from duly.core.units import FOREVER, MS, SECOND, seconds
-from duly.core.writes import (
+from duly.core.operations import (
     Admit,
     Advance,
     Deliver,
     Delivery,
+    DeliveryRef,
     Finish,
     Postpone,
-    Ref,
     Renew,
     Take,
     Withdraw,
     Write,
 )
+from duly.core.units import FOREVER, MS, SECOND, seconds
 from duly.errors import (
     Conflict,
     DulyError,
@@ -62,7 +62,7 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
-from duly.ledger import Ledger
+from duly.storage.ledger import Ledger
 
 R = TypeVar("R")
 
@@ -401,8 +401,8 @@ CANCELLED: Final = Answer(
 )
 
 
-def _ref(message: Message) -> Ref:
-    return Ref(message.key, CHANNEL, "run")
+def _ref(message: Message) -> DeliveryRef:
+    return DeliveryRef(message.key, CHANNEL, "run")
 
 
 def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
@@ -492,17 +492,17 @@ class _Leases:
     def __init__(self, ledger: Ledger, lease: int) -> None:
         self._ledger = ledger
         self._lease = lease
-        self._runs: dict[Ref, int] = {}
+        self._runs: dict[DeliveryRef, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
 
-    def add(self, ref: Ref, attempt: int) -> None:
+    def add(self, ref: DeliveryRef, attempt: int) -> None:
         if not self._ledger.sole:
             self._runs[ref] = attempt
             if self._timer is None:
                 self._schedule()
 
-    def remove(self, ref: Ref) -> None:
+    def remove(self, ref: DeliveryRef) -> None:
         self._runs.pop(ref, None)
         if not self._runs and self._timer is not None:
             self._timer.cancel()

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.errors import Malformed
-from duly.ledgers import file_url
+from duly.storage import file_url
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -41,7 +41,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     no_mqtt: bool = False
     ledger: str = ""
     """sqlite:///… in the data folder by default"""
-    doorbell: str = ""
+    notifier: str = ""
     """how hubs on one ledger wake each other: redis://…, or postgres, the default where the ledger is that"""
     secret_key: str = ""
     """the file with the key that seals the ledger's secrets; secret.key in the data folder by default"""
@@ -113,10 +113,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 "add --tls-cert and --tls-key, or say --insecure"
             )
 
-        if self.doorbell and not self.shared:
+        if self.notifier and not self.shared:
             raise Malformed(
-                "a doorbell is for hubs that share a ledger; "
-                "say --ledger postgresql://…, or leave --doorbell out"
+                "a notifier is for hubs that share a ledger; "
+                "say --ledger postgresql://…, or leave --notifier out"
             )
 
     @property

@@ -80,7 +80,7 @@ def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(place: Place) -> Non
     assert [one["name"] for one in place.ask("list")["accounts"]] == ["phone"]
 
 
-def test_a_hub_elsewhere_wants_an_admins_token(place: Place) -> None:
+def test_a_hub_remote_wants_an_admins_token(place: Place) -> None:
     place.up()
     url = f"http://127.0.0.1:{place.port}"
     boss = place.ask("add", "admin", "boss")["token"]

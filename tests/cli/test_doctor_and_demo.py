@@ -40,7 +40,7 @@ def test_the_broker_inside_is_said_to_keep_what_it_acknowledges(place: Place) ->
     assert "survives kill -9" in found["broker"]["fact"]
 
 
-def test_a_broker_elsewhere_that_does_not_answer_is_an_illness(place: Place) -> None:
+def test_a_broker_remote_that_does_not_answer_is_an_illness(place: Place) -> None:
     hub = place.start("up", "--port", "0", "--mqtt", "mqtt://hub:secret@127.0.0.1:1")
     hub.line("ready")
     assert hub.process.stderr is not None

@@ -54,7 +54,7 @@ def test_a_postgresql_ledger_and_a_dead_redis(
     place: Place, postgres_server: Postgres, own_redis: Redis
 ) -> None:
     ledger = url_of(postgres_server)
-    place.up("--ledger", ledger, "--doorbell", own_redis.url)
+    place.up("--ledger", ledger, "--notifier", own_redis.url)
     found = findings(place)
     assert {one["is"] for one in found.values()} <= {"ok", "warn"}, found
     assert "PostgreSQL" in found["ledger"]["fact"]
@@ -111,7 +111,7 @@ def test_a_ledger_that_does_not_answer_is_trouble(place: Place) -> None:
 
 def test_no_password_is_told(place: Place, postgres_server: Postgres, own_redis: Redis) -> None:
     ledger = url_of(postgres_server).replace("duly@", "duly:secret@")
-    place.up("--ledger", ledger, "--doorbell", own_redis.url.replace("redis://", "redis://:secret@"))
+    place.up("--ledger", ledger, "--notifier", own_redis.url.replace("redis://", "redis://:secret@"))
     done = place.duly("doctor", "--json")
     assert "secret" not in done.stdout
 

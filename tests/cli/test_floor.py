@@ -7,7 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from duly.ledgers import open_ledger
+from duly.storage import open_ledger
 from tests.cli.conftest import Place
 
 TWO_DAYS = 2 * 86_400_000_000

@@ -26,8 +26,8 @@ import pytest
 from tests import servers
 from tests.cli.conftest import Place
 from tests.cli.test_node import Terminals
-from tests.clients.nodes import own_name
-from tests.wire.raw import join
+from tests.clients.node.nodes import own_name
+from tests.end_to_end.raw import join
 
 SECONDS = 30.0
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x1b[35m\x9b2J\x7f\x08\u202egnp\u2066\nforged\rline\x00\u2028"

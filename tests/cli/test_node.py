@@ -12,7 +12,7 @@ import pytest
 
 from tests import servers
 from tests.cli.conftest import Place
-from tests.clients.nodes import own_name
+from tests.clients.node.nodes import own_name
 
 
 class Terminals(Place):

@@ -26,7 +26,7 @@ PRINTING = {
 
 @pytest.mark.parametrize("path", VERBS, ids=lambda path: path.name)
 def test_no_verb_prints_by_itself(path: Path) -> None:
-    """What is printed elsewhere would not be made harmless: use `say`, `note`, `table` and `print_json`."""
+    """What is printed remote would not be made harmless: use `say`, `note`, `table` and `print_json`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")

@@ -6,7 +6,7 @@ import shlex
 
 from tests import servers
 from tests.cli.conftest import Place
-from tests.clients.nodes import own_name
+from tests.clients.node.nodes import own_name
 
 
 def test_a_node_that_demands_signatures_says_why_it_did_nothing(

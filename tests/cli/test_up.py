@@ -88,7 +88,7 @@ def test_two_hubs_cannot_have_one_ledger(place: Place) -> None:
         (["--port", "70000"], "port is a number from 0 to 65535"),
         (["--listen", "0.0.0.0"], "add --tls-cert and --tls-key, or say --insecure"),
         (["--tls-cert", "only.pem"], "TLS needs both"),
-        (["--doorbell", "redis://localhost"], "a doorbell is for hubs that share a ledger"),
+        (["--notifier", "redis://localhost"], "a notifier is for hubs that share a ledger"),
         (["--tls-cert", "no.pem", "--tls-key", "no.pem"], "certificate no.pem with no.pem cannot be used"),
     ],
 )

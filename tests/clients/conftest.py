@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests import servers
-from tests.clients.nodes import Brokered
+from tests.clients.node.nodes import Brokered
 
 
 @pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"])

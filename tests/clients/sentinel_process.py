@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from duly.clients.sentinel import Sentinel
-from duly.core.signals import SentinelPolicy
-from duly.core.steps import Effect, Report, Tell, Transmit
-from duly.ledgers.sqlite import SqliteLedger
-from tests.wire.fused import Fuse, around
+from duly.core.monitor.signals import SentinelPolicy
+from duly.core.steps import Effect, MachineEffect, ReportOutcome, Transmit
+from duly.storage.sqlite.ledger import SqliteLedger
+from tests.end_to_end.fused import Fuse, around
 
 POLICY = SentinelPolicy(debounce=3_600, countdown=0.02, retry_first=0.5, retry_most=2)
-EFFECTS: dict[str, type[Effect]] = {"telling": Tell, "sending": Transmit, "the end": Report}
+EFFECTS: dict[str, type[Effect]] = {"telling": MachineEffect, "sending": Transmit, "the end": ReportOutcome}
 POINTS = around("commit", *EFFECTS)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import duly
-from duly.auth import Role
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
 from duly.errors import NotAuthenticated, Stopped
+from duly.identity.accounts import Role
 from tests.places import Place
 from tests.servers import quiet_port
 

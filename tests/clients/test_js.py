@@ -15,15 +15,15 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from duly.auth import Role
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
 from duly.core.messages import key_of
 from duly.errors import DeviceError
-from duly.hub import Hub
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
 from tests import servers
+from tests.end_to_end.many import Town
 from tests.places import Place
-from tests.wire.many import Town
 
 try:
     from playwright.async_api import async_playwright
@@ -169,7 +169,7 @@ async def tab(context: Any, site: str, place: Place) -> Tab:
 async def test_the_hub_serves_the_module(place: Place) -> None:
     async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly.js") as answer:
         assert answer.content_type == "text/javascript"
-        assert await answer.read() == files("duly").joinpath("static/duly.js").read_bytes()
+        assert await answer.read() == files("duly").joinpath("clients/js/duly.js").read_bytes()
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from duly.auth import Role
 from duly.clients.chat import Chat, Line
+from duly.identity.accounts import Role
 from tests.clients.test_js import Tab, browser, site
 from tests.places import Place
 
@@ -142,6 +142,6 @@ async def test_a_page_that_was_logged_out_is_told(tab: Tab, town: Place) -> None
     token = await town.hub.people.let_in("cid", "page")
     await enter(tab, token)
     await tab.do("void chat.on('denied', ({ code }) => { globalThis.denied = code; })")
-    async with Chat(town.url, token) as elsewhere:
-        await elsewhere.log_out(everywhere=True)
+    async with Chat(town.url, token) as remote:
+        await remote.log_out(everywhere=True)
     await tab.until("globalThis.denied === 3")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from duly.auth import Principal, Role
 from duly.clients.app import Ack, App
-from duly.dialects import frames
-from duly.dialects.frames import Frame
-from duly.transport import Session
+from duly.identity.accounts import Principal, Role
+from duly.wire import frames
+from duly.wire.frames import Frame
+from duly.wire.session import Session
 from tests import servers
 from tests.places import Place
 from tests.servers import GUARD

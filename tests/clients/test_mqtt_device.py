@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duly.auth import Role
+from duly.apps.gateway.mqtt_devices import MqttDevice
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import DeviceError, Refused
-from duly.hub import Hub
-from duly.mqtt_devices import MqttDevice
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
 from duly.settings import Settings
-from duly.transport import Ack
-from duly.transports.mqtt import MqttLink
+from duly.transports.mqtt.link import MqttLink
+from duly.wire.session import Acknowledge
+from tests.end_to_end.processes import DeviceProcess
 from tests.servers import Mosquitto
-from tests.wire.processes import DeviceProcess
 
 
 class Place:
@@ -118,8 +118,8 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Its will died too, and what the broker has kept says that it is online."""
-    monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
-    monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     lamp = await place.hub.accounts.add(Role.DEVICE, "lamp")
     login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
     dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
@@ -137,12 +137,12 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
         await place.online("lamp")  # it came back, and said so
 
 
-async def test_a_device_that_dies_with_a_broker_elsewhere_is_not_believed_in_for_ever(
+async def test_a_device_that_dies_with_a_broker_remote_is_not_believed_in_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has forgotten its sessions has forgotten the wills."""
-    monkeypatch.setattr("duly.mqtt_devices.GRACE", 3.0)
-    monkeypatch.setattr("duly.hub.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     broker = Mosquitto("persistence false")
     broker.start()
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))
@@ -189,10 +189,10 @@ async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_i
 async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.clients.fd_link.HEARTBEAT", 1)
+    monkeypatch.setattr("duly.clients.mqtt_link.HEARTBEAT", 1)
     statuses: list[bytes] = []
 
-    def hear(topic: str, payload: bytes, old: bool, ack: Ack) -> None:
+    def hear(topic: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
         statuses.append(payload)
         ack()
 

@@ -10,8 +10,8 @@ import pytest
 from duly.clients import pushes
 from duly.clients.device import Device
 from duly.core.backlog import BacklogPolicy
-from duly.dialects import frames
 from duly.errors import RateLimited, Refused, TooLarge
+from duly.wire import frames
 from tests.places import Place
 
 

@@ -14,21 +14,21 @@ import aiohttp
 import msgspec
 import pytest
 
-from duly.apps.profiles import Draft
-from duly.auth import Role
-from duly.clients.sentinel import FIELD_LIMIT, News, Sentinel
+from duly.apps.alerts.profiles import ProfileDraft
+from duly.clients.sentinel import FIELD_LIMIT, Sentinel, SentinelNews
 from duly.core.lifecycle import State
-from duly.core.signals import SentinelPolicy
+from duly.core.monitor.machine import SCOPE
+from duly.core.monitor.signals import SentinelPolicy
+from duly.core.operations import Group, Results
 from duly.core.units import DAY, HOUR, MS, SECOND
-from duly.core.vigil import SCOPE
-from duly.core.writes import Group, Results
-from duly.dialects.frames import Frame
 from duly.errors import LedgerUnavailable, Malformed, Stopped, TooLarge
-from duly.ledger import Ledger
-from duly.ledgers import open_ledger
-from duly.ledgers.memory import MemoryLedger
+from duly.identity.accounts import Role
+from duly.storage import open_ledger
+from duly.storage.ledger import Ledger
+from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
-from duly.transport import Unhurried
+from duly.wire.frames import Frame
+from duly.wire.session import UncongestedSession
 from tests.places import Place
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ AT_ONCE = SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
 @pytest.fixture
 async def tower(place: Place) -> Place:
     await place.add(Role.SENTINEL, "watch", "other")
-    await place.hub.alerts.profiles.set("home", Draft(nobody=True))
+    await place.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
     return place
 
 
@@ -55,7 +55,7 @@ class Told(Sentinel):
             "memory:" if self._data is None else f"sqlite:///{self._data}", clock=self.clock
         )
 
-    async def hear(self, *words: str) -> News:
+    async def hear(self, *words: str) -> SentinelNews:
         """The next news of these kinds."""
         async with asyncio.timeout(10):
             async for news in self.news():
@@ -88,12 +88,12 @@ def sentinel(
 
 async def listed(tower: Place) -> list[dict[str, Any]]:
     """What the tower has, oldest first, as it came."""
-    alerts = await tower.hub.alerts.desk.alerts(limit=10_000)
+    alerts = await tower.hub.alerts.operations.alerts(limit=10_000)
     messages = [alert.record.message for alert in reversed(alerts)]
     return [json.loads(one.body) | {"id": one.id, "scope": one.scope} for one in messages]
 
 
-class Observer(Unhurried):
+class Observer(UncongestedSession):
     """Watches the tower, as an admin may: what it has taken, in the order it took it."""
 
     def __init__(self, tower: Place) -> None:
@@ -172,7 +172,7 @@ async def test_a_cancel_after_the_tower_has_it_is_told_to_the_tower(tower: Place
         await alert.sent
         alert.cancel()
         assert (await watch.hear("corrected")).event == alert.id
-    (seen,) = await tower.hub.alerts.desk.alerts()
+    (seen,) = await tower.hub.alerts.operations.alerts()
     assert seen.status.standing.value == "cancelled"
 
 
@@ -182,7 +182,7 @@ async def test_a_newer_location_reaches_the_tower_after_its_event(tower: Place) 
         await alert.sent
         alert.update(location={"lat": 2}, severity="critical")
         assert (await watch.hear("updated")).event == alert.id
-    (seen,) = await tower.hub.alerts.desk.alerts()
+    (seen,) = await tower.hub.alerts.operations.alerts()
     assert json.loads(bytes(seen.status.location)) == {"lat": 2}
 
 
@@ -283,7 +283,7 @@ async def test_the_clock_offset_is_measured_and_sent(tower: Place, tmp_path: Pat
     clock = ManualClock(SECOND)  # it is 1970, or so it thinks
     async with sentinel(tower, clock=clock) as watch:
         assert (await watch.trigger("fall", "band").sent).done
-    (alert,) = await tower.hub.alerts.desk.alerts()
+    (alert,) = await tower.hub.alerts.operations.alerts()
     event = json.loads(alert.record.message.body)
     assert event["timestamp"] == 1000
     assert abs(1000 + event["offset_ms"] - tower.hub.ledger.clock.now() // MS) < 10_000
@@ -411,7 +411,7 @@ async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_i
     async with Told(tower.url, tower.tokens["watch"], profile="barn", policy=policy) as watch:
         alert = watch.trigger("fall", "band", severity="critical")
         assert "no profile 'barn'" in (await watch.hear("refused")).detail
-        await tower.hub.alerts.profiles.set("barn", Draft(nobody=True))
+        await tower.hub.alerts.profiles.set("barn", ProfileDraft(nobody=True))
         assert (await alert.sent).done
 
 
@@ -425,7 +425,7 @@ async def test_the_file_does_not_grow_with_what_the_tower_has(tower: Place, tmp_
             await watch.trigger("fall", f"band-{n % 3}").sent
     async with await open_ledger(f"sqlite:///{memory}") as ledger:
         assert (await ledger.size()).messages == 0
-        assert len(await ledger.shelf("devices")) == 3
+        assert len(await ledger.bucket("devices")) == 3
 
 
 class Full(MemoryLedger):

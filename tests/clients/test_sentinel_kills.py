@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from duly.cli.rough import Damage, Road
-from duly.core.signals import read_event
-from duly.ledgers import open_ledger
+from duly.cli.bad_network import BadConnection, Damage
+from duly.core.monitor.signals import read_event
+from duly.storage import open_ledger
 from tests.clients.sentinel_process import POINTS, Fleet, Job
+from tests.end_to_end.processes import HubProcess
 from tests.receivers import receiver
-from tests.wire.processes import HubProcess
 
 
 async def listed(hub: HubProcess) -> dict[str, Counter[str]]:
@@ -74,7 +74,7 @@ async def test_fifty_sentinels_with_a_hundred_events_each_over_a_bad_network_wit
         tokens = await hub.prepare([], [], names, hook.url)
         await hub.start()
         stack.push_async_callback(hub.kill)
-        roads = {name: Road(hub.url, damage, chance) for name in names}
+        roads = {name: BadConnection(hub.url, damage, chance) for name in names}
         for road in roads.values():
             await road.start()
             stack.push_async_callback(road.stop)

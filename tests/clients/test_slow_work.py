@@ -12,11 +12,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from duly.auth import Role
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import Malformed
-from duly.hub import Hub
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.places import Place
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from duly.core import writes as w
-from duly.core.steps import Effect, Event, Reply, Report, Step, Todo, Transmit
-from duly.engine import Machine
-from duly.ledgers.memory import Disk, MemoryLedger
+from duly.core import operations as w
+from duly.core.steps import Effect, Event, Reply, ReportOutcome, Step, Todo, Transmit
+from duly.runtime.engine import Machine
+from duly.storage.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
 from tests.at_once import at_once
 
-E = TypeVar("E", Transmit, Reply, Report)
+E = TypeVar("E", Transmit, Reply, ReportOutcome)
 
 
 class Driver:
@@ -22,7 +22,7 @@ class Driver:
         self.effects: list[Effect] = []
         self.carry_out(machine.restore(self._open(), (), self.ledger.disk.marks, clock.now()))
 
-    def _open(self) -> list[w.Open]:
+    def _open(self) -> list[w.OpenDelivery]:
         return at_once(self.ledger.open_deliveries(self.machine.channel))
 
     def give(self, event: Event) -> list[Effect]:

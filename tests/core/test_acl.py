@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from duly.core.acl import LETTERS, STATUS, Act, allowed, covers, decide
-from duly.dialects.fd import Kind
+from duly.wire.fd import FdKind
 
 P, S = Act.PUBLISH, Act.SUBSCRIBE
 
@@ -60,7 +60,7 @@ def test_the_prefix_may_have_several_levels() -> None:
 
 
 def test_the_kinds_are_those_of_the_dialect() -> None:
-    assert {*LETTERS, STATUS} == {kind.value for kind in Kind}
+    assert {*LETTERS, STATUS} == {kind.value for kind in FdKind}
 
 
 @pytest.mark.parametrize(

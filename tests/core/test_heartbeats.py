@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from duly.core.heartbeats import Promise, Watcher
-from duly.core.signals import Severity
+from duly.core.heartbeats import HeartbeatWatch, Promise
+from duly.core.monitor.signals import Severity
 from duly.core.units import DAY, SECOND
 
 LIMIT = 90 * SECOND
@@ -15,7 +15,7 @@ class Eye:
     """A watcher that looks every two seconds; its wall clock can be set."""
 
     def __init__(self) -> None:
-        self.watcher = Watcher()
+        self.watcher = HeartbeatWatch()
         self.elapsed = 5 * SECOND
         self.ahead = 0
         self.promise = PROMISE

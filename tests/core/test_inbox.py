@@ -13,22 +13,22 @@ from duly.core.ids import SeqIds
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
-from duly.core.order import LanePolicy
+from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import (
     Answered,
     Arrived,
+    AttemptFailed,
     Effect,
-    Failed,
     Reachable,
     Reply,
-    Report,
+    ReportOutcome,
     Transmit,
     Unreachable,
 )
 from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing import ManualClock
 from tests.at_once import at_once
 from tests.core.driving import Driver, only
@@ -77,7 +77,7 @@ def test_its_end_is_told_to_whoever_asked() -> None:
     assert isinstance(repeat, Reply)
     assert (repeat.origin, repeat.verdict.word, repeat.verdict.state) == ("c2", Word.DUPLICATE, State.SENT)
     assert inbox.give(done(message())) == [
-        Report(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"), "lock")
+        ReportOutcome(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"), "lock")
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_late_message_is_superseded_also_after_a_restart() -> None:
     second = receiver(disk=first.ledger.disk, clock=first.clock, worker="next")
     effects = second.give(Arrived(ordered(1)))
     assert only(Transmit, effects) == []
-    assert [r.state for r in only(Report, effects)] == [State.SUPERSEDED]
+    assert [r.state for r in only(ReportOutcome, effects)] == [State.SUPERSEDED]
     assert words(second.give(Arrived(ordered(1)))) == ["duplicate"]
 
 
@@ -152,9 +152,9 @@ def test_of_several_that_wait_only_the_latest_runs_and_the_others_hear_it() -> N
     inbox = receiver()
     inbox.give(Arrived(ordered(0, Mode.LATEST)))
     inbox.give(Arrived(ordered(1, Mode.LATEST)))
-    assert only(Report, inbox.give(Arrived(ordered(2, Mode.LATEST)))) == []
+    assert only(ReportOutcome, inbox.give(Arrived(ordered(2, Mode.LATEST)))) == []
     effects = inbox.give(done(ordered(0, Mode.LATEST)))
-    assert (ordered(1).key, State.SUPERSEDED) in [(r.key, r.state) for r in only(Report, effects)]
+    assert (ordered(1).key, State.SUPERSEDED) in [(r.key, r.state) for r in only(ReportOutcome, effects)]
     assert [t.message.id for t in only(Transmit, effects)] == [ordered(2).id]
 
 
@@ -166,15 +166,15 @@ def test_a_message_whose_turn_comes_after_its_expiry_is_not_run() -> None:
     inbox.clock.advance(2)
     effects = inbox.give(done(ordered(0)))
     assert only(Transmit, effects) == []
-    assert only(Report, effects)[-1].state is State.EXPIRED
+    assert only(ReportOutcome, effects)[-1].state is State.EXPIRED
 
 
 def test_a_handlers_own_writes_commit_with_the_end_or_not_at_all() -> None:
-    from duly.core.writes import Append
+    from duly.core.operations import AppendEntry
 
     inbox = receiver()
     inbox.give(Arrived(message()))
-    written = Append("log", b"opened", 1)
+    written = AppendEntry("log", b"opened", 1)
     late = Answered(message().key, State.DONE, Answer(0), attempt=7, effects=(written,))
     assert inbox.give(late) == []
     assert "log" not in inbox.ledger.disk.streams
@@ -186,8 +186,8 @@ def test_a_failure_ends_the_message_and_frees_the_lane() -> None:
     inbox = receiver()
     inbox.give(Arrived(ordered(0)))
     inbox.give(Arrived(ordered(1)))
-    effects = inbox.give(Failed(ordered(0).key, 1, "jammed"))
-    assert [r.state for r in only(Report, effects)] == [State.FAILED]
+    effects = inbox.give(AttemptFailed(ordered(0).key, 1, "jammed"))
+    assert [r.state for r in only(ReportOutcome, effects)] == [State.FAILED]
     assert [t.message for t in only(Transmit, effects)] == [ordered(1)]
 
 
@@ -220,16 +220,16 @@ def test_messages_without_order_that_had_to_wait_are_all_done() -> None:
 def test_of_what_waits_for_a_recipient_the_latest_is_handed_over_and_only_then_supersedes() -> None:
     gateway = hub()
     gateway.give(Arrived(ordered(0, Mode.LATEST)))
-    assert only(Report, gateway.give(Arrived(ordered(1, Mode.LATEST)))) == []
+    assert only(ReportOutcome, gateway.give(Arrived(ordered(1, Mode.LATEST)))) == []
     effects = gateway.give(Reachable("lock"))
-    assert [(r.key, r.state) for r in only(Report, effects)] == [(ordered(0).key, State.SUPERSEDED)]
+    assert [(r.key, r.state) for r in only(ReportOutcome, effects)] == [(ordered(0).key, State.SUPERSEDED)]
     assert [t.message.id for t in only(Transmit, effects)] == [ordered(1).id]
 
 
 def test_what_waits_for_a_recipient_expires_and_that_is_the_truth() -> None:
     gateway = hub()
     gateway.give(Arrived(message(0, expires=gateway.clock.now() + 30 * SECOND)))
-    assert [r.state for r in only(Report, gateway.wait(31))] == [State.EXPIRED]
+    assert [r.state for r in only(ReportOutcome, gateway.wait(31))] == [State.EXPIRED]
     assert gateway.give(Reachable("lock")) == []
 
 
@@ -295,7 +295,7 @@ class AnyHistory(RuleBasedStateMachine):
                     assert order.n not in self.effects, "a second run"
                     self.effects.append(order.n)
                     self.running[m.key] = effect
-                case Report(key=key, state=state, answer=answer):
+                case ReportOutcome(key=key, state=state, answer=answer):
                     self._answer(key, state, answer)
                 case Reply(message=m, verdict=v) if v.state is not None and v.state.terminal:
                     self._answer(m.key, v.state, v.answer or Answer())

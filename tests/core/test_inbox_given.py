@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from duly.core.messages import Mode, Order
+from duly.core.operations import CheckItem, DropItem, PutItem
 from duly.core.steps import Arrived, Reachable, Reply, Transmit
-from duly.core.writes import Drop, Given, Put
 from tests.core.driving import Driver, only
 from tests.core.test_inbox import done, message, receiver, words
 
-GIVEN = (Given("principals", "app", b"row"), Given("grants", "app/lock"))
+GIVEN = (CheckItem("principals", "app", b"row"), CheckItem("grants", "app/lock"))
 
 
 def has_right(inbox: Driver) -> None:
-    inbox.ledger._apply(Put("principals", "app", b"row"))
-    inbox.ledger._apply(Put("grants", "app/lock", b""))
+    inbox.ledger._apply(PutItem("principals", "app", b"row"))
+    inbox.ledger._apply(PutItem("grants", "app/lock", b""))
 
 
 def test_who_still_has_the_right_is_served_as_ever() -> None:
@@ -27,10 +27,13 @@ def test_who_still_has_the_right_is_served_as_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    "lost", [Drop("grants", "app/lock"), Drop("principals", "app"), Put("principals", "app", b"another")]
+    "lost",
+    [DropItem("grants", "app/lock"), DropItem("principals", "app"), PutItem("principals", "app", b"another")],
 )
 @pytest.mark.parametrize("order", [None, Order("power", Mode.REPLAY, 0), Order("power", Mode.LATEST, 0)])
-def test_who_has_lost_it_meanwhile_is_refused_and_nothing_runs(lost: Drop | Put, order: Order | None) -> None:
+def test_who_has_lost_it_meanwhile_is_refused_and_nothing_runs(
+    lost: DropItem | PutItem, order: Order | None
+) -> None:
     inbox = receiver()
     has_right(inbox)
     inbox.ledger._apply(lost)
@@ -48,7 +51,7 @@ def test_those_behind_a_refused_one_need_not_wait_for_it() -> None:
     has_right(inbox)
     first, second, third = (message(n, Order("power", Mode.REPLAY, n)) for n in range(3))
     inbox.give(Arrived(first, "c1", given=GIVEN))
-    inbox.ledger._apply(Drop("grants", "app/lock"))
+    inbox.ledger._apply(DropItem("grants", "app/lock"))
     assert words(inbox.give(Arrived(second, "c1", given=GIVEN))) == ["refused"]
     has_right(inbox)
     assert words(inbox.give(Arrived(third, "c1", given=GIVEN))) == ["fresh"]

@@ -10,10 +10,19 @@ from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
 from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard, unable
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Failed, Reachable, Received, Reply, Report, Transmit
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    AttemptFailed,
+    Reachable,
+    Received,
+    Reply,
+    ReportOutcome,
+    Transmit,
+)
 from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing import ManualClock
 from tests.core.driving import Driver, only
 
@@ -68,10 +77,10 @@ def test_it_is_repeated_every_three_seconds_three_times_with_the_same_id() -> No
 def test_without_any_answer_it_ends_as_unknown_and_a_late_answer_settles_it() -> None:
     out = sender()
     out.give(Arrived(message()))
-    (report,) = only(Report, out.wait(31))
+    (report,) = only(ReportOutcome, out.wait(31))
     assert report.state is State.UNKNOWN
     assert out.give(Answered(message().key, State.DONE, Answer(0))) == [
-        Report(message().key, State.DONE, Answer(0))
+        ReportOutcome(message().key, State.DONE, Answer(0))
     ]
     assert out.state(message().key) == "done"
 
@@ -82,8 +91,8 @@ def test_a_receipt_is_remembered_and_starts_patience_anew() -> None:
     out.wait(20)
     out.give(Received(message().key))
     assert out.state(message().key) == "delivered"
-    assert only(Report, out.wait(29)) == []
-    assert only(Report, out.wait(2))[0].state is State.UNKNOWN
+    assert only(ReportOutcome, out.wait(29)) == []
+    assert only(ReportOutcome, out.wait(2))[0].state is State.UNKNOWN
 
 
 def test_patience_may_begin_at_the_expiry_where_the_recipient_waits_itself() -> None:
@@ -93,8 +102,8 @@ def test_patience_may_begin_at_the_expiry_where_the_recipient_waits_itself() -> 
     out = sender(policy)
     out.give(Arrived(message(expires=out.clock.now() + 3600 * SECOND)))
     out.give(Received(message().key))
-    assert only(Report, out.wait(3600 + 29)) == []
-    assert only(Report, out.wait(2))[0].state is State.UNKNOWN
+    assert only(ReportOutcome, out.wait(3600 + 29)) == []
+    assert only(ReportOutcome, out.wait(2))[0].state is State.UNKNOWN
 
 
 def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
@@ -102,7 +111,7 @@ def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
     out.give(Arrived(message()))
     answer = Answered(message().key, State.FAILED, Answer(3, b"", "jammed"))
     assert out.give(answer) == [
-        Report(message().key, State.FAILED, Answer(3, b"", "jammed"), recipient="lock")
+        ReportOutcome(message().key, State.FAILED, Answer(3, b"", "jammed"), recipient="lock")
     ]
     assert out.give(answer) == []
     assert out.give(Answered(message().key, State.DONE, Answer(0))) == [], "the first end stands"
@@ -125,7 +134,7 @@ def test_an_answer_may_be_passed_on_without_being_stored() -> None:
     out = sender()
     out.give(Arrived(message()))
     (report,) = out.give(Answered(message().key, State.DONE, Answer(0, b"chunk"), keep=False))
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportOutcome)
     assert report.answer == Answer(0, b"chunk")
     assert out.ledger.disk.messages[message().key].answer == Answer(0)
 
@@ -133,8 +142,8 @@ def test_an_answer_may_be_passed_on_without_being_stored() -> None:
 def test_its_expiry_ends_what_was_transmitted_as_unknown() -> None:
     out = sender()
     out.give(Arrived(message(expires=out.clock.now() + 5 * SECOND)))
-    assert only(Report, out.wait(4)) == []
-    assert only(Report, out.wait(1))[0].state is State.UNKNOWN
+    assert only(ReportOutcome, out.wait(4)) == []
+    assert only(ReportOutcome, out.wait(1))[0].state is State.UNKNOWN
 
 
 def test_a_restart_goes_on_with_what_had_not_ended() -> None:
@@ -178,22 +187,22 @@ def test_a_handler_at_work_is_not_disturbed_by_time_or_expiry() -> None:
 def test_a_failure_without_effect_is_tried_again_with_back_off_and_then_ends() -> None:
     out = sender(TO_A_HANDLER)
     out.give(Arrived(message()))
-    out.give(Failed(message().key, 1, "busy"))
+    out.give(AttemptFailed(message().key, 1, "busy"))
     assert out.state(message().key) == "sent"
     assert [t.attempt for t in only(Transmit, out.wait(1))] == [2]
-    out.give(Failed(message().key, 2, "busy"))
+    out.give(AttemptFailed(message().key, 2, "busy"))
     assert only(Transmit, out.wait(1.9)) == []
     assert [t.attempt for t in only(Transmit, out.wait(0.1))] == [3]
-    (report,) = out.give(Failed(message().key, 3, "busy"))
-    assert report == Report(message().key, State.FAILED, Answer(1, b"", "busy"), recipient="lock")
+    (report,) = out.give(AttemptFailed(message().key, 3, "busy"))
+    assert report == ReportOutcome(message().key, State.FAILED, Answer(1, b"", "busy"), recipient="lock")
 
 
 def test_a_late_failure_of_an_earlier_attempt_changes_nothing() -> None:
     out = sender(TO_A_HANDLER)
     out.give(Arrived(message()))
-    out.give(Failed(message().key, 1, "busy"))
+    out.give(AttemptFailed(message().key, 1, "busy"))
     out.wait(1)
-    assert out.give(Failed(message().key, 1, "busy")) == []
+    assert out.give(AttemptFailed(message().key, 1, "busy")) == []
     assert out.give(Answered(message().key, State.DONE, Answer(0), attempt=1)) == []
     assert out.state(message().key) == "sent"
 
@@ -201,8 +210,8 @@ def test_a_late_failure_of_an_earlier_attempt_changes_nothing() -> None:
 def test_one_that_waits_for_its_next_try_may_expire() -> None:
     out = sender(TO_A_HANDLER)
     out.give(Arrived(message(expires=out.clock.now() + SECOND // 2)))
-    out.give(Failed(message().key, 1, "busy"))
-    assert only(Report, out.wait(1))[0].state is State.EXPIRED
+    out.give(AttemptFailed(message().key, 1, "busy"))
+    assert only(ReportOutcome, out.wait(1))[0].state is State.EXPIRED
 
 
 @pytest.mark.parametrize(("repeatable", "comes"), [(False, [State.UNKNOWN]), (True, [])])
@@ -214,14 +223,14 @@ def test_a_crash_in_the_gap_ends_as_unknown_or_is_run_again_as_declared(
     second = sender(
         TO_A_HANDLER, disk=first.ledger.disk, clock=first.clock, worker="next", repeatable=repeatable
     )
-    assert [r.state for r in only(Report, second.effects)] == comes
+    assert [r.state for r in only(ReportOutcome, second.effects)] == comes
     assert len(only(Transmit, second.effects)) == (1 if repeatable else 0)
 
 
 def test_one_that_had_not_begun_is_run_after_a_crash_whatever_was_declared() -> None:
     first = sender(TO_A_HANDLER)
     first.give(Arrived(message()))
-    first.give(Failed(message().key, 1, "busy"))
+    first.give(AttemptFailed(message().key, 1, "busy"))
     second = sender(TO_A_HANDLER, disk=first.ledger.disk, clock=first.clock, worker="next", repeatable=False)
     assert [t.attempt for t in only(Transmit, second.wait(2))] == [2]
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order
-from duly.core.order import LanePolicy
+from duly.core.operations import OpenDelivery
+from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Found, Reachable, Reply, Report, Transmit, Unreachable
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    DeliveriesFound,
+    Effect,
+    Reachable,
+    Reply,
+    ReportOutcome,
+    Transmit,
+    Unreachable,
+)
 from duly.core.units import SECOND
-from duly.core.writes import Open
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing import ManualClock
 from tests.at_once import at_once
 from tests.core.driving import Driver, only
@@ -33,14 +43,14 @@ class Hub(Driver):
         self.name = name
         super().__init__(Inbox(POLICY, name, lanes=LanePolicy(gated=True), shared=True), clock, disk)
 
-    def _open(self) -> list[Open]:
+    def _open(self) -> list[OpenDelivery]:
         return []
 
     def look(self, *here: str, living: tuple[str, ...] = ("a", "b")) -> list[Effect]:
         found = at_once(
             self.ledger.strays("device", here=here, worker=self.name, living=living, now=self.clock.now())
         )
-        return self.give(Found(tuple(found), dict(self.ledger.disk.marks)))
+        return self.give(DeliveriesFound(tuple(found), dict(self.ledger.disk.marks)))
 
     def comes(self) -> list[Effect]:
         """The lock connects here."""
@@ -64,7 +74,7 @@ def done(m: Message) -> Answered:
     return Answered(m.key, State.DONE, Answer(), by="lock")
 
 
-def test_what_is_for_a_recipient_elsewhere_is_stored_and_left() -> None:
+def test_what_is_for_a_recipient_remote_is_stored_and_left() -> None:
     a, b, _ = two()
     b.comes()
     effects = a.give(Arrived(message(0), "c1"))
@@ -72,7 +82,7 @@ def test_what_is_for_a_recipient_elsewhere_is_stored_and_left() -> None:
     assert isinstance(a.machine, Inbox)
     assert a.machine.live == 0
     assert sent(b.look("lock")) == [b"0"]
-    assert [report.state for report in only(Report, b.give(done(message(0))))] == [State.DONE]
+    assert [report.state for report in only(ReportOutcome, b.give(done(message(0))))] == [State.DONE]
     assert a.state(message(0).key) == "done"
 
 
@@ -101,7 +111,7 @@ def test_what_waits_is_found_where_the_recipient_comes() -> None:
         a.give(Arrived(message(n, Mode.LATEST), patient=True))
     effects = b.comes()
     assert sent(effects) == [b"2"]
-    assert [report.state for report in only(Report, effects)] == [State.SUPERSEDED] * 2
+    assert [report.state for report in only(ReportOutcome, effects)] == [State.SUPERSEDED] * 2
 
 
 def test_a_recipient_that_left_before_its_turn_finds_it_again() -> None:
@@ -121,7 +131,7 @@ def test_a_recipient_that_moves_is_sent_what_it_has_not_answered_and_the_fence_k
     assert a.wait(4) == [], "its next attempt is fenced off, and it lets go"
     assert isinstance(a.machine, Inbox)
     assert (a.machine.live, len(a.machine.outbox)) == (0, 0)
-    assert [report.state for report in only(Report, b.give(done(message(0))))] == [State.DONE]
+    assert [report.state for report in only(ReportOutcome, b.give(done(message(0))))] == [State.DONE]
 
 
 def test_a_hub_without_the_recipient_does_not_end_what_another_has_taken_over() -> None:
@@ -142,9 +152,9 @@ def test_what_a_dead_hub_had_begun_is_taken_over_and_ends() -> None:
     b.look(living=("b",))
     assert isinstance(b.machine, Inbox)
     assert b.machine.is_live(message(0).key)
-    ends = only(Report, b.wait(11))
+    ends = only(ReportOutcome, b.wait(11))
     assert [end.state for end in ends] == [State.UNKNOWN]
-    settled = only(Report, b.give(done(message(0))))
+    settled = only(ReportOutcome, b.give(done(message(0))))
     assert [end.state for end in settled] == [State.DONE]
 
 
@@ -153,8 +163,8 @@ def test_what_waited_for_nobody_until_its_end_expires() -> None:
     m = message(0, expires=clock.now() + SECOND)
     a.give(Arrived(m, patient=True))
     b.wait(2)
-    assert [end.state for end in only(Report, b.look())] == [State.EXPIRED]
-    assert only(Report, a.look()) == []
+    assert [end.state for end in only(ReportOutcome, b.look())] == [State.EXPIRED]
+    assert only(ReportOutcome, a.look()) == []
 
 
 def test_an_answer_may_come_to_a_hub_that_never_sent_it() -> None:
@@ -162,7 +172,7 @@ def test_an_answer_may_come_to_a_hub_that_never_sent_it() -> None:
     a.comes()
     a.give(Arrived(message(0)))
     b.give(Reachable("lock"))
-    assert [end.state for end in only(Report, b.give(done(message(0))))] == [State.DONE]
+    assert [end.state for end in only(ReportOutcome, b.give(done(message(0))))] == [State.DONE]
     assert [d.state for d in a.ledger.disk.deliveries.values()] == [State.DONE]
     assert a.wait(20) == []
     assert a.state(message(0).key) == "done"
@@ -176,7 +186,7 @@ def test_a_late_one_is_late_wherever_the_later_one_took_effect() -> None:
     assert sent(a.wait(1)) == [b"3"]
     a.give(Unreachable("lock"))
     b.comes()
-    ends = only(Report, b.give(Arrived(message(1, Mode.LATEST))) + b.wait(1))
+    ends = only(ReportOutcome, b.give(Arrived(message(1, Mode.LATEST))) + b.wait(1))
     assert [end.state for end in ends] == [State.SUPERSEDED]
 
 
@@ -185,7 +195,7 @@ def test_found_twice_is_taken_once() -> None:
     a.comes()
     a.give(Arrived(message(0, None)))
     found = at_once(b.ledger.strays("device", here=["lock"], worker="b", living=["a", "b"], now=0))
-    both = b.give(Found(tuple(found))) + b.give(Found(tuple(found)))
+    both = b.give(DeliveriesFound(tuple(found))) + b.give(DeliveriesFound(tuple(found)))
     assert sent(both) == [b"0"]
     assert isinstance(b.machine, Inbox)
     assert b.machine.live == 1

@@ -1,4 +1,4 @@
-"""What supersedes what, judged by a model that remembers everything: see `duly.core.order`."""
+"""What supersedes what, judged by a model that remembers everything: see `duly.core.ordering`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from duly.core.inbox import Inbox
 from duly.core.lane import Move, Release, Supersede
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order
-from duly.core.order import LanePolicy, Lanes
+from duly.core.ordering import LanePolicy, Lanes
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import COMMAND
-from duly.core.steps import Answered, Arrived, Reachable, Report, Transmit
+from duly.core.steps import Answered, Arrived, Reachable, ReportOutcome, Transmit
 from duly.core.units import MS, SECOND
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing import ManualClock
 from tests.core.driving import Driver, only
 
@@ -48,7 +48,7 @@ def test_a_late_one_goes_before_a_later_one_that_only_waits() -> None:
     gateway.give(Arrived(message(0)))
     gateway.give(Arrived(message(2)))
     gateway.wait(0.3)  # 1 is given up; 0 and 2 wait for the lock
-    assert only(Report, gateway.give(Arrived(message(1)))) == []
+    assert only(ReportOutcome, gateway.give(Arrived(message(1)))) == []
     assert sent(gateway.give(Reachable("lock"))) == ["0", "1", "2"]
 
 
@@ -87,7 +87,7 @@ def test_a_late_one_is_superseded_by_what_is_under_way_done_or_unknown() -> None
         gateway.wait(0.3)
         if end is not None:
             gateway.give(ended(message(2), end))
-        (report,) = only(Report, gateway.give(Arrived(message(1))))
+        (report,) = only(ReportOutcome, gateway.give(Arrived(message(1))))
         assert report.state is State.SUPERSEDED
 
 
@@ -95,7 +95,7 @@ def test_where_only_the_latest_counts_one_that_expires_supersedes_nothing() -> N
     gateway = hub()
     gateway.give(Arrived(message(0, Mode.LATEST)))
     gateway.give(Arrived(message(1, Mode.LATEST, gateway.clock.now() + 5 * SECOND)))
-    assert [r.state for r in only(Report, gateway.wait(6))] == [State.EXPIRED]
+    assert [r.state for r in only(ReportOutcome, gateway.wait(6))] == [State.EXPIRED]
     assert sent(gateway.give(Reachable("lock"))) == ["0"]
 
 

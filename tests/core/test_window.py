@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.core.messages import Message, Mode, Order
-from duly.core.order import LanePolicy, Lanes, Release, Supersede
+from duly.core.ordering import LanePolicy, Lanes, Release, Supersede
 from duly.core.window import PAGE_BYTES, Outstanding, Window, next_page
 
 

@@ -8,26 +8,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from duly.apps import homes
-from duly.apps.neighbours import Neighbours
+from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
+from duly.cluster import registry
+from duly.core import high_water as marks
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
 from duly.core import lane as lanes
-from duly.core import marks
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.inbox import Inbox
 from duly.core.lane import Release
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
-from duly.core.order import Lanes
+from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
 from duly.core.steps import Arrived, Reply, Step, Todo
-from duly.core.trust import Floor, Witness
+from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
-from duly.ledger import Ledger
-from duly.ledgers import memory
-from duly.ledgers.memory import MemoryLedger
+from duly.storage import memory
+from duly.storage.ledger import Ledger
+from duly.storage.memory import MemoryLedger
 from duly.testing.sim.disk import SimLedger
 
 Patch = pytest.MonkeyPatch
@@ -71,10 +71,10 @@ def no_floor(patch: Patch) -> None:
 def floor_follows_the_wall_clock(patch: Patch) -> None:
     """Pruning believes whatever the clock shows, also if that is wrong for half a minute."""
 
-    def judge(self: Witness, floor: Floor, now: int, steady: int) -> Floor:
+    def judge(self: TrustedClock, floor: Floor, now: int, steady: int) -> Floor:
         return msgspec.structs.replace(floor, until=max(floor.until, now))
 
-    patch.setattr(Witness, "judge", judge)
+    patch.setattr(TrustedClock, "judge", judge)
 
 
 def wrong_scope(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def lost_high_water_mark(patch: Patch) -> None:
     apply = MemoryLedger._apply
 
     def forgetful(self: MemoryLedger, write: w.Write) -> w.Result:
-        return True if isinstance(write, w.Raise) and write.mark.startswith("[") else apply(self, write)
+        return True if isinstance(write, w.RaiseMark) and write.mark.startswith("[") else apply(self, write)
 
     patch.setattr(MemoryLedger, "_apply", forgetful)
 
@@ -212,7 +212,7 @@ def no_timer(patch: Patch) -> None:
 def memory_is_the_truth(patch: Patch) -> None:
     """The memory of hot ids is filled once and never corrected."""
     patch.setattr(Ledger, "_moved", lambda self, write: None)
-    from duly.engine import Engine
+    from duly.runtime.engine import Engine
 
     def trusting(self: Engine, event: Any, now: int) -> list[Todo]:
         if hasattr(event, "message"):
@@ -284,33 +284,33 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
 def restores_what_is_others(patch: Patch) -> None:
     """A hub that starts goes on with everything, as if it were alone."""
 
-    async def everything(self: Neighbours) -> list[w.Open]:
+    async def everything(self: GatewayRemoteHubs) -> list[w.OpenDelivery]:
         return await self._ledger.open_deliveries(self._channel)
 
-    patch.setattr(Neighbours, "ours", everything)
+    patch.setattr(GatewayRemoteHubs, "ours", everything)
 
 
 def follows_nothing(patch: Patch) -> None:
     """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
-    patch.setattr(Neighbours, "told", lambda self, message, verdict, origin: None)
+    patch.setattr(GatewayRemoteHubs, "told", lambda self, message, verdict, origin: None)
 
 
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
-    see_to = Neighbours.see_to
+    see_to = GatewayRemoteHubs.see_to
 
-    async def greedy(self: Neighbours, devices: Any) -> None:
+    async def greedy(self: GatewayRemoteHubs, devices: Any) -> None:
         open_ = await self._ledger.open_deliveries(self._channel)
         await see_to(self, sorted({item.message.recipient for item in open_}))
 
-    patch.setattr(Neighbours, "see_to", greedy)
+    patch.setattr(GatewayRemoteHubs, "see_to", greedy)
 
 
 def no_attempt_fence(patch: Patch) -> None:
     """A late attempt may end, or begin anew, what another hub has taken over."""
     touch = MemoryLedger._touch
 
-    def unfenced(self: MemoryLedger, ref: w.Ref, fence: int | None, **change: Any) -> bool:
+    def unfenced(self: MemoryLedger, ref: w.DeliveryRef, fence: int | None, **change: Any) -> bool:
         return touch(self, ref, None, **change)
 
     patch.setattr(MemoryLedger, "_touch", unfenced)
@@ -320,7 +320,7 @@ def no_takeover(patch: Patch) -> None:
     """What a dead hub held waits for its device, though that never comes back."""
     strays = Ledger.strays
 
-    async def timid(self: Ledger, channel: str, *, here: Any, **more: Any) -> list[w.Open]:
+    async def timid(self: Ledger, channel: str, *, here: Any, **more: Any) -> list[w.OpenDelivery]:
         found = await strays(self, channel, here=here, **more)
         return [item for item in found if item.message.recipient in here or not item.delivery.worker]
 
@@ -329,17 +329,17 @@ def no_takeover(patch: Patch) -> None:
 
 def nobody_ever_dies(patch: Patch) -> None:
     """A hub that says nothing any more is waited for."""
-    patch.setattr(homes, "LAPSE", 1e9)
+    patch.setattr(registry, "LAPSE", 1e9)
 
 
 def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
-    """A hub that notices late that a device has left drops the home that it has elsewhere."""
+    """A hub that notices late that a device has left drops the home that it has remote."""
 
-    async def drop(self: homes.Homes, device: str, home: bytes) -> bool:
-        (gone,) = await self._ledger.write(w.Drop(homes.HOMES, device))
+    async def drop(self: registry.HubRegistry, device: str, home: bytes) -> bool:
+        (gone,) = await self._ledger.write(w.DropItem(registry.REGISTRY, device))
         return bool(gone)
 
-    patch.setattr(homes.Homes, "_drop", drop)
+    patch.setattr(registry.HubRegistry, "_drop", drop)
 
 
 def silence_is_not_fenced(patch: Patch) -> None:
@@ -362,16 +362,16 @@ def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
 
 def rings_are_the_only_way(patch: Patch) -> None:
     """What a lost ring would have told is never found."""
-    patch.setattr(Neighbours, "_look", lambda self: self.homes.look())
+    patch.setattr(GatewayRemoteHubs, "_look", lambda self: self.registry.look())
 
 
 def ends_are_not_looked_for(patch: Patch) -> None:
     """How a command has ended is known to the hub where it did."""
 
-    async def ignore(self: Neighbours, keys: Any) -> None:
+    async def ignore(self: GatewayRemoteHubs, keys: Any) -> None:
         return None
 
-    patch.setattr(Neighbours, "_learn_ends", ignore)
+    patch.setattr(GatewayRemoteHubs, "_learn_ends", ignore)
 
 
 PLANTED_IN_TOWN: dict[str, Callable[[Patch], None]] = {

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from duly.apps import audience, conversations
-from duly.apps.audience import Audience
-from duly.apps.chat import Chat as Application
+from duly.apps.chat import conversations, subscriptions
+from duly.apps.chat.service import ChatService as Application
+from duly.apps.chat.subscriptions import Subscriptions
 from duly.clients.chat import Chat
-from duly.core import writes as w
-from duly.engine import Engine
-from duly.ledgers.memory import MemoryLedger
+from duly.core import operations as w
+from duly.runtime.engine import Engine
+from duly.storage.memory import MemoryLedger
 
 Patch = pytest.MonkeyPatch
 
@@ -24,7 +24,7 @@ def admitted_and_stored_apart(patch: Patch) -> None:
 
     def apart(self: conversations.Request, until: int, now: int) -> tuple[w.Write, ...]:
         (guard,) = writes(self, until, now)
-        append = w.Append(conversations.stream(self.conv), self.line, now, self.message.key, ends=True)
+        append = w.AppendEntry(conversations.stream(self.conv), self.line, now, self.message.key, ends=True)
         return (guard, append)
 
     patch.setattr(conversations.Request, "writes", apart)
@@ -32,18 +32,18 @@ def admitted_and_stored_apart(patch: Patch) -> None:
 
 def told_only_if_here(patch: Patch) -> None:
     """Whoever is not connected just then never hears it."""
-    patch.setattr(Audience, "_go_on", lambda self, place: None)
+    patch.setattr(Subscriptions, "_go_on", lambda self, place: None)
 
 
 def marked_as_read_when_sent(patch: Patch) -> None:
     """What was pushed counts as delivered (offline rows are marked completed at once)."""
-    hand = audience.Audience._hand
+    hand = subscriptions.Subscriptions._hand
 
-    async def hasty(self: Audience, place: Any, page: Any, attempt: int) -> None:
+    async def hasty(self: Subscriptions, place: Any, page: Any, attempt: int) -> None:
         await hand(self, place, page, attempt)
-        self.acknowledge(place.seat, place.conv, place.told)
+        self.acknowledge(place.subscriber, place.conv, place.told)
 
-    patch.setattr(Audience, "_hand", hasty)
+    patch.setattr(Subscriptions, "_hand", hasty)
 
 
 def client_does_not_look_at_numbers(patch: Patch) -> None:
@@ -75,7 +75,7 @@ def several_lines_at_once(patch: Patch) -> None:
 
 def a_failed_commit_is_forgotten(patch: Patch) -> None:
     """What a commit that failed has stored all the same nobody is told."""
-    patch.setattr(Audience, "restored", lambda self: None)
+    patch.setattr(Subscriptions, "restored", lambda self: None)
 
 
 def numbers_start_anew(patch: Patch) -> None:
@@ -83,7 +83,7 @@ def numbers_start_anew(patch: Patch) -> None:
     apply = MemoryLedger._apply
 
     def forgetful(self: MemoryLedger, write: w.Write) -> Any:
-        if isinstance(write, w.Append) and not hasattr(self, "counted"):
+        if isinstance(write, w.AppendEntry) and not hasattr(self, "counted"):
             self.counted = True  # type: ignore[attr-defined]
             self.disk.lasts.clear()
         return apply(self, write)
@@ -97,8 +97,8 @@ def acknowledged_before_stored(patch: Patch) -> None:
 
     async def hasty(self: Application, session: Any, who: Any, frame: Any) -> bool:
         if frame.type in conversations.LINES and frame.seq_id:
-            from duly.dialects import frames
-            from duly.dialects.frames import Frame
+            from duly.wire import frames
+            from duly.wire.frames import Frame
 
             conv = frame.to if frame.to.startswith("#") else conversations.direct(who.name, frame.to)
             last = (await self._ledger.extent(conversations.stream(conv))).last
@@ -116,10 +116,10 @@ def a_timer_is_set_without_waking(patch: Patch) -> None:
 def nothing_is_told_again(patch: Patch) -> None:
     """The timers run, and nothing follows from them."""
 
-    async def idle(self: Audience, place: Any) -> None:
+    async def idle(self: Subscriptions, place: Any) -> None:
         return
 
-    patch.setattr(Audience, "_tell_again", idle)
+    patch.setattr(Subscriptions, "_tell_again", idle)
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from duly.apps import pushes as hub_pushes
-from duly.apps.presence import ONLINE, Presence
+from duly.apps.gateway import pushes as hub_pushes
+from duly.apps.gateway.presence import ONLINE, DevicePresence
 from duly.clients import pushes as device_pushes
 from duly.core.inbox import Inbox
 from duly.core.messages import FRESH, Verdict
-from duly.core.order import Lanes
+from duly.core.ordering import Lanes
 from duly.core.steps import Effect, Transmit
 from duly.core.window import Outstanding
-from duly.dialects.frames import DEVICE_STATUS
+from duly.wire.frames import DEVICE_STATUS
 
 Patch = pytest.MonkeyPatch
 
@@ -42,38 +42,38 @@ def nothing_follows_an_acknowledgement(patch: Patch) -> None:
 def a_push_is_stored_each_time(patch: Patch) -> None:
     """The hub does not look whether it has a push already."""
 
-    async def store(self: hub_pushes.Pushes, device: str, seq_id: str, kind: str, data: Any) -> Verdict:
+    async def store(self: hub_pushes.PushService, device: str, seq_id: str, kind: str, data: Any) -> Verdict:
         from duly.core.messages import key_of
-        from duly.core.writes import Append
+        from duly.core.operations import AppendEntry
 
         entry = self.entry(device, kind, data)
-        await self._ledger.write(Append(entry.stream, entry.body, entry.at, key_of(device, seq_id)))
+        await self._ledger.write(AppendEntry(entry.stream, entry.body, entry.at, key_of(device, seq_id)))
         return FRESH
 
-    patch.setattr(hub_pushes.Pushes, "store_once", store)
+    patch.setattr(hub_pushes.PushService, "store_once", store)
 
 
 def a_push_is_sent_once(patch: Patch) -> None:
     """A device takes what it has sent for stored."""
-    perform = device_pushes.Pushes._perform
+    perform = device_pushes.PushOutbox._perform
 
-    def hasty(self: device_pushes.Pushes, effect: Effect) -> None:
+    def hasty(self: device_pushes.PushOutbox, effect: Effect) -> None:
         perform(self, effect)
         if isinstance(effect, Transmit):
             self.answered(
                 device_pushes.Frame("server_ack", effect.message.id, code=device_pushes.ServerCode.ACCEPTED)
             )
 
-    patch.setattr(device_pushes.Pushes, "_perform", hasty)
+    patch.setattr(device_pushes.PushOutbox, "_perform", hasty)
 
 
 def pushes_overtake_one_that_failed(patch: Patch) -> None:
     """After a push that could not be stored the next ones are taken."""
 
-    async def receive(self: hub_pushes.Pushes, session: Any, device: str, frame: Any) -> Verdict:
+    async def receive(self: hub_pushes.PushService, session: Any, device: str, frame: Any) -> Verdict:
         return await self.store_once(device, frame.seq_id, frame.type, frame.data)
 
-    patch.setattr(hub_pushes.Pushes, "receive", receive)
+    patch.setattr(hub_pushes.PushService, "receive", receive)
 
 
 def restarts_sort_by_key(patch: Patch) -> None:
@@ -84,10 +84,10 @@ def restarts_sort_by_key(patch: Patch) -> None:
 def presence_is_not_remembered(patch: Patch) -> None:
     """A device that comes back after its hub died is told of again."""
 
-    async def came(self: Presence, device: str) -> None:
+    async def came(self: DevicePresence, device: str) -> None:
         await self._pushes.store(device, DEVICE_STATUS, ONLINE)
 
-    patch.setattr(Presence, "came", came)
+    patch.setattr(DevicePresence, "came", came)
 
 
 def a_waiting_command_is_forgotten_at_restart(patch: Patch) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from duly.clients.incoming import Incoming
-from duly.clients.mailbox import Mailbox
-from duly.clients.outgoing import Outgoing
+from duly.clients.node.incoming import Incoming
+from duly.clients.node.mailbox import Mailbox
+from duly.clients.node.outgoing import Outgoing
 from duly.core.messages import Word
 from duly.core.steps import Arrived
-from duly.dialects import fd
-from duly.dialects.fd import Kind
-from duly.transport import Ack
+from duly.wire import fd
+from duly.wire.fd import FdKind
+from duly.wire.session import Acknowledge
 
 Patch = pytest.MonkeyPatch
 
@@ -23,9 +23,9 @@ def acknowledged_before_stored(patch: Patch) -> None:
     """The `ack` of the seed: sent when a task has come, not when it is safe."""
     offer = Incoming._offer
 
-    def hasty(self: Incoming, event: Arrived, ack: Ack) -> None:
+    def hasty(self: Incoming, event: Arrived, ack: Acknowledge) -> None:
         message = event.message
-        self._mailbox.post(message.scope, Kind.ACK, fd.encode(fd.Ack(message.id)))
+        self._mailbox.post(message.scope, FdKind.ACK, fd.encode(fd.FdAck(message.id)))
         ack()
         offer(self, event, ack)
 
@@ -54,7 +54,7 @@ def the_broker_is_trusted(patch: Patch) -> None:
     def once(self: Outgoing, message: Any) -> None:
         if message.key not in self._leaving:
             self._leaving.add(message.key)
-            self._mailbox.post(message.recipient, Kind.PENDING, message.body)
+            self._mailbox.post(message.recipient, FdKind.PENDING, message.body)
 
     patch.setattr(Outgoing, "_transmit", once)
 

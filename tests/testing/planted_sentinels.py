@@ -8,40 +8,40 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from duly.core import vigil as vigils
 from duly.core.heartbeats import Promise
 from duly.core.ids import event_id
+from duly.core.monitor import machine as monitors
+from duly.core.monitor.devices import MonitoredDevices
+from duly.core.monitor.machine import Monitor
+from duly.core.monitor.suppression import Ruling
+from duly.core.operations import DropItem, PutItem
 from duly.core.steps import Step, Todo
-from duly.core.suppress import Ruling
-from duly.core.vigil import Vigil
-from duly.core.watched import Watched
-from duly.core.writes import Drop, Put
 
 Patch = pytest.MonkeyPatch
 
 
 def queue_in_memory(patch: Patch) -> None:
     """What waits is not found again after a restart."""
-    restore = Vigil.restore
+    restore = Monitor.restore
 
-    def forgetful(self: Vigil, open_: Sequence[Any], ended: Any, marks: Any, now: int) -> list[Todo]:
+    def forgetful(self: Monitor, open_: Sequence[Any], ended: Any, marks: Any, now: int) -> list[Todo]:
         return restore(self, [item for item in open_ if item.delivery.attempt], ended, marks, now)
 
-    patch.setattr(Vigil, "restore", forgetful)
+    patch.setattr(Monitor, "restore", forgetful)
 
 
 def limits_in_memory(patch: Patch) -> None:
     """Debounce, limit and cooldown begin anew at every start."""
-    patch.setattr(Watched, "remember", lambda self, shelf: None)
+    patch.setattr(MonitoredDevices, "remember", lambda self, bucket: None)
 
 
 def limits_saved_apart(patch: Patch) -> None:
     """What is remembered of a device is never written down with what changed it."""
 
-    def save(self: Watched, name: str) -> Put | Drop:
-        return Drop("nowhere", name)
+    def save(self: MonitoredDevices, name: str) -> PutItem | DropItem:
+        return DropItem("nowhere", name)
 
-    patch.setattr(Watched, "save", save)
+    patch.setattr(MonitoredDevices, "save", save)
 
 
 def id_worked_out_again(patch: Patch) -> None:
@@ -50,45 +50,45 @@ def id_worked_out_again(patch: Patch) -> None:
     def minted(*, window_start: int, **fields: str) -> str:
         return event_id(window_start=window_start // 60_000_000, **fields)
 
-    patch.setattr(vigils, "event_id", minted)
+    patch.setattr(monitors, "event_id", minted)
 
 
 def called_off_in_memory(patch: Patch) -> None:
     """A cancel is not stored: after a restart the event goes out all the same."""
-    call_off = Vigil._call_off
+    call_off = Monitor._call_off
 
-    def unstored(self: Vigil, call: Any, now: int) -> list[Todo]:
+    def unstored(self: Monitor, call: Any, now: int) -> list[Todo]:
         return [todo for todo in call_off(self, call, now) if not isinstance(todo, Step)]
 
-    patch.setattr(Vigil, "_call_off", unstored)
+    patch.setattr(Monitor, "_call_off", unstored)
 
 
 def given_up_when_lost(patch: Patch) -> None:
     """What goes out while there is no connection counts as sent."""
-    reached = vigils.Outbox.reached
-    patch.setattr(vigils.Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
-    patch.setattr(vigils.Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
+    reached = monitors.Outbox.reached
+    patch.setattr(monitors.Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
+    patch.setattr(monitors.Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
 
 
 def forgotten_at_the_windows_end(patch: Patch) -> None:
     """What was held back is forgotten when its window ends, also if its cause still stands."""
-    lapsed = Watched.lapsed
+    lapsed = MonitoredDevices.lapsed
 
-    def forget(self: Watched, now: int) -> list[Any]:
+    def forget(self: MonitoredDevices, now: int) -> list[Any]:
         lapsed(self, now)
         return []
 
-    patch.setattr(Watched, "lapsed", forget)
+    patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
-    hold = Vigil._hold
+    hold = Monitor._hold
 
-    def ignore(self: Vigil, signal: Any, device: Any, decision: Any) -> bool:
+    def ignore(self: Monitor, signal: Any, device: Any, decision: Any) -> bool:
         return decision.ruling is not Ruling.COOLING and hold(self, signal, device, decision)
 
-    patch.setattr(Vigil, "_hold", ignore)
+    patch.setattr(Monitor, "_hold", ignore)
 
 
 def return_not_told(patch: Patch) -> None:

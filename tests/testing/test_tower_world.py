@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from duly.core.courier import Courier
-from duly.core.endings import Endings
-from duly.core.route import Item, Where
+from duly.core.fanout.attempts import Attempts
+from duly.core.fanout.machine import Fanout
+from duly.core.fanout.recipient_queue import QueuedDelivery, Where
 from duly.core.steps import Todo
 from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run, run_seed
@@ -19,27 +19,27 @@ def test_a_seed_passes(seed: int) -> None:
     assert run_seed(seed, "tower").violations == ()
 
 
-def _unclaimed(self: Courier, parcel: list[Item], where: Where, now: int) -> list[Todo]:
+def _unclaimed(self: Fanout, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
     """Sends without claiming first."""
     for item in parcel:
         item.attempt += 1
     return [self._carry(parcel, where[1])]
 
 
-def _no_doubt(self: Endings, item: Item, where: Where, now: int) -> list[Todo]:
+def _no_doubt(self: Attempts, item: QueuedDelivery, where: Where, now: int) -> list[Todo]:
     """Takes what a crash cut off for not sent."""
     return self._again(item, where, "cut off", None, now, [])
 
 
-def _forgetful(self: Endings, item: Item, *_: Any) -> list[Todo]:
+def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:
     """Loses what failed instead of trying it again."""
-    self._manifest.strike(item)
+    self._active.strike(item)
     return []
 
 
 @pytest.mark.parametrize(
     ("part", "name", "bug"),
-    [(Courier, "_launch", _unclaimed), (Endings, "cut_off", _no_doubt), (Endings, "_again", _forgetful)],
+    [(Fanout, "_launch", _unclaimed), (Attempts, "cut_off", _no_doubt), (Attempts, "_again", _forgetful)],
 )
 def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, part: type, name: str, bug: Any) -> None:
     monkeypatch.setattr(part, name, bug)

@@ -22,7 +22,6 @@ from duly.cli import (
     doctor,
     floor,
     keys,
-    look,
     node,
     profiles,
     prune,
@@ -32,6 +31,7 @@ from duly.cli import (
     task,
     up,
 )
+from duly.cli import inspect as look
 from duly.cli.common import guarded, say
 
 SENTENCE: Final = 150
@@ -50,7 +50,7 @@ class Panel(StrEnum):
     LOOK = "Look"
 
 
-class Verbs(TyperGroup):
+class VerbGroup(TyperGroup):
     """The verbs under their headings, as plain text: Rich would take longer to load than all the rest."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -66,7 +66,7 @@ class Verbs(TyperGroup):
 
 app = typer.Typer(
     name="duly",
-    cls=Verbs,
+    cls=VerbGroup,
     help="Messages that take effect once, in the right order, and tell their sender how it ended.",
     epilog="Begin with 'duly demo', or with 'duly up' and what it says. "
     "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.",

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
+    HubUnreachable,
     Json,
     LedgerUrl,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     box_of,
     clock,
@@ -32,13 +32,13 @@ from duly.cli.common import (
     settings_of,
     table,
 )
-from duly.files import private_folder
+from duly.runtime.files import private_folder
 
 App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
-class Kind(StrEnum):
+class AccountKind(StrEnum):
     APP = "app"
     DEVICE = "device"
     NODE = "node"
@@ -48,7 +48,9 @@ class Kind(StrEnum):
 
 
 def add(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin")],
+    kind: Annotated[
+        AccountKind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     replace: Annotated[
         bool, typer.Option("--replace", help="Give an existing one a new token; its old one is void.")
@@ -99,7 +101,7 @@ def remove(
     """Remove an account with all its grants."""
     done = _do("remove", {"name": name}, data, ledger, url, token)
     if not done["changed"]:
-        raise Trouble(Exit.REFUSED, f"there is nobody named {name}; 'duly list' shows who there is")
+        raise CommandFailed(Exit.REFUSED, f"there is nobody named {name}; 'duly list' shows who there is")
     _say(json, done, f"{name} has been removed")
 
 
@@ -129,7 +131,7 @@ def revoke(
     """Take a grant back."""
     done = _do("revoke", {"app": app, "device": device}, data, ledger, url, token)
     if not done["changed"]:
-        raise Trouble(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows who may what")
+        raise CommandFailed(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows who may what")
     _say(json, done, f"{app} may no longer command {device}")
 
 
@@ -192,7 +194,7 @@ def _do(
         try:
             answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", wanted)
             return answer
-        except Unreachable:
+        except HubUnreachable:
             if not hub.local:
                 raise  # its note may be of one that was killed: the ledger knows
     settings = settings_of(data, ledger)
@@ -206,9 +208,9 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
-    from duly.apps.departures import see_off
-    from duly.auth import Accounts, administer
-    from duly.ledgers import open_ledger
+    from duly.apps.chat.account_removal import remove_from_chat
+    from duly.identity.accounts import Accounts, administer
+    from duly.storage import open_ledger
 
     if verb == "list":
         opening = open_to_read(data, ledger)
@@ -219,13 +221,13 @@ async def _do_in_ledger(
         accounts = Accounts(book, None if verb != "add" else await box_of(book, settings, reading=False))
         await accounts.refresh()
         if verb == "add":
-            await see_off(book, wanted["name"])
+            await remove_from_chat(book, wanted["name"])
         result: dict[str, Any] = msgspec.to_builtins(await administer(accounts, verb, wanted))
         if verb == "remove":
-            await see_off(book, wanted["name"])
+            await remove_from_chat(book, wanted["name"])
         if verb == "list":
-            from duly.apps.heartbeats import presence
-            from duly.apps.pushes import last_heard
+            from duly.apps.alerts.heartbeats import presence
+            from duly.apps.gateway.pushes import last_heard
 
             devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
             sentinels = {one["name"] for one in result["accounts"] if one["role"] == "sentinel"}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, count, duration, print_json, say, table
+from duly.cli.common import CommandFailed, Exit, Json, count, duration, print_json, say, table
 
 if TYPE_CHECKING:
-    from duly.acl_check import Finding
+    from duly.broker.verify import Finding
 
 app = typer.Typer(help="Rules for brokers, and a test of them.", no_args_is_help=True)
 
@@ -116,21 +116,21 @@ def try_(
 
     Nodes on that broker see a few letters that they refuse as malformed; nothing else is left behind.
     """
-    from duly.acl_check import Login, check
+    from duly.broker.verify import BrokerLogin, check
     from duly.core.acl import AccountClass
     from duly.errors import ConnectionLost, ConnectionRefused
-    from duly.transports.address import Address
+    from duly.transports.mqtt.address import BrokerAddress
 
-    logins = [Login(*_login(each), AccountClass.DEVICE) for each in device or ()]
-    logins += [Login(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
-    address = Address.parse(url)
+    logins = [BrokerLogin(*_login(each), AccountClass.DEVICE) for each in device or ()]
+    logins += [BrokerLogin(*_login(each)) for each in (*(user or ()), *_lines(passwords))]
+    address = BrokerAddress.parse(url)
     users = [login for login in logins if login.name != address.username]
     try:
         found = asyncio.run(check(address, users, prefix, patience=duration(patience)))
     except ConnectionLost as problem:
-        raise Trouble(Exit.UNREACHABLE, str(problem)) from None
+        raise CommandFailed(Exit.UNREACHABLE, str(problem)) from None
     except ConnectionRefused as problem:
-        raise Trouble(Exit.NOT_ALLOWED, str(problem)) from None
+        raise CommandFailed(Exit.NOT_ALLOWED, str(problem)) from None
     wrong = [one for one in found if not one.ok]
     if json:
         print_json(
@@ -173,11 +173,11 @@ def _print(
     hub: str = "",
     devices: str = "",
 ) -> None:
-    from duly.broker_rules import LANGUAGES, Wanted
+    from duly.broker.rules import LANGUAGES, RulesRequest
 
     given = dict(_login(each) for each in _lines(passwords))
     others = [*_names(admins), *_names(devices), hub]
-    wanted = Wanted(
+    wanted = RulesRequest(
         prefix=prefix,
         users=list(dict.fromkeys([*_names(users), *(name for name in given if name not in others)])),
         admins=_names(admins),
@@ -199,7 +199,7 @@ def _names(text: str) -> list[str]:
 def _login(text: str) -> tuple[str, str]:
     name, colon, password = text.partition(":")
     if not colon or not name or not password:
-        raise Trouble(Exit.USAGE, "a login is written NAME:PASSWORD")
+        raise CommandFailed(Exit.USAGE, "a login is written NAME:PASSWORD")
     return name, password
 
 

@@ -15,14 +15,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
+    HubUnreachable,
     Json,
     LedgerUrl,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     box_of,
     clock,
@@ -37,7 +37,7 @@ from duly.cli.common import (
     table,
     tint,
 )
-from duly.files import private_folder
+from duly.runtime.files import private_folder
 
 alert = typer.Typer(help="Report alerts, see them, take care of them.", no_args_is_help=True)
 deliveries = typer.Typer(
@@ -79,7 +79,7 @@ def do(
         try:
             answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", said)
             return answer
-        except Unreachable:
+        except HubUnreachable:
             if not hub.local:
                 raise  # its note may be of one that was killed: the ledger knows
     settings = settings_of(data, ledger)
@@ -101,10 +101,10 @@ async def _do_in_ledger(
 ) -> dict[str, Any]:
     import msgspec
 
-    from duly.apps.alert_verbs import administer
-    from duly.apps.desk import Desk
-    from duly.apps.profiles import Profiles
-    from duly.ledgers import open_ledger
+    from duly.apps.alerts.operations import AlertOperations
+    from duly.apps.alerts.profiles import Profiles
+    from duly.apps.alerts.verbs import administer
+    from duly.storage import open_ledger
 
     if verb in _READING:
         opening = open_to_read(data, ledger)
@@ -114,7 +114,7 @@ async def _do_in_ledger(
         box = await box_of(book, settings_of(data, ledger), reading=verb in _READING)
         profiles = Profiles(book, box=box)
         await profiles.refresh()
-        result = await administer(Desk(book, profiles), profiles, verb, wanted, LOCAL)
+        result = await administer(AlertOperations(book, profiles), profiles, verb, wanted, LOCAL)
         return msgspec.json.decode(msgspec.json.encode(result), type=dict[str, Any])
 
 
@@ -162,10 +162,10 @@ def trigger(
     """
     import secrets
 
-    from duly.core.signals import Severity
+    from duly.core.monitor.signals import Severity
 
     if severity not in [one.value for one in Severity]:
-        raise Trouble(Exit.USAGE, f"--severity is info, warning or critical, not {severity!r}")
+        raise CommandFailed(Exit.USAGE, f"--severity is info, warning or critical, not {severity!r}")
     hub = need_hub(data, url, token)
     if as_ is not None:
         hub.token = hub.borrow(as_)
@@ -185,7 +185,7 @@ def trigger(
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
     code, ack = answer.get("code"), answer.get("ack")
     if code not in (0, 5):
-        raise Trouble(
+        raise CommandFailed(
             Exit.NOT_ALLOWED if code == 3 else Exit.REFUSED, answer.get("detail") or "it was refused"
         )
     if json:
@@ -203,7 +203,7 @@ def trigger(
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
 
 
-def _insist(hub: Hub, event: str, patience: float) -> None:
+def _insist(hub: HubClient, event: str, patience: float) -> None:
     """Exit with an error unless somebody is told of a critical alert within `patience` seconds."""
     until = time.monotonic() + patience
     while True:
@@ -231,7 +231,7 @@ def _json_or_text(name: str, text: str) -> object:
         value: object = msgspec.json.decode(text)
     except msgspec.DecodeError as problem:
         if text.lstrip()[:1] in ("{", "[", '"'):
-            raise Trouble(Exit.USAGE, f"{name} is not JSON, but begins like it: {problem}") from None
+            raise CommandFailed(Exit.USAGE, f"{name} is not JSON, but begins like it: {problem}") from None
         return text
     return value
 
@@ -391,7 +391,9 @@ def silence(
     if end is not None:
         gone = do("alert.unsilence", {"silence": end}, data, ledger, url, token)
         if not gone["changed"]:
-            raise Trouble(Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them")
+            raise CommandFailed(
+                Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them"
+            )
         if json:
             print_json(gone)
         else:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
+    HubUnreachable,
     Json,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     clock,
     local_hub,
@@ -34,7 +34,7 @@ from duly.cli.common import (
     style,
 )
 from duly.cli.output import rendered
-from duly.core.text import printable
+from duly.core.printable import printable
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
@@ -91,52 +91,54 @@ def chat(
         raise typer.Exit(Exit.REFUSED)
 
 
-def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> Hub:
+def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> HubClient:
     if url is not None and token is not None:
         return _first_there(url, token)
     if url is None:
         hub = local_hub(data)
         if hub is None:
-            raise Trouble(Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or say --url")
+            raise CommandFailed(Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or say --url")
         known = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
         if name not in known:
             hub.ask("/v1/admin/add", {"role": "user", "name": name})
             note(f"{name} is new here")
         elif known[name] != "user":
-            raise Trouble(Exit.USAGE, f"{name} is not a person but a {known[name]}; choose another name")
+            raise CommandFailed(
+                Exit.USAGE, f"{name} is not a person but a {known[name]}; choose another name"
+            )
         # A session, not a borrowed token: that would end with the hub, and we want to outlive it.
         entered = hub.ask("/v1/admin/login", {"name": name, "device": "terminal"})
-        return Hub(hub.url, str(entered["token"]), local=True)
+        return HubClient(hub.url, str(entered["token"]), local=True)
     password = os.environ.get("DULY_PASSWORD") or typer.prompt("password", hide_input=True, err=True)
     hub = _first_there(url)
     credentials = {"name": name, "password": password, "device": f"terminal of {os.uname().nodename}"}
     if register:
         hub.ask("/v1/people", credentials)
-    return Hub(hub.url, str(hub.ask("/v1/login", credentials)["token"]), local=False)
+    return HubClient(hub.url, str(hub.ask("/v1/login", credentials)["token"]), local=False)
 
 
-def _first_there(urls: str, token: str = "") -> Hub:
+def _first_there(urls: str, token: str = "") -> HubClient:
     """Of the hubs that are named, with commas between, the first that somebody answers at."""
     one, _, others = urls.partition(",")
-    hub = Hub(one.strip(), token, local=False)
+    hub = HubClient(one.strip(), token, local=False)
     try:
         hub.knock()
-    except Unreachable:
+    except HubUnreachable:
         if not others:
             raise
         return _first_there(others, token)
     return hub
 
 
-async def _chat(hub: Hub, urls: str, to: str | None, keep: str | None, json: bool, ours: bool) -> bool:
+async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, json: bool, ours: bool) -> bool:
     """Whether everything that a script said was taken. `ours`: the login was made for this run, and ends
     with it."""
     from duly.clients.chat import Chat
-    from duly.clients.link import Link
+    from duly.clients.websocket_link import WebSocketLink
 
     class Client(Chat):
-        def _open_link(self) -> Link:
-            return Link(
+        def _open_link(self) -> WebSocketLink:
+            return WebSocketLink(
                 self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to,
                 tls=hub.tls,
             )  # fmt: skip
@@ -160,7 +162,7 @@ async def _chat(hub: Hub, urls: str, to: str | None, keep: str | None, json: boo
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
             if ours and client.connected:
-                with suppress(Trouble):
+                with suppress(CommandFailed):
                     await asyncio.to_thread(hub.ask, "/v1/logout", {})
         return talk.taken or isinstance(typed, _Terminal)
 
@@ -286,7 +288,7 @@ class _Talk:
                 self._chat.read(self._conv(), last)
 
     def _conv(self) -> str:
-        from duly.apps.conversations import direct
+        from duly.apps.chat.conversations import direct
 
         if not self.to:
             raise ValueError
@@ -413,7 +415,7 @@ class _Talk:
 
     async def _place(self, line: Line) -> str:
         """Where something is said that is not said where we are."""
-        from duly.apps.conversations import pair_in
+        from duly.apps.chat.conversations import pair_in
 
         if line.conv.startswith("#"):
             return f"[{await self._name(line.conv)}] "

@@ -35,19 +35,19 @@ from duly.errors import (
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from duly.ledger import Ledger
-    from duly.secret_box import SecretBox
     from duly.settings import Settings
+    from duly.storage.ledger import Ledger
+    from duly.storage.secret_box import SecretBox
 
 __all__ = [
+    "CommandFailed",
     "Data",
     "Exit",
-    "Hub",
+    "HubClient",
+    "HubUnreachable",
     "Json",
     "LedgerUrl",
     "Token",
-    "Trouble",
-    "Unreachable",
     "Url",
     "clock",
     "code_of",
@@ -84,7 +84,7 @@ class Exit(IntEnum):
     REFUSED = 6
 
 
-class Trouble(Exception):
+class CommandFailed(Exception):
     """What to tell, and with which code to exit."""
 
     def __init__(self, code: Exit, sentence: str) -> None:
@@ -116,7 +116,7 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
     try:
         # Where JSON is wanted, what is wrong with the words themselves is ours to tell, too.
         raise SystemExit(verbs(standalone_mode=not json))
-    except Trouble as problem:
+    except CommandFailed as problem:
         _give_up(json, problem.code, problem.code.name.lower(), str(problem))
     except DulyError as problem:
         _give_up(json, code_of(problem), problem.word, str(problem))
@@ -166,7 +166,7 @@ LedgerUrl = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Url = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", envvar="DULY_URL", help="A hub elsewhere; needs a token."),
+    typer.Option("--url", metavar="URL", envvar="DULY_URL", help="A hub remote; needs a token."),
 ]
 Token = Annotated[
     str | None, typer.Option("--token", metavar="TOKEN", envvar="DULY_TOKEN", help="From 'duly add'.")
@@ -176,7 +176,7 @@ Token = Annotated[
 # ── which hub ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Hub:
+class HubClient:
     """A hub to ask: where it is, and the token to ask with. `local`: by its own note in the data folder."""
 
     def __init__(self, url: str, token: str, *, local: bool) -> None:
@@ -195,7 +195,7 @@ class Hub:
         return ssl._create_unverified_context() if self.local else ssl.create_default_context()
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> Any:
-        """The JSON at a path; with a body it is posted. Raises `Unreachable` or `Trouble`."""
+        """The JSON at a path; with a body it is posted. Raises `HubUnreachable` or `CommandFailed`."""
         import msgspec
 
         status, said = self._fetch(path, body)
@@ -204,7 +204,7 @@ class Hub:
         try:
             return msgspec.json.decode(said)
         except msgspec.DecodeError as problem:
-            raise Unreachable(self.url, problem) from None
+            raise HubUnreachable(self.url, problem) from None
 
     def post(self, path: str, frame: object) -> dict[str, Any]:
         """Post a frame; what the hub says to it, whatever that is."""
@@ -237,7 +237,7 @@ class Hub:
         except urllib.error.HTTPError as problem:
             return problem.code, problem.read()
         except (OSError, ValueError) as problem:
-            raise Unreachable(self.url, getattr(problem, "reason", problem)) from None
+            raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
         """Whether anybody is there; clients of ours would try again for ever."""
@@ -249,14 +249,14 @@ class Hub:
         try:
             socket.create_connection((parts.hostname or "", port), timeout=5).close()
         except OSError as problem:
-            raise Unreachable(self.url, problem) from None
+            raise HubUnreachable(self.url, problem) from None
 
     def borrow(self, name: str) -> str:
         """A token with which to be somebody, for as long as this hub runs."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
 
 
-class Unreachable(Trouble):
+class HubUnreachable(CommandFailed):
     def __init__(self, url: str, why: object) -> None:
         super().__init__(
             Exit.UNREACHABLE,
@@ -264,7 +264,7 @@ class Unreachable(Trouble):
         )
 
 
-def _refusal(status: int, body: bytes) -> Trouble:
+def _refusal(status: int, body: bytes) -> CommandFailed:
     import msgspec
 
     try:
@@ -274,14 +274,14 @@ def _refusal(status: int, body: bytes) -> Trouble:
     code = {400: Exit.USAGE, 401: Exit.NOT_ALLOWED, 403: Exit.NOT_ALLOWED, 404: Exit.UNKNOWN}.get(status)
     if code is None:
         code = Exit.UNREACHABLE if status >= 500 else Exit.REFUSED
-    return Trouble(code, str(said.get("detail") or f"the hub answers with HTTP status {status}"))
+    return CommandFailed(code, str(said.get("detail") or f"the hub answers with HTTP status {status}"))
 
 
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
     from pathlib import Path
 
-    from duly.ledgers import file_url
     from duly.settings import load
+    from duly.storage import file_url
 
     if data is not None and ledger is None and Path(data).is_file():
         # A node's memory is a file by itself.
@@ -289,35 +289,35 @@ def settings_of(data: str | None, ledger: str | None = None) -> Settings:
     return load({"data": data, "ledger": ledger})
 
 
-def local_hub(data: str | None) -> Hub | None:
+def local_hub(data: str | None) -> HubClient | None:
     """The hub of this data folder, if it runs."""
     from pathlib import Path
 
-    from duly import notice
+    from duly.server import runfile
 
     if data is not None and Path(data).is_file():
         return None
-    posted = notice.read(Path(settings_of(data).data))
-    return None if posted is None else Hub(posted.url, posted.token, local=True)
+    posted = runfile.read(Path(settings_of(data).data))
+    return None if posted is None else HubClient(posted.url, posted.token, local=True)
 
 
-def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub | None:
+def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient | None:
     """The hub that is meant: by its address and a token, or the one of the data folder if it runs, whose note
     lets us in. (A token in the environment is some app's, and would not.)"""
     if url is not None:
         if not re.match(r"(https?|wss?)://", url):
-            raise Trouble(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
+            raise CommandFailed(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
         if token is None:
-            raise Trouble(Exit.USAGE, "a hub elsewhere wants a token: --token, or DULY_TOKEN")
-        return Hub(url, token, local=False)
+            raise CommandFailed(Exit.USAGE, "a hub remote wants a token: --token, or DULY_TOKEN")
+        return HubClient(url, token, local=False)
     return local_hub(data)
 
 
-def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> Hub:
+def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient:
     hub = find_hub(data, url, token)
     if hub is None:
         folder = settings_of(data).data
-        raise Trouble(
+        raise CommandFailed(
             Exit.UNREACHABLE,
             f"no hub runs in {folder}; start one with 'duly up', or say where it is: --data, or --url with "
             "--token",
@@ -329,12 +329,12 @@ async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
     """The ledger, without getting in anybody's way."""
     from pathlib import Path
 
-    from duly.ledgers import open_ledger
+    from duly.storage import open_ledger
 
     settings = settings_of(data, ledger)
     url = settings.ledger_url
     if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
-        raise Trouble(
+        raise CommandFailed(
             Exit.UNREACHABLE,
             f"nothing is in {settings.data} yet; start a hub with 'duly up', or say where it is: --data",
         )
@@ -348,7 +348,7 @@ async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBo
     A key is made only for the ledger in the data folder: that of several hubs gets the first hub's."""
     from pathlib import Path
 
-    from duly.secret_box import open_box
+    from duly.storage.secret_box import open_box
 
     try:
         own = not settings.ledger

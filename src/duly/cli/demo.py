@@ -19,19 +19,19 @@ import typer
 from msgspec import Struct
 
 from duly.cli.common import Exit, Json, count, note, print_json, say, style, table
-from duly.cli.device import Effects, Thing
+from duly.cli.device import Effects, SimulatedThing
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
-    from duly.cli.rough import Damage, Road
-    from duly.clients.app import Command
+    from duly.cli.bad_network import BadConnection, Damage
+    from duly.clients.app import SentCommand
 
 PACE_SECONDS: Final = 0.1
 SETTLE_SECONDS: Final = 12.0
 TYPES: Final = {"lock": ("lock_control", "open"), "lamp": ("dev_control", "on")}
 
 
-class Told(Struct):
+class DemoOutcome(Struct):
     """What became of the commands to one device."""
 
     device: str
@@ -82,12 +82,12 @@ def demo(
     raise typer.Exit(Exit.OK if well else Exit.FAILED)
 
 
-async def _demo(folder: Path, commands: int) -> tuple[list[Told], Damage]:
-    from duly.auth import Role
-    from duly.cli.rough import Damage, Road
+async def _demo(folder: Path, commands: int) -> tuple[list[DemoOutcome], Damage]:
+    from duly.cli.bad_network import BadConnection, Damage
     from duly.clients.app import App
     from duly.clients.device import Device
-    from duly.hub import Hub
+    from duly.identity.accounts import Role
+    from duly.server.hub import Hub
     from duly.settings import Settings
 
     damage, chance = Damage(), random.Random()
@@ -99,9 +99,9 @@ async def _demo(folder: Path, commands: int) -> tuple[list[Told], Damage]:
         for name in TYPES:
             tokens[name] = await hub.accounts.add(Role.DEVICE, name)
             await hub.accounts.grant("phone", name)
-        roads: dict[str, Road] = {}
+        roads: dict[str, BadConnection] = {}
         for name in tokens:
-            roads[name] = Road(hub.url, damage, chance)
+            roads[name] = BadConnection(hub.url, damage, chance)
             await roads[name].start()
             closing.push_async_callback(roads[name].stop)
         effects: dict[str, Effects] = {}
@@ -109,12 +109,12 @@ async def _demo(folder: Path, commands: int) -> tuple[list[Told], Damage]:
             effects[name] = Effects(folder / f"{name}.effects")
             closing.callback(effects[name].close)
             device = Device(roads[name].url, tokens[name], data=str(folder / f"{name}.db"))
-            Thing(name, effects[name], lambda what, more: None).install(device)
+            SimulatedThing(name, effects[name], lambda what, more: None).install(device)
             await closing.enter_async_context(device)
         app = await closing.enter_async_context(
             App(roads["phone"].url, tokens["phone"], data=str(folder / "phone.db"))
         )
-        sent: dict[str, list[Command]] = {name: [] for name in TYPES}
+        sent: dict[str, list[SentCommand]] = {name: [] for name in TYPES}
         for n in range(commands):
             for name, (type_, key) in TYPES.items():
                 sent[name].append(await app.post(name, type_, {key: n % 2 == 0}, queue=True, expires=60))
@@ -125,10 +125,10 @@ async def _demo(folder: Path, commands: int) -> tuple[list[Told], Damage]:
         return [_judge(name, ends[name], effects[name], roads[name].arrived) for name in TYPES], damage
 
 
-async def _ends(commands: list[Command]) -> dict[str, str]:
+async def _ends(commands: list[SentCommand]) -> dict[str, str]:
     """How each ended, by its id; "none" if it did not."""
 
-    async def end(command: Command) -> tuple[str, str]:
+    async def end(command: SentCommand) -> tuple[str, str]:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 return command.id, (await command.ended()).state
@@ -140,9 +140,9 @@ async def _ends(commands: list[Command]) -> dict[str, str]:
     return dict(await asyncio.gather(*map(end, commands)))
 
 
-def _judge(name: str, ends: dict[str, str], effects: Effects, arrived: int) -> Told:
+def _judge(name: str, ends: dict[str, str], effects: Effects, arrived: int) -> DemoOutcome:
     happened = Counter(id_ for id_, _, _, _ in effects.read())
-    return Told(
+    return DemoOutcome(
         name,
         sent=len(ends),
         arrived=arrived,
@@ -154,7 +154,7 @@ def _judge(name: str, ends: dict[str, str], effects: Effects, arrived: int) -> T
     )
 
 
-def _show(told: list[Told], damage: Damage, seconds: float, well: bool) -> None:
+def _show(told: list[DemoOutcome], damage: Damage, seconds: float, well: bool) -> None:
     say(
         f"The network was given {count(damage.frames, 'frame')}. It dropped {damage.dropped}, repeated "
         f"{damage.repeated}, let {damage.overtaken} be overtaken",

@@ -22,15 +22,14 @@ from urllib.parse import quote, unquote
 
 import typer
 
-from duly.cli.borrow import borrower, check_account
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
+    HubUnreachable,
     Json,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     clock,
     need_hub,
@@ -39,6 +38,7 @@ from duly.cli.common import (
     settings_of,
 )
 from duly.cli.keys import SignWith
+from duly.cli.temporary_token import borrower, check_account
 from duly.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ if TYPE_CHECKING:
 FIRST_SECONDS = 10.0
 
 
-class Kind(StrEnum):
+class DeviceKind(StrEnum):
     LOCK = "lock"
     LAMP = "lamp"
 
 
 def device(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    kind: Annotated[Kind, typer.Option("--kind", metavar="lock|lamp", help="What it is.")] = Kind.LOCK,
+    kind: Annotated[
+        DeviceKind, typer.Option("--kind", metavar="lock|lamp", help="What it is.")
+    ] = DeviceKind.LOCK,
     effects: Annotated[
         Path | None,
         typer.Option("--effects", metavar="FILE", help="Write a line for everything it really does."),
@@ -80,7 +82,7 @@ def device(
     device NAME'. Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it is behind a
     broker, and with --keys signs what it says. Ctrl-C stops it.
     """
-    thing = Thing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
+    thing = SimulatedThing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
     if url is not None and url.startswith(("mqtt:", "mqtts:")):
         asyncio.run(_run(_through_broker(url, name, token, store, keys), _plain(url), thing, store, json))
         return
@@ -134,7 +136,7 @@ class Effects:
             self._fd = None
 
 
-class Thing:
+class SimulatedThing:
     """The lock or lamp itself: what it is now, by everything that happened to it."""
 
     def __init__(self, kind: str, effects: Effects, tell: Callable[[str, dict[str, Any]], None]) -> None:
@@ -162,7 +164,7 @@ class Thing:
         raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
 
     def install(self, device: Device) -> None:
-        from duly.dialects.frames import DeviceCode
+        from duly.wire.frames import DeviceCode
 
         other = "dev_control" if self.kind == "lock" else "lock_control"
 
@@ -215,16 +217,18 @@ Make = Callable[[Callable[[str], None]], "Device"]
 """Makes a device that says under which name it is online, every time it is."""
 
 
-def _at_hub(hub: Hub, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
+def _at_hub(hub: HubClient, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
     """A device at this hub. Without a token of its own it borrows one."""
     from duly.clients.device import Device
-    from duly.clients.link import Link
+    from duly.clients.websocket_link import WebSocketLink
 
     where = borrower(hub, name, data) if token is None else None
 
     class CommandLineDevice(Device):
-        def _open_link(self) -> Link:
-            return Link(self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls)
+        def _open_link(self) -> WebSocketLink:
+            return WebSocketLink(
+                self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls
+            )
 
     return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
 
@@ -252,7 +256,7 @@ def _memory(store: Path | None) -> str | None:
     return None if store is None else str(store.absolute())
 
 
-async def _run(make: Make, where: str, thing: Thing, store: Path | None, json: bool) -> None:
+async def _run(make: Make, where: str, thing: SimulatedThing, store: Path | None, json: bool) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -276,9 +280,9 @@ async def _run(make: Make, where: str, thing: Thing, store: Path | None, json: b
         await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             life.result()
-            raise Trouble(Exit.FAILED, "the device has ended by itself")
+            raise CommandFailed(Exit.FAILED, "the device has ended by itself")
         if not connections and loop.time() >= impatience.when():
-            raise Unreachable(where, "no connection")
+            raise HubUnreachable(where, "no connection")
     finally:
         for task in (life, telling):
             task.cancel()
@@ -286,7 +290,7 @@ async def _run(make: Make, where: str, thing: Thing, store: Path | None, json: b
         thing.effects.close()
 
 
-def _announce(json: bool, thing: Thing, name: str, url: str, connections: int) -> None:
+def _announce(json: bool, thing: SimulatedThing, name: str, url: str, connections: int) -> None:
     import msgspec
 
     if json:

@@ -19,13 +19,13 @@ import msgspec
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
     Json,
     LedgerUrl,
     Token,
-    Trouble,
     Url,
     count,
     find_hub,
@@ -39,9 +39,9 @@ from duly.cli.common import (
 from duly.errors import DulyError, LedgerInUse, Malformed, SecretKeyMissing
 
 if TYPE_CHECKING:
-    from duly.core.trust import Floor
-    from duly.ledger import Ledger
+    from duly.core.trusted_time import Floor
     from duly.settings import Settings
+    from duly.storage.ledger import Ledger
 
 GB: Final = 1 << 30
 ENOUGH_DISK: Final = GB
@@ -106,12 +106,12 @@ def _versions(found: _Findings) -> None:
 # ── a hub that runs ──────────────────────────────────────────────────────────────────────────────
 
 
-def _hub(found: _Findings, hub: Hub) -> bool:
+def _hub(found: _Findings, hub: HubClient) -> bool:
     """What the hub says; whether it could be asked."""
     try:
         offset, way = asyncio.run(_offset(hub))
         told = _ask(hub)
-    except Trouble as problem:
+    except CommandFailed as problem:
         found.add("hub", str(problem), "bad")
         return not hub.local
     devices = told.get("devices")
@@ -125,11 +125,11 @@ def _hub(found: _Findings, hub: Hub) -> bool:
     return True
 
 
-def _ask(hub: Hub) -> dict[str, Any]:
+def _ask(hub: HubClient) -> dict[str, Any]:
     """What the hub tells an admin; nothing, if we are none."""
     try:
         told: dict[str, Any] = hub.ask("/v1/admin/doctor", {})
-    except Trouble as problem:
+    except CommandFailed as problem:
         if problem.code is Exit.NOT_ALLOWED:
             return {}
         if problem.code is Exit.USAGE:  # a hub that is older than this command line
@@ -138,9 +138,9 @@ def _ask(hub: Hub) -> dict[str, Any]:
     return told
 
 
-def _what_it_says(found: _Findings, hub: Hub, told: dict[str, Any]) -> None:
+def _what_it_says(found: _Findings, hub: HubClient, told: dict[str, Any]) -> None:
     from duly.core.units import MINUTE, seconds
-    from duly.floor_watch import FLOOR_AHEAD, floor_ahead
+    from duly.server.floor_watch import FLOOR_AHEAD, floor_ahead
 
     settings, book = told["settings"], told["ledger"]
     found.add("settings", _settings(settings))
@@ -183,7 +183,7 @@ def _notifier(found: _Findings, notifier: dict[str, Any] | None, hubs: list[str]
         found.add(
             "notifier",
             f"{notifier['url']}: {notifier['problem']}; nothing is lost, but other hubs are up to seconds "
-            f"slower: start it, or give the hubs another --doorbell; {others}",
+            f"slower: start it, or give the hubs another --notifier; {others}",
             "bad",
         )
     else:
@@ -211,12 +211,12 @@ def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
     found.add("broker", f"{mqtt['url']}: {durable}; what nobody answers is sent again")
 
 
-async def _offset(hub: Hub) -> tuple[float, float]:
+async def _offset(hub: HubClient) -> tuple[float, float]:
     """How far the hub's clock is ahead of ours, and how long it took to ask, in seconds."""
     import aiohttp
 
-    from duly.cli.common import Unreachable
-    from duly.dialects import frames
+    from duly.cli.common import HubUnreachable
+    from duly.wire import frames
 
     try:
         async with (
@@ -230,18 +230,18 @@ async def _offset(hub: Hub) -> tuple[float, float]:
             welcome = frames.decode(message.data if message.type is aiohttp.WSMsgType.TEXT else b"")
             ended = time.time()
     except (aiohttp.ClientError, OSError, TimeoutError) as problem:
-        raise Unreachable(hub.url, str(problem) or "no answer") from None
+        raise HubUnreachable(hub.url, str(problem) or "no answer") from None
     if welcome.time is None:
-        raise Trouble(Exit.NOT_ALLOWED, welcome.detail or "the hub does not know this token")
+        raise CommandFailed(Exit.NOT_ALLOWED, welcome.detail or "the hub does not know this token")
     return welcome.time / 1000 - (began + ended) / 2, ended - began
 
 
 # ── a folder, or a ledger ────────────────────────────────────────────────────────────────────────
 
 
-def _folder(found: _Findings, data: str | None, ledger: str | None, hub: Hub | None) -> None:
-    from duly.checkup import margins
-    from duly.hub import control_policy
+def _folder(found: _Findings, data: str | None, ledger: str | None, hub: HubClient | None) -> None:
+    from duly.server.checkup import margins
+    from duly.server.hub import control_policy
 
     settings = settings_of(data, ledger)
     if hub is None and ledger is None:
@@ -261,10 +261,10 @@ def _folder(found: _Findings, data: str | None, ledger: str | None, hub: Hub | N
 
 
 async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:
-    from duly.checkup import address
+    from duly.server.checkup import address
 
     if settings.shared:
-        from duly.ledgers.postgres import inspect
+        from duly.storage.postgres.ledger import inspect
 
         about, size = await inspect(settings.ledger)
         where = address(settings.ledger)
@@ -317,9 +317,9 @@ def _soundness(found: _Findings, url: str) -> None:
 
 
 def _floor(found: _Findings, floor: Floor) -> None:
-    from duly.clock import SystemClock
     from duly.core.units import MINUTE, show
-    from duly.floor_watch import FLOOR_AHEAD, floor_ahead
+    from duly.runtime.clock import SystemClock
+    from duly.server.floor_watch import FLOOR_AHEAD, floor_ahead
 
     ahead = floor.until - SystemClock().now()
     if ahead > MINUTE:
@@ -329,7 +329,7 @@ def _floor(found: _Findings, floor: Floor) -> None:
 
 
 async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
-    from duly.secret_box import open_box
+    from duly.storage.secret_box import open_box
 
     try:
         box = await open_box(book, Path(settings.data), settings.secret_key, reading=True)
@@ -344,7 +344,7 @@ def _check(url: str) -> str | None:
     """What SQLite finds wrong with the file; None if nothing."""
     import apsw
 
-    from duly.ledgers.sqlite_file import connect
+    from duly.storage.sqlite.file import connect
 
     try:
         db = connect(Path(unquote(urlsplit(url).path[1:])), readonly=True)

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
+    HubUnreachable,
     Json,
     LedgerUrl,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     clock,
     find_hub,
@@ -52,7 +52,7 @@ def floor(
     stay stale, since the ledger no longer knows which of them have run.
     """
     if everything and not mend:
-        raise Trouble(Exit.USAGE, "--all goes with --mend")
+        raise CommandFailed(Exit.USAGE, "--all goes with --mend")
     wanted = ({"mend": "yes"} if mend else {}) | ({"all": "yes"} if everything else {})
     found = _ask(wanted, data, ledger, url, token)
     if json:
@@ -83,15 +83,15 @@ def _ask(
         try:
             answer: dict[str, Any] = hub.ask("/v1/admin/floor", wanted)
             return answer
-        except Unreachable:
+        except HubUnreachable:
             if not hub.local:
                 raise  # its note may be of one that was killed: the ledger knows
     return asyncio.run(_in_ledger(wanted, data, ledger))
 
 
 async def _in_ledger(wanted: dict[str, str], data: str | None, ledger: str | None) -> dict[str, Any]:
-    from duly.floor_watch import FloorWatch
-    from duly.ledgers import open_ledger
+    from duly.server.floor_watch import FloorWatch
+    from duly.storage import open_ledger
 
     mend = "mend" in wanted
     opening = open_ledger(settings_of(data, ledger).ledger_url) if mend else open_to_read(data, ledger)

@@ -1,7 +1,7 @@
 """`duly keys new trust forget list`: what a node signs with, and whom it believes.
 
 The law: a secret is never shown. What is shared with another node goes there in a file that only its owner
-may read; what may be public is printed, ready to be trusted elsewhere.
+may read; what may be public is printed, ready to be trusted remote.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, note, print_json, say, table
+from duly.cli.common import CommandFailed, Exit, Json, note, print_json, say, table
 
 if TYPE_CHECKING:
     from duly.core.signing import Key, Keyring
@@ -56,13 +56,15 @@ def new(
     With --shared-with it is a secret of two, for a device too small for Ed25519. It is written to a file, to
     be carried there by hand: 'duly keys trust NAME --file FILE'.
     """
-    from duly import keys as files
     from duly.core.signing import Algorithm, Keyring
-    from duly.dialects.fd import check_username
+    from duly.identity import keyring as files
+    from duly.wire.fd import check_username
 
     check_username(name)
     if (shared_with is None) != (out is None):
-        raise Trouble(Exit.USAGE, "--shared-with PEER and --out FILE go together: the secret must get there")
+        raise CommandFailed(
+            Exit.USAGE, "--shared-with PEER and --out FILE go together: the secret must get there"
+        )
     key = files.new_key(Algorithm.HMAC if shared_with else Algorithm.ED25519)
 
     def change(ring: Keyring | None) -> Keyring:
@@ -71,7 +73,7 @@ def new(
             files.write_key(out, key)
             return ring.trust(check_username(shared_with), key)
         if ring.own is not None and not replace:
-            raise Trouble(Exit.REFUSED, f"{name} has a key in {keys}; --replace makes it void")
+            raise CommandFailed(Exit.REFUSED, f"{name} has a key in {keys}; --replace makes it void")
         return Keyring(ring.name, key, ring.peers)
 
     files.edit(keys, change)
@@ -102,18 +104,20 @@ def trust(
     json: Json = False,
 ) -> None:
     """Believe what NAME signs with this key."""
-    from duly import keys as files
     from duly.core.signing import read_key
-    from duly.dialects.fd import check_username
+    from duly.identity import keyring as files
+    from duly.wire.fd import check_username
 
     check_username(name)
     if (key is None) == (file is None):
-        raise Trouble(Exit.USAGE, "either the KEY that is to be trusted, or --file with a shared secret")
+        raise CommandFailed(
+            Exit.USAGE, "either the KEY that is to be trusted, or --file with a shared secret"
+        )
     believed = read_key(key) if key is not None else files.read_key_file(file or "")
 
     def change(ring: Keyring | None) -> Keyring:
         if ring is None and me is None:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.USAGE, f"there is no keyring in {keys}; make one with 'duly keys new ME', or say --as ME"
             )
         ring = _of(check_username(me) if me else "", ring)
@@ -134,12 +138,14 @@ def forget(
     json: Json = False,
 ) -> None:
     """Believe this key, or every key of NAME, no longer."""
-    from duly import keys as files
+    from duly.identity import keyring as files
 
     def change(ring: Keyring | None) -> Keyring:
         less = None if ring is None else ring.forget(name, kid)
         if less is None or less == ring:
-            raise Trouble(Exit.REFUSED, f"no such key of {name} is trusted; 'duly keys list' shows which are")
+            raise CommandFailed(
+                Exit.REFUSED, f"no such key of {name} is trusted; 'duly keys list' shows which are"
+            )
         return less
 
     files.edit(keys, change)
@@ -152,7 +158,7 @@ def forget(
 @app.command("list")
 def list_(keys: Keys = FILE, json: Json = False) -> None:
     """Show the keys there are, and no secrets."""
-    from duly import keys as files
+    from duly.identity import keyring as files
 
     ring = files.load(keys)
     rows = [_shown(ring.name, ring.own, "own")] if ring.own is not None else []
@@ -169,7 +175,9 @@ def _of(name: str, ring: Keyring | None) -> Keyring:
     if ring is None:
         return Keyring(name)
     if name and ring.name != name:
-        raise Trouble(Exit.REFUSED, f"this is the keyring of {ring.name}, not of {name}; say --keys FILE")
+        raise CommandFailed(
+            Exit.REFUSED, f"this is the keyring of {ring.name}, not of {name}; say --keys FILE"
+        )
     return ring
 
 

@@ -18,13 +18,25 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import typer
 
-from duly.cli.common import Exit, Json, Trouble, clock, duration, note, print_json, say, table, tint, took
+from duly.cli.common import (
+    CommandFailed,
+    Exit,
+    Json,
+    clock,
+    duration,
+    note,
+    print_json,
+    say,
+    table,
+    tint,
+    took,
+)
 from duly.cli.keys import RequireSigned, SignWith
 
 if TYPE_CHECKING:
-    from duly.clients.node import Node
-    from duly.clients.statuses import NodeStatus
-    from duly.clients.tasks import Task
+    from duly.clients.node.node import Node
+    from duly.clients.node.statuses import NodeStatus
+    from duly.clients.node.tasks import Task
 
 SHOWN = 60
 ERROR = 500
@@ -52,7 +64,7 @@ Cert = Annotated[str, typer.Option("--cert", metavar="FILE", help="Our own certi
 Key = Annotated[str, typer.Option("--key", metavar="FILE")]
 
 
-class Effect(StrEnum):
+class EffectOption(StrEnum):
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
 
@@ -86,7 +98,7 @@ def payload_of(text: str | None) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as problem:
-        raise Trouble(
+        raise CommandFailed(
             Exit.USAGE, f"the payload is not JSON ({problem}); quote it for the shell, like '{{\"lamp\":1}}'"
         ) from None
 
@@ -127,8 +139,9 @@ def node(
     ],
     data: Memory = None,
     effect: Annotated[
-        Effect, typer.Option("--effect", metavar="at_most_once|at_least_once", help="What a crash means.")
-    ] = Effect.AT_MOST_ONCE,
+        EffectOption,
+        typer.Option("--effect", metavar="at_most_once|at_least_once", help="What a crash means."),
+    ] = EffectOption.AT_MOST_ONCE,
     deadline: Annotated[
         float | None, typer.Option("--deadline", parser=duration, metavar="30s", help="For each command.")
     ] = None,
@@ -154,8 +167,8 @@ def node(
     another code than 0 the task has failed, with what it wrote to stderr. Without --data the node forgets
     what it did when it ends. A second process of the same node stands by. Ctrl-C stops it.
     """
-    from duly.clients.mailbox import HEARTBEAT
-    from duly.clients.node import Node
+    from duly.clients.node.mailbox import HEARTBEAT
+    from duly.clients.node.node import Node
 
     it = Node(
         broker_url(url, cafile, cert, key, name),
@@ -171,7 +184,9 @@ def node(
     for pair in run:
         action, equals, command = pair.partition("=")
         if not (action and equals and command):
-            raise Trouble(Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {pair!r}")
+            raise CommandFailed(
+                Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {pair!r}"
+            )
         it.task(action, effect=effect.value, deadline=deadline)(_runner(command, json))
     asyncio.run(_serve(it, json))
 
@@ -255,7 +270,7 @@ async def _serve(node: Node, json: bool) -> None:
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             life.result()
-            raise Trouble(Exit.FAILED, "the node has ended by itself")
+            raise CommandFailed(Exit.FAILED, "the node has ended by itself")
     finally:
         for task in (life, telling, stopping):
             task.cancel()
@@ -304,7 +319,7 @@ def call(
     Exits with 0 if it was done, 1 if it failed, 3 if there is no broker, 4 if that lets us not in, 5 if
     nobody can tell.
     """
-    from duly.clients.node import Node
+    from duly.clients.node.node import Node
     from duly.errors import TaskFailed, Unknown
 
     value = payload_of(payload)
@@ -321,7 +336,7 @@ def call(
     async def run() -> Any:
         lasts = 60.0 if expires is None else expires
         if not lasts:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.USAGE, "a task that expires at once is never done; give it some time: --expires 5s"
             )
         until = time.monotonic() + lasts
@@ -334,11 +349,11 @@ def call(
     except TaskFailed as problem:
         if json:
             print_json({"state": problem.state, "error": problem.error})
-        raise Trouble(Exit.FAILED, f"{to} says: {problem}") from None
+        raise CommandFailed(Exit.FAILED, f"{to} says: {problem}") from None
     except Unknown as problem:
         if json:
             print_json({"state": "unknown"})
-        raise Trouble(Exit.UNKNOWN, f"{to} has not answered; {problem}") from None
+        raise CommandFailed(Exit.UNKNOWN, f"{to} has not answered; {problem}") from None
     print_json({"state": "done", "value": result} if json else result)
 
 
@@ -370,7 +385,7 @@ def status(
 
     Without a name, all of them. (RabbitMQ shows those only with their next report: use --watch.)
     """
-    from duly.clients.node import Node
+    from duly.clients.node.node import Node
 
     where = broker_url(url, cafile, cert, key, as_ or "status")
     who = as_ or ("" if urlsplit(where).username else "status")
@@ -399,7 +414,7 @@ def status(
             note(f"what the broker kept of {it.name} is gone")
         return
     if not found:
-        raise Trouble(
+        raise CommandFailed(
             Exit.UNKNOWN, "the broker knows of no such node" if name != "+" else "no node has reported"
         )
     _show(found, json, head=True)

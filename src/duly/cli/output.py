@@ -18,7 +18,7 @@ from typing import Final
 
 import typer
 
-from duly.core.text import printable, printable_json, printable_lines
+from duly.core.printable import printable, printable_json, printable_lines
 
 _WORD: Final = secrets.token_hex(8)
 _MARK: Final = re.compile(rf"\x1b\[{_WORD}:([0-9;]*)m")

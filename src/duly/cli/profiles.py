@@ -15,12 +15,12 @@ import typer
 
 from duly.cli.alerts import do
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
     Json,
     LedgerUrl,
     Token,
-    Trouble,
     Url,
     count,
     duration,
@@ -116,7 +116,7 @@ def set_profile(
     for one in escalate or []:
         after, found, address = one.partition("=")
         if not found:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.USAGE, f"--escalate is a time and an address, like 10m=https://…, not {one[:20]!r}"
             )
         steps.append((duration(after), address))
@@ -187,7 +187,9 @@ def remove_profile(
     """Forget a profile. Deliveries under way go on."""
     done = do("profile.remove", {"name": name}, data, ledger, url, token)
     if not done["changed"]:
-        raise Trouble(Exit.REFUSED, f"there is no profile {name}; 'duly profile list' shows which there are")
+        raise CommandFailed(
+            Exit.REFUSED, f"there is no profile {name}; 'duly profile list' shows which there are"
+        )
     if json:
         print_json(done)
     else:
@@ -233,7 +235,7 @@ def try_channel(
 
     Exits with 0 if it arrived, 1 if it surely did not, 5 if nobody can tell.
     """
-    from duly.channels import check_url, label_of
+    from duly.apps.alerts.channels import check_url, label_of
     from duly.errors import ChannelError, InDoubt
 
     check_url(address, private=allow_private)
@@ -260,13 +262,13 @@ def try_channel(
 async def _test(address: str, secret: str, private: bool) -> None:
     import secrets
 
-    from duly.channel import Notice
-    from duly.channels import open_channel
+    from duly.apps.alerts.channels import open_channel
+    from duly.apps.alerts.channels.channel import Notification
 
     way = open_channel(address, secret, private=private)
     id_ = f"test_{secrets.token_hex(12)}"
     body = {"type": "alert.test", "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "data": {}}
     try:
-        await way.send(Notice(id_, "Test from duly", "This is a test. Nothing has happened.", body))
+        await way.send(Notification(id_, "Test from duly", "This is a test. Nothing has happened.", body))
     finally:
         await way.close()

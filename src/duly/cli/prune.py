@@ -9,10 +9,10 @@ import typer
 
 from duly.cli.common import (
     Data,
+    HubUnreachable,
     Json,
     LedgerUrl,
     Token,
-    Unreachable,
     Url,
     count,
     find_hub,
@@ -55,18 +55,18 @@ def _ask(
         try:
             answer: dict[str, Any] = hub.ask("/v1/admin/prune", {"dry": "yes"} if dry_run else {})
             return answer
-        except Unreachable:
+        except HubUnreachable:
             if not hub.local:
                 raise  # its note may be of one that was killed: the ledger knows
     return asyncio.run(_in_ledger(dry_run, data, ledger))
 
 
 async def _in_ledger(dry_run: bool, data: str | None, ledger: str | None) -> dict[str, Any]:
-    from duly.apps import retention
-    from duly.apps.desk import Desk
-    from duly.apps.profiles import Profiles
-    from duly.hub import archive_of, deliveries_kept
-    from duly.ledgers import open_ledger
+    from duly.apps.alerts import retention
+    from duly.apps.alerts.operations import AlertOperations
+    from duly.apps.alerts.profiles import Profiles
+    from duly.server.hub import archive_of, deliveries_kept
+    from duly.storage import open_ledger
 
     settings = settings_of(data, ledger)
     archive, kept = archive_of(settings), deliveries_kept(settings)
@@ -74,4 +74,4 @@ async def _in_ledger(dry_run: bool, data: str | None, ledger: str | None) -> dic
         async with await open_to_read(data, ledger) as book:
             return await retention.would_prune(book, archive, kept)
     async with await open_ledger(settings.ledger_url) as book:
-        return await retention.prune(book, Desk(book, Profiles(book)), archive, kept)
+        return await retention.prune(book, AlertOperations(book, Profiles(book)), archive, kept)

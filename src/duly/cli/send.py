@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
+    HubUnreachable,
     Json,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     clock,
     duration,
@@ -36,7 +36,7 @@ from duly.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from duly.dialects.frames import Frame
+    from duly.wire.frames import Frame
 
 CONNECT_SECONDS = 5.0
 
@@ -106,22 +106,22 @@ def send(
     raise typer.Exit(code)
 
 
-def _as_whom(device: str, as_: str | None, hub: Hub, token: str | None) -> Hub:
+def _as_whom(device: str, as_: str | None, hub: HubClient, token: str | None) -> HubClient:
     if as_ is None and token is not None:
-        return Hub(hub.url, token, local=hub.local)
+        return HubClient(hub.url, token, local=hub.local)
     if as_ is None:
         grants: dict[str, list[str]] = hub.ask("/v1/admin/list", {})["grants"]
         apps = [app for app, devices in grants.items() if device in devices]
         if not apps:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.NOT_ALLOWED, f"no app may command {device}; allow one with: duly grant APP {device}"
             )
         if len(apps) > 1:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.USAGE, f"several apps may command {device}; choose one with --as: {', '.join(apps)}"
             )
         as_ = apps[0]
-    return Hub(hub.url, hub.borrow(as_), local=hub.local)
+    return HubClient(hub.url, hub.borrow(as_), local=hub.local)
 
 
 def _frame(
@@ -139,19 +139,19 @@ def _frame(
 
     from duly.core.ids import SeqId
     from duly.core.messages import Mode
-    from duly.dialects.fields import NOTHING
-    from duly.dialects.frames import Frame, FrameOrder
+    from duly.wire.fields import NOTHING
+    from duly.wire.frames import Frame, FrameOrder
 
     if body is not None:
         try:
             msgspec.json.decode(body)
         except msgspec.DecodeError as problem:
-            raise Trouble(
+            raise CommandFailed(
                 Exit.USAGE,
                 f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'",
             ) from None
     if id_ == "":
-        raise Trouble(Exit.USAGE, "an id is not empty; leave --id out, and one is made")
+        raise CommandFailed(Exit.USAGE, "an id is not empty; leave --id out, and one is made")
     mode = Mode.LATEST if latest else Mode.REPLAY
     now = time.time_ns() // 1000
     return Frame(
@@ -179,7 +179,7 @@ class _Log:
 
     @property
     def accepted(self) -> bool:
-        from duly.dialects.frames import ServerCode
+        from duly.wire.frames import ServerCode
 
         return self.said is not None and self.said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
 
@@ -191,7 +191,7 @@ class _Log:
             self._line("sent again", f"sent again  the same id, for the {_nth(again)} time", frame)
 
     def heard(self, frame: Frame) -> None:
-        from duly.dialects.frames import DeviceCode, ServerCode, is_working, load
+        from duly.wire.frames import DeviceCode, ServerCode, is_working, load
 
         if frame.type == "server_ack":
             self.said = frame
@@ -217,7 +217,7 @@ class _Log:
     def _line(self, what: str, line: str, frame: Frame | None = None) -> None:
         import msgspec
 
-        from duly.dialects.frames import encode
+        from duly.wire.frames import encode
 
         ms = round((time.monotonic() - self._began) * 1000, 1)
         if not self._json:
@@ -228,7 +228,7 @@ class _Log:
         print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:
-        from duly.dialects.frames import ServerCode
+        from duly.wire.frames import ServerCode
 
         if self.ended is not None:
             return state_code(self.ended.state or "done")
@@ -241,21 +241,23 @@ def _nth(again: int) -> str:
     return {1: "second", 2: "third", 3: "fourth"}.get(again, f"{again + 1}th")
 
 
-async def _send(hub: Hub, frame: Frame, patience: float, log: _Log) -> None:
-    from duly.clients.link import Link
+async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> None:
+    from duly.clients.websocket_link import WebSocketLink
     from duly.core.retry import COMMAND
     from duly.core.units import SECOND
-    from duly.dialects import frames
+    from duly.wire import frames
 
     raw = frames.encode(frame)
     news: asyncio.Queue[Frame | None] = asyncio.Queue()
-    link = Link(hub.url, hub.token, up=lambda _: news.put_nowait(None), heard=news.put_nowait, tls=hub.tls)
+    link = WebSocketLink(
+        hub.url, hub.token, up=lambda _: news.put_nowait(None), heard=news.put_nowait, tls=hub.tls
+    )
     await link.start()
     try:
         try:
             await asyncio.wait_for(link.ready(), CONNECT_SECONDS)
         except TimeoutError:
-            raise Unreachable(hub.url, "no connection") from None
+            raise HubUnreachable(hub.url, "no connection") from None
         loop = asyncio.get_running_loop()
         sent, attempt, resend = 0, 0, float("inf")
         until = float("inf")

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.borrow import borrower, check_account, roles
 from duly.cli.common import (
+    CommandFailed,
     Data,
     Exit,
-    Hub,
+    HubClient,
+    HubUnreachable,
     Json,
     Token,
-    Trouble,
-    Unreachable,
     Url,
     clock,
     count,
@@ -38,10 +37,11 @@ from duly.cli.common import (
     settings_of,
     took,
 )
+from duly.cli.temporary_token import borrower, check_account, roles
 from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
-    from duly.clients.sentinel import Alert, News, Sentinel
+    from duly.clients.sentinel import Alert, Sentinel, SentinelNews
 
 STORED_EVERY = 500
 """Lines that are read before the disk is waited for."""
@@ -100,7 +100,7 @@ class _Who:
         self.given = given
         hub = find_hub(given.data, given.url, given.token) if given.url else need_hub(given.data)
         assert hub is not None
-        self.hub: Hub = hub
+        self.hub: HubClient = hub
         self.name = _named(hub, given.as_) if hub.local and given.token is None else ""
         folder = Path(settings_of(given.data).data)
         self.store = given.store or (
@@ -109,7 +109,7 @@ class _Who:
 
     def open(self) -> Sentinel:
         from duly.clients.sentinel import Sentinel
-        from duly.core.signals import SentinelPolicy
+        from duly.core.monitor.signals import SentinelPolicy
         from duly.settings import section
 
         given, hub = self.given, self.hub
@@ -132,7 +132,7 @@ class _Who:
         return it
 
 
-def _named(hub: Hub, as_: str | None) -> str:
+def _named(hub: HubClient, as_: str | None) -> str:
     if as_ is not None:
         check_account(hub, as_, "sentinel")
         return as_
@@ -141,7 +141,7 @@ def _named(hub: Hub, as_: str | None) -> str:
         known = (
             f"say which with --as: {', '.join(names)}" if names else "make one with: duly add sentinel NAME"
         )
-        raise Trouble(Exit.USAGE, f"the hub here has {count(len(names), 'sentinel')}; {known}")
+        raise CommandFailed(Exit.USAGE, f"the hub here has {count(len(names), 'sentinel')}; {known}")
     return names[0]
 
 
@@ -292,10 +292,10 @@ async def _trigger(
         return Exit.OK if end.done else Exit.REFUSED if end.state in ("held", "failed") else Exit.FAILED
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
-        raise Trouble(code, f"{denied}; {kept}")
+        raise CommandFailed(code, f"{denied}; {kept}")
     if not watcher.name and not who.given.http:
-        raise Trouble(Exit.UNREACHABLE, f"{Unreachable(who.hub.url, 'no connection')}; {kept}")
-    raise Trouble(Exit.UNKNOWN, f"the tower has not answered; {kept}")
+        raise CommandFailed(Exit.UNREACHABLE, f"{HubUnreachable(who.hub.url, 'no connection')}; {kept}")
+    raise CommandFailed(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
 
 async def _first_try(watcher: Sentinel) -> tuple[Exit, str]:
@@ -429,7 +429,7 @@ async def _show(watcher: Sentinel, json: bool) -> None:
             say(f"{clock(news.time)}  {_sentence(news, watcher)}")
 
 
-def _sentence(news: News, watcher: Sentinel) -> str:
+def _sentence(news: SentinelNews, watcher: Sentinel) -> str:
     what = f"{news.device} {news.reason}".strip()
     mark = f"   [{news.event[:8]}]" if news.event else ""
     left = took(max(0, news.until - news.time))

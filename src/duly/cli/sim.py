@@ -13,7 +13,7 @@ import typer
 from duly.cli.common import Exit, Json, count, print_json, say
 
 if TYPE_CHECKING:
-    from duly.testing.sim import Report
+    from duly.testing.sim import SimReport
 
 
 def sim(
@@ -43,7 +43,7 @@ def sim(
     chosen = range(seed, seed + 1) if seed is not None else range(first, first + seeds)
     hush()
     began = time.perf_counter()
-    reports: list[Report] = []
+    reports: list[SimReport] = []
     progress = Progress(
         TextColumn("worlds"),
         BarColumn(),
@@ -66,7 +66,7 @@ def sim(
     raise typer.Exit(Exit.FAILED if broken else Exit.OK)
 
 
-def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
+def _print(reports: list[SimReport], broken: list[SimReport], elapsed: float) -> None:
     for report in broken[:1]:
         violation = report.violations[0]
         where = f" [{violation.key[6:].decode(errors='replace')}]".replace("\0", "/") if violation.key else ""
@@ -92,7 +92,7 @@ def _print(reports: list[Report], broken: list[Report], elapsed: float) -> None:
             say(f"digest {report.world} {report.digest}")
 
 
-def _print_json(reports: list[Report], broken: list[Report], elapsed: float) -> None:
+def _print_json(reports: list[SimReport], broken: list[SimReport], elapsed: float) -> None:
     summary = {
         "seeds": len({r.seed for r in reports}),
         "worlds": sorted({r.world for r in reports}),

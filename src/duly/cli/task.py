@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.common import (
+    CommandFailed,
     Exit,
     Json,
-    Trouble,
     clock,
     code_of,
     duration,
@@ -43,8 +43,8 @@ from duly.cli.node import (
 )
 
 if TYPE_CHECKING:
-    from duly.clients.tasks import Sent
-    from duly.ledger import Ledger, Record
+    from duly.clients.node.tasks import SentTask
+    from duly.storage.ledger import Ledger, Record
 
 app = typer.Typer(help="Tasks that a node sent or was sent.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -96,8 +96,8 @@ def send(
     value = payload_of(payload)
     where = broker_url(url, cafile, cert, key, as_)
 
-    async def do(node: Any) -> Sent:
-        sent: Sent = await node.send(to, action, value, expires=expires or A_DAY, id=id_, form=form.value)
+    async def do(node: Any) -> SentTask:
+        sent: SentTask = await node.send(to, action, value, expires=expires or A_DAY, id=id_, form=form.value)
         return sent
 
     signing = {"keys": keys, "require_signed": require_signed}
@@ -123,8 +123,8 @@ def retry(
 ) -> None:
     """Send a task that has ended once more, as a new one; one that has not is sent again at once."""
 
-    async def do(node: Any) -> Sent:
-        sent: Sent = await node.find(id_)
+    async def do(node: Any) -> SentTask:
+        sent: SentTask = await node.find(id_)
         return await node.retry(id_, expires=expires or A_DAY) if sent.ended else sent
 
     where = broker_url(url, cafile, cert, key, as_)
@@ -133,12 +133,12 @@ def retry(
 
 
 def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json: bool) -> None:
-    from duly.clients.node import Node
+    from duly.clients.node.node import Node
     from duly.errors import ConnectionLost, ConnectionRefused, DulyError
 
-    async def run() -> tuple[Sent, DulyError | None]:
+    async def run() -> tuple[SentTask, DulyError | None]:
         async with begun(Node(url, serve=False, **how), f"trying again for {CONNECT:g} s") as node:
-            sent: Sent | None = None
+            sent: SentTask | None = None
             try:
                 with suppress(TimeoutError):  # on a ledger that others write too nothing is stored before
                     async with asyncio.timeout(CONNECT):
@@ -159,7 +159,7 @@ def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json:
     else:
         say(f"{sent.id}  {sent.action} to {sent.to}: {tint(sent.state)}")
     if problem is not None:
-        raise Trouble(
+        raise CommandFailed(
             code_of(problem),
             f"{problem}; it is stored, and goes out with the next 'duly task send' or node on the same file",
         )
@@ -227,7 +227,7 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
 
     found = _read(data, read)
     if not found:
-        raise Trouble(
+        raise CommandFailed(
             Exit.UNKNOWN, f"there is no task {id_} in {data}; what was refused says: duly why --data {data}"
         )
     for one in found:
@@ -245,26 +245,26 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
 @app.command("cancel")
 def cancel(id_: Id, *, data: Memory, json: Json = False) -> None:
     """No longer send a task. What its receiver has, it may still do."""
-    from duly.clients.outgoing import cancel_stored
-    from duly.ledgers import open_ledger
+    from duly.clients.node.outgoing import cancel_stored
+    from duly.storage import open_ledger
 
     async def run() -> bool:
         async with await open_ledger(_url(data)) as ledger:
             return await cancel_stored(ledger, id_)
 
     if not asyncio.run(run()):
-        raise Trouble(Exit.REFUSED, f"{id_} has ended already, or was never sent from {data}")
+        raise CommandFailed(Exit.REFUSED, f"{id_} has ended already, or was never sent from {data}")
     print_json({"id": id_, "state": "cancelled"}) if json else say(f"{id_}  {tint('cancelled')}")
 
 
 def _url(data: str) -> str:
-    from duly.ledgers import file_url
+    from duly.storage import file_url
 
     return data if "://" in data else file_url(data)
 
 
 def _read(data: str, read: Any) -> Any:
-    from duly.ledgers import open_ledger
+    from duly.storage import open_ledger
 
     url = _url(data)
     if url.startswith("sqlite:"):
@@ -278,11 +278,11 @@ def _read(data: str, read: Any) -> Any:
 
 
 def _shown(record: Record, name: str) -> dict[str, Any]:
-    from duly.clients.tasks import unpack
+    from duly.clients.node.tasks import unpack
     from duly.core.lifecycle import State
     from duly.core.units import MS
-    from duly.dialects import fd
     from duly.errors import SenderError
+    from duly.wire import fd
 
     message, answer = record.message, record.answer
     out = message.scope == name

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from duly.cli.common import Data, Exit, Json, LedgerUrl, Trouble, note, print_json, say
+from duly.cli.common import CommandFailed, Data, Exit, Json, LedgerUrl, note, print_json, say
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
-    from duly.hub import Hub
+    from duly.server.hub import Hub
     from duly.settings import Settings
 
 BROKER_SECONDS: Final = 2.0
@@ -38,10 +38,10 @@ def up(
         str | None, typer.Option("--listen", metavar="ADDR", help="Where to listen. [127.0.0.1]")
     ] = None,
     ledger: LedgerUrl = None,
-    doorbell: Annotated[
+    notifier: Annotated[
         str | None,
         typer.Option(
-            "--doorbell", metavar="URL", help="How hubs on one ledger wake each other: redis://… [postgres]"
+            "--notifier", metavar="URL", help="How hubs on one ledger wake each other: redis://… [postgres]"
         ),
     ] = None,
     mqtt_port: Annotated[
@@ -95,7 +95,7 @@ def up(
             "port": port,
             "listen": listen,
             "ledger": ledger,
-            "doorbell": doorbell,
+            "notifier": notifier,
             "mqtt_port": mqtt_port,
             "mqtt": mqtt,
             "no_mqtt": no_mqtt,
@@ -118,8 +118,8 @@ def up(
 
 
 async def _serve(settings: Settings, json: bool) -> None:
-    from duly import notice
-    from duly.hub import Hub, tune
+    from duly.server import runfile
+    from duly.server.hub import Hub, tune
 
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -136,10 +136,10 @@ async def _serve(settings: Settings, json: bool) -> None:
     try:
         await hub.start()
     except LedgerInUse:
-        posted = notice.read(Path(settings.data))
+        posted = runfile.read(Path(settings.data))
         if posted is None:
             raise
-        raise Trouble(
+        raise CommandFailed(
             Exit.FAILED,
             f"a hub runs in {settings.data} already, at {posted.url} (pid {posted.pid}); use that one, "
             "stop it, or choose another folder with --data",
@@ -148,10 +148,12 @@ async def _serve(settings: Settings, json: bool) -> None:
         if isinstance(
             problem.__cause__, OSError
         ):  # a port that is taken: nothing is wrong with what was typed
-            raise Trouble(Exit.FAILED, str(problem)) from None
+            raise CommandFailed(Exit.FAILED, str(problem)) from None
         raise
     except OSError as problem:
-        raise Trouble(Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}") from None
+        raise CommandFailed(
+            Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}"
+        ) from None
     with contextlib.suppress(BrokenPipeError):  # nobody listens; apps and devices do
         _announce(hub, settings, json)
     loop.call_later(BROKER_SECONDS, _warn, hub)
@@ -160,7 +162,7 @@ async def _serve(settings: Settings, json: bool) -> None:
     try:
         await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
-            raise Trouble(
+            raise CommandFailed(
                 Exit.FAILED, f"the hub has ended by itself: {life.exception()!r}. What it accepted is stored"
             )
     finally:
@@ -184,20 +186,20 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         place = {"data": settings.data, "pid": os.getpid()}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
-    elsewhere: list[str] = []
+    remote: list[str] = []
     programs = Path(sys.executable).parent
     if shutil.which("duly") is None and (programs / "duly").exists():  # as after 'make up'
-        elsewhere.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
+        remote.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        elsewhere.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
+        remote.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
         f"ready {hub.url} {hub.mqtt_url}".rstrip(),
         "",
         "Go on in another terminal:",
-        *elsewhere,
+        *remote,
         "  duly add device lock && duly add app phone && duly grant phone lock",
         "  duly device lock",
         "and in a third:",
-        *elsewhere,
+        *remote,
         "  duly send lock lock_control '{\"open\":true}'",
     )

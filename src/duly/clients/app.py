@@ -20,21 +20,21 @@ from typing import Any, Final, Literal, Self
 from msgspec import Struct
 
 from duly.clients import media
-from duly.clients.link import Link
-from duly.clients.memory import MINTED, minted_ids, open_memory
+from duly.clients.local_ledger import MINTED, minted_ids, open_memory
+from duly.clients.websocket_link import WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
+from duly.core.operations import PutItem
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
-from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Reply, Report, Transmit
+from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Reply, ReportOutcome, Transmit
 from duly.core.units import MS, SECOND, seconds
-from duly.core.writes import Put
-from duly.dialects import frames
-from duly.dialects.fields import load_fields, values_in
-from duly.dialects.frames import Frame, FrameOrder, ServerCode
-from duly.engine import Engine
 from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
-from duly.ledger import Ledger
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.fields import load_fields, values_in
+from duly.wire.frames import Frame, FrameOrder, ServerCode
 
 PATIENCE: Final = 60 * SECOND
 CURSORS: Final = "cursors"
@@ -76,7 +76,7 @@ class Gap(Struct, frozen=True):
     first: int
 
 
-class Command:
+class SentCommand:
     """A command under way."""
 
     def __init__(self, message: Message, progress: Callable[[Any], None] | None = None) -> None:
@@ -135,8 +135,8 @@ class App:
 
     def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
         self._url, self._token, self._data = url, token, data
-        self._commands: dict[bytes, Command] = {}
-        self._doubts: OrderedDict[bytes, Command] = OrderedDict()
+        self._commands: dict[bytes, SentCommand] = {}
+        self._doubts: OrderedDict[bytes, SentCommand] = OrderedDict()
         """ended as unknown here, so far"""
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
         self._cursors: dict[str, int] = {}
@@ -149,7 +149,7 @@ class App:
         self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._ids = await minted_ids(self._ledger)
-        self._cursors = {device: int(n) for device, n in (await self._ledger.shelf(CURSORS)).items()}
+        self._cursors = {device: int(n) for device, n in (await self._ledger.bucket(CURSORS)).items()}
         policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
         outbox = Outbox(policy, self._ledger.worker, minted=MINTED, patience=_patience)
         self._engine = Engine(outbox, self._ledger, self._perform)
@@ -166,8 +166,10 @@ class App:
     async def _open_ledger(self) -> Ledger:
         return await open_memory(self._data)
 
-    def _open_link(self) -> Link:
-        return Link(self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors)
+    def _open_link(self) -> WebSocketLink:
+        return WebSocketLink(
+            self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -205,7 +207,7 @@ class App:
         timeout: float | None = None,
         progress: Callable[[Any], None] | None = None,
         fields: Mapping[str, Any] | None = None,
-    ) -> Command:
+    ) -> SentCommand:
         """Send a command without waiting. `expires` in seconds; `queue` keeps it for a device that is
         away; `order` names the lane, in which with `latest` only the newest counts; False wants no order.
         `timeout` is how many seconds the device may take, and `progress` hears how far it is, if it says so.
@@ -237,7 +239,7 @@ class App:
         )
         command = self._commands.get(message.key) or self._doubts.get(message.key)
         if command is None:
-            command = self._commands[message.key] = Command(message, progress)
+            command = self._commands[message.key] = SentCommand(message, progress)
             await self._engine.put(Arrived(message))
         return command
 
@@ -261,7 +263,7 @@ class App:
         match effect:
             case Transmit(message=message):
                 self._link.send(message.body)
-            case Report(key=key, state=state, answer=answer):
+            case ReportOutcome(key=key, state=state, answer=answer):
                 self._end(key, state, answer)
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal:
@@ -372,7 +374,7 @@ class App:
     async def _save_cursors(self) -> None:
         """How far we have heard; a cursor that is not saved costs a repeat, never a push."""
         try:
-            puts = [Put(CURSORS, device, b"%d" % n) for device, n in self._cursors.items()]
+            puts = [PutItem(CURSORS, device, b"%d" % n) for device, n in self._cursors.items()]
             await self._ledger.write(*puts)
         except DulyError:
             return

@@ -18,20 +18,20 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from duly.clients.link import Link, hubs
-from duly.clients.memory import MINTED, minted_ids, open_memory
+from duly.clients.local_ledger import MINTED, minted_ids, open_memory
+from duly.clients.websocket_link import WebSocketLink, hubs
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
+from duly.core.operations import PutItem
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, Report, Transmit
+from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, ReportOutcome, Transmit
 from duly.core.units import DAY, MS, SECOND, seconds
-from duly.core.writes import Put
-from duly.dialects import frames
-from duly.dialects.frames import Frame, ServerCode
-from duly.engine import Engine
 from duly.errors import DulyError, LedgerUnavailable, NotAuthenticated, Refused, Stopped, Unknown
-from duly.ledger import Ledger
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.frames import Frame, ServerCode
 
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 PATIENCE: Final = 7 * DAY
@@ -45,7 +45,7 @@ ACK_LINES: Final = 200
 HERE: Final = 10.0
 
 
-class Sent(Struct, frozen=True):
+class SentLine(Struct, frozen=True):
     """A line has its place."""
 
     conv: str
@@ -128,10 +128,10 @@ class Chat:
 
     def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
         self._url, self._token, self._data = url, token, data
-        self._sending: dict[bytes, asyncio.Future[Sent]] = {}
+        self._sending: dict[bytes, asyncio.Future[SentLine]] = {}
         self._refused: dict[bytes, Refused] = {}
         self._turns: dict[str, asyncio.Lock] = {}
-        self._earlier: dict[str, list[asyncio.Future[Sent]]] = {}
+        self._earlier: dict[str, list[asyncio.Future[SentLine]]] = {}
         """what an earlier run left under way, by whom it is for: it goes before anything new"""
         self._doubtful: dict[str, list[bytes]] = {}
         """what our own store may or may not have stored, likewise"""
@@ -180,7 +180,7 @@ class Chat:
     async def __aenter__(self) -> Self:
         self._ledger = await self._open_ledger()
         self._ids = await minted_ids(self._ledger)
-        self._done_to = {conv: int(n) for conv, n in (await self._ledger.shelf(CURSORS)).items()}
+        self._done_to = {conv: int(n) for conv, n in (await self._ledger.bucket(CURSORS)).items()}
         self._heard_to = dict(self._done_to)
         for left in await self._ledger.open_deliveries(CHANNEL):
             sending = self._sending[left.message.key] = asyncio.get_running_loop().create_future()
@@ -200,8 +200,10 @@ class Chat:
     async def _open_ledger(self) -> Ledger:
         return await open_memory(self._data)
 
-    def _open_link(self) -> Link:
-        return Link(self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to)
+    def _open_link(self) -> WebSocketLink:
+        return WebSocketLink(
+            self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -232,18 +234,18 @@ class Chat:
 
     async def send(
         self, to: str, what: object, *, expires: float | None = None, id: str | None = None
-    ) -> Sent:
+    ) -> SentLine:
         """Say something to a person or a group ("#…"); its conversation and number, once it is stored. Text
         goes as `{"text": …}`, anything else as it is. `expires`: seconds after which nobody is shown it."""
         kind = "group_chat" if to.startswith("#") else "one_chat"
         return await self._say(kind, to, {"text": what} if isinstance(what, str) else what, expires, id)
 
-    async def edit(self, conv: str, n: int, what: object) -> Sent:
+    async def edit(self, conv: str, n: int, what: object) -> SentLine:
         """Say a line of yours differently."""
         data = {"text": what} if isinstance(what, str) else what
         return await self._say("edit", None, {"conv": conv, "n": n, "data": data})
 
-    async def delete(self, conv: str, n: int) -> Sent:
+    async def delete(self, conv: str, n: int) -> SentLine:
         return await self._say("delete", None, {"conv": conv, "n": n})
 
     async def create_group(
@@ -285,7 +287,7 @@ class Chat:
 
     async def _say(
         self, kind: str, to: str | None, data: object, expires: float | None = None, id: str | None = None
-    ) -> Sent:
+    ) -> SentLine:
         recipient = to or CHANNEL
         async with self._turns.setdefault(recipient, asyncio.Lock()):
             if earlier := self._earlier.pop(recipient, None):
@@ -408,7 +410,9 @@ class Chat:
     async def _save_cursors(self) -> None:
         """How far we have come; a cursor that is not saved costs a repeat, never a line."""
         try:
-            await self._ledger.write(*(Put(CURSORS, conv, b"%d" % n) for conv, n in self._done_to.items()))
+            await self._ledger.write(
+                *(PutItem(CURSORS, conv, b"%d" % n) for conv, n in self._done_to.items())
+            )
         except DulyError:
             return
         finally:
@@ -460,7 +464,7 @@ class Chat:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 if frame.conv is not None and frame.n is not None:
                     self._said_ourselves(frame.conv, frame.n)
-                sent = Sent(frame.conv or "", frame.n or 0, frames.load(frame.data))
+                sent = SentLine(frame.conv or "", frame.n or 0, frames.load(frame.data))
                 self._offer(Answered(key, State.DONE, Answer(0, msgspec.json.encode(sent))))
             case ServerCode.INTERNAL | None:
                 pass  # try again: the resend does
@@ -479,7 +483,7 @@ class Chat:
         match effect:
             case Transmit(message=message):
                 self._link.send(message.body)
-            case Report(key=key, state=state, answer=answer):
+            case ReportOutcome(key=key, state=state, answer=answer):
                 self._end(key, state, answer)
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal:
@@ -505,7 +509,7 @@ class Chat:
         if sending is None or sending.done():
             return
         if state is State.DONE:
-            sending.set_result(msgspec.json.decode(answer.data, type=Sent))
+            sending.set_result(msgspec.json.decode(answer.data, type=SentLine))
             return
         if refusal is None and state is State.UNKNOWN:
             sending.set_exception(Unknown(answer.reason))

@@ -18,29 +18,29 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from msgspec import Struct
 
-from duly.clients.link import Link
-from duly.clients.media import Shelf
-from duly.clients.memory import open_memory
-from duly.clients.pushes import Pushes, PushUnderWay
+from duly.clients.local_ledger import open_memory
+from duly.clients.media import MediaStore
+from duly.clients.pushes import PushOutbox, PushUnderWay
+from duly.clients.websocket_link import WebSocketLink
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Word, names_in
-from duly.core.order import LanePolicy
+from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.signing import Keyring
-from duly.core.steps import Answered, Arrived, Effect, Reply, Report, Transmit
+from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
 from duly.core.units import DAY, FOREVER, MINUTE
-from duly.dialects import frames
-from duly.dialects.fields import values_in
-from duly.dialects.frames import DeviceCode, Frame
-from duly.engine import Engine
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
-from duly.keys import load
-from duly.ledger import Ledger
+from duly.identity.keyring import load
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.fields import values_in
+from duly.wire.frames import DeviceCode, Frame
 
 if TYPE_CHECKING:
-    from duly.clients.fd_link import FdLink
+    from duly.clients.mqtt_link import MqttDeviceLink
 
 LOG: Final = logging.getLogger("duly.device")
 
@@ -105,7 +105,7 @@ class Device:
         self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._media: Shelf | None = None
+        self._media: MediaStore | None = None
         self.name = ""
 
     def on(
@@ -138,7 +138,7 @@ class Device:
             repeatable=lambda message: self._handler(message.kind)[1],
         )
         self._engine = Engine(self._inbox, self._ledger, self._perform)
-        self._pushes = Pushes(self._ledger, self._send)
+        self._pushes = PushOutbox(self._ledger, self._send)
         try:
             await self._engine.start()
             await self._pushes.start()
@@ -152,14 +152,14 @@ class Device:
     async def _open_ledger(self) -> Ledger:
         return await open_memory(self._data)
 
-    def _open_link(self) -> Link | FdLink:
+    def _open_link(self) -> WebSocketLink | MqttDeviceLink:
         if self._url.startswith("mqtt"):
-            from duly.clients.fd_link import FdLink
+            from duly.clients.mqtt_link import MqttDeviceLink
 
-            link = FdLink(self._url, up=self._up, heard=self._heard, name=self._node, keys=self._keys)
+            link = MqttDeviceLink(self._url, up=self._up, heard=self._heard, name=self._node, keys=self._keys)
             self.name = link.name  # tasks of a session that was kept come before its welcome
             return link
-        return Link(self._url, self._token, up=self._up, heard=self._heard, down=self._down)
+        return WebSocketLink(self._url, self._token, up=self._up, heard=self._heard, down=self._down)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -183,7 +183,7 @@ class Device:
     def serve(self, name: str, path: str | Path) -> None:
         """Give a file out under this name, to apps that `download` it."""
         if self._media is None:
-            self._media = Shelf(DeviceError)
+            self._media = MediaStore(DeviceError)
             self.on("media_download", effect="at_least_once")(self._media.describe)
             self.on(CHUNK, effect="at_least_once")(self._media.chunk)
         self._media.put(name, Path(path))
@@ -232,7 +232,7 @@ class Device:
                 task = asyncio.get_running_loop().create_task(self._run(message, attempt))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Report(key=key, state=state, answer=answer):
+            case ReportOutcome(key=key, state=state, answer=answer):
                 self._report(key, state, answer)
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:

@@ -17,11 +17,11 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from duly.backoff import Backoff
-from duly.clients.link import RECONNECT
-from duly.dialects import frames
-from duly.dialects.frames import Frame
+from duly.clients.websocket_link import RECONNECT
 from duly.errors import NotAuthenticated, SenderError
+from duly.runtime.backoff import Backoff
+from duly.wire import frames
+from duly.wire.frames import Frame
 
 BATCH_FRAMES: Final = 100
 BATCH_BYTES: Final = 1024 * 1024

@@ -19,12 +19,12 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from duly.backoff import Backoff
 from duly.core.lifecycle import State
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.dialects.frames import DeviceCode, ServerCode
 from duly.errors import MediaError, Refused
+from duly.runtime.backoff import Backoff
+from duly.wire.frames import DeviceCode, ServerCode
 
 CHUNK_BYTES: Final = 96 * 1024
 """As base64 in JSON it stays well below the limit of a frame."""
@@ -119,7 +119,7 @@ _LOST: Final = (State.UNKNOWN.word, State.EXPIRED.word, State.SUPERSEDED.word)
 """Ends of a question that was not answered, because something was away."""
 
 
-class Shelf:
+class MediaStore:
     """A device's side: the files it gives out."""
 
     def __init__(self, refuse: Callable[[int, str], Exception]) -> None:

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from duly.clients.memory import MINTED, minted_ids
+from duly.clients.local_ledger import MINTED, minted_ids
 from duly.core.backlog import Backlog, BacklogPolicy
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
-from duly.core.order import LanePolicy
+from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import (
@@ -29,17 +29,17 @@ from duly.core.steps import (
     Event,
     Reachable,
     Reply,
-    Report,
+    ReportOutcome,
     Transmit,
     Unreachable,
 )
 from duly.core.units import DAY, FOREVER, SECOND
 from duly.core.window import Window
-from duly.dialects import frames
-from duly.dialects.frames import Frame, ServerCode
-from duly.engine import Engine
 from duly.errors import DulyError, LedgerUnavailable, RateLimited, Refused, Stopped
-from duly.ledger import Ledger
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.frames import Frame, ServerCode
 
 LOG: Final = logging.getLogger("duly.device")
 
@@ -79,7 +79,7 @@ class PushUnderWay:
             self._stored.exception()  # who awaits it hears it; nobody has to
 
 
-class Pushes:
+class PushOutbox:
     """Those of one device, on its ledger; `send` hands a frame to the connection."""
 
     def __init__(self, ledger: Ledger, send: Callable[[bytes], None]) -> None:
@@ -161,7 +161,7 @@ class Pushes:
         match effect:
             case Transmit(message=message):
                 self._send(message.body)
-            case Report(key=key):
+            case ReportOutcome(key=key):
                 push = self._under_way.pop(key, None)
                 if push is not None:
                     push._end()

@@ -18,43 +18,53 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
-from duly.clients.link import Link
-from duly.clients.memory import open_memory
+from duly.clients.local_ledger import open_memory
+from duly.clients.websocket_link import WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
-from duly.core.signals import (
+from duly.core.monitor.devices import DEVICES
+from duly.core.monitor.machine import OFFSET, SCOPE, SELF, Monitor, event_in
+from duly.core.monitor.signals import (
     DISCONNECT,
     EVENT,
     HEARTBEAT,
     SUMMARY,
-    Back,
-    Beat,
-    CalledOff,
-    CallOff,
-    Change,
+    CancelRequest,
+    CancelResult,
+    ClockOffset,
+    DeviceBack,
+    EventChange,
+    EventQueued,
+    HeartbeatDue,
     Identity,
-    Missed,
-    Offset,
-    Queued,
-    Ruled,
+    NothingToChange,
     SentinelPolicy,
     Severity,
     Signal,
-    StandDown,
+    SignalRuling,
+    StopHeartbeat,
     event_of,
     read_event,
 )
-from duly.core.steps import Answered, Effect, Event, Reachable, Report, Tell, Told, Transmit, Unreachable
-from duly.core.suppress import Ruling
+from duly.core.monitor.suppression import Ruling
+from duly.core.operations import PutNewItem
+from duly.core.steps import (
+    Answered,
+    Effect,
+    Event,
+    MachineEffect,
+    MachineEvent,
+    Reachable,
+    ReportOutcome,
+    Transmit,
+    Unreachable,
+)
 from duly.core.units import MS, SECOND, seconds
-from duly.core.vigil import OFFSET, SCOPE, SELF, Vigil, event_in
-from duly.core.watched import DEVICES
-from duly.core.writes import PutNew
-from duly.dialects import frames
-from duly.dialects.frames import Frame, ServerCode
-from duly.engine import Engine
 from duly.errors import ConnectionLost, DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
-from duly.ledger import Ledger
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.frames import Frame, ServerCode
 
 FIELD_LIMIT: Final = 64 * 1024
 """Of meta, and of a location: what the tower takes."""
@@ -67,7 +77,7 @@ FINAL: Final = frozenset({"malformed", "too_large", "id_conflict", "stale", "exp
 that was taken away, or a clock that is wrong, may be put right."""
 
 
-class Sent(Struct, frozen=True):
+class SentEvent(Struct, frozen=True):
     """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (back, for `reason`),
     `superseded`, `expired`, `failed` or `unknown`."""
 
@@ -80,7 +90,7 @@ class Sent(Struct, frozen=True):
         return self.state == State.DONE.word
 
 
-class News(Struct, frozen=True, omit_defaults=True):
+class SentinelNews(Struct, frozen=True, omit_defaults=True):
     """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting
     corrected updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
 
@@ -93,7 +103,7 @@ class News(Struct, frozen=True, omit_defaults=True):
     until: int = 0
 
 
-class Counts(Struct):
+class SentinelCounts(Struct):
     """What a sentinel has done since it was started."""
 
     signals: int = 0
@@ -123,14 +133,14 @@ class Alert:
         """the event's id, once it is stored; of a repeat, that of the event it repeats"""
         self._called_off = False
         self._ruled: asyncio.Future[str] = loop.create_future()
-        self._sent: asyncio.Future[Sent] = loop.create_future()
+        self._sent: asyncio.Future[SentEvent] = loop.create_future()
 
     async def stored(self) -> str:
         """Until the signal is judged, and if it passed, on the disk. The ruling: `pass`, or why not."""
         return await asyncio.shield(self._ruled)
 
     @property
-    def sent(self) -> asyncio.Future[Sent]:
+    def sent(self) -> asyncio.Future[SentEvent]:
         """Await it to know how it ended."""
         return asyncio.shield(self._sent)
 
@@ -139,7 +149,7 @@ class Alert:
         if not self._ruled.done():
             self._called_off = True
         elif self.id:
-            self._sentinel._tell(CallOff(self._sentinel._now(), self.device, self.id))
+            self._sentinel._tell(CancelRequest(self._sentinel._now(), self.device, self.id))
 
     def update(
         self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
@@ -200,12 +210,12 @@ class Sentinel:
         self._under_way: dict[bytes, tuple[str, str]] = {}
         """what was transmitted: its kind, and the event it is about"""
         self._causes: dict[str, tuple[str, str]] = {}
-        self._news: deque[News] = deque(maxlen=NEWS)
+        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
         self._fresh_news = asyncio.Event()
         self._less = asyncio.Event()
         self._closed = False
         self._last = 0
-        self.counts = Counts()
+        self.counts = SentinelCounts()
         self.name = ""
         """as the tower knows it, once it has said so"""
 
@@ -214,8 +224,8 @@ class Sentinel:
     async def __aenter__(self) -> Self:
         self._ledger = await self._open_ledger()
         try:
-            self._vigil = Vigil(self.policy, await self._identify(), self._ledger.worker)
-            self._engine = Engine(self._vigil, self._ledger, self._perform, recall=self._recall)
+            self._monitor = Monitor(self.policy, await self._identify(), self._ledger.worker)
+            self._engine = Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
             await self._engine.start()
             self._link = self._open_link()
             await self._link.start()
@@ -250,16 +260,16 @@ class Sentinel:
                 self._url, self._token, up=self._up, heard=self._heard, down=self._down,
                 denied=self._denied, where=self._where, tls=self._tls,
             )  # fmt: skip
-        return Link(
+        return WebSocketLink(
             self._url, self._token, up=self._up, heard=self._heard, down=self._down,
             denied=self._denied, where=self._where, tls=self._tls,
         )  # fmt: skip
 
     async def _identify(self) -> Identity:
         """Who we are: drawn once and kept, since the tower may be out of reach when it is first needed."""
-        shelf = self._ledger
-        await shelf.write(PutNew(SELF, "name", self._draw()), PutNew(SELF, "session", self._draw()))
-        name, session = await shelf.item(SELF, "name"), await shelf.item(SELF, "session")
+        bucket = self._ledger
+        await bucket.write(PutNewItem(SELF, "name", self._draw()), PutNewItem(SELF, "session", self._draw()))
+        name, session = await bucket.item(SELF, "name"), await bucket.item(SELF, "session")
         assert name is not None
         assert session is not None
         tower = urlsplit(self._url).netloc or self._url
@@ -269,7 +279,7 @@ class Sentinel:
         return secrets.token_hex(8).encode()
 
     async def _recall(self) -> None:
-        self._vigil.remember(await self._ledger.shelf(DEVICES), await self._ledger.item(SELF, OFFSET))
+        self._monitor.remember(await self._ledger.bucket(DEVICES), await self._ledger.item(SELF, OFFSET))
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
@@ -279,7 +289,7 @@ class Sentinel:
 
     def reconnect(self, device: str) -> None:
         """It can again: if the countdown of its disconnect is still running then, there is no alarm."""
-        self._tell(Back(_name("device", device), self._now()))
+        self._tell(DeviceBack(_name("device", device), self._now()))
 
     def trigger(
         self,
@@ -308,7 +318,7 @@ class Sentinel:
     def cancel(self, device: str) -> None:
         """A person says that all is well at a device: whatever has not gone out never will, and for what
         went out within the last hour a correction follows."""
-        self._tell(CallOff(self._now(), _name("device", device)))
+        self._tell(CancelRequest(self._now(), _name("device", device)))
 
     def update(
         self,
@@ -321,7 +331,7 @@ class Sentinel:
         """Something newer about an event: it goes out with it, or after it."""
         if not event:
             raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
-        change = Change(
+        change = EventChange(
             event,
             self._now(),
             None if severity is None else _severity(severity),
@@ -334,10 +344,10 @@ class Sentinel:
         """Take the promise of a heartbeat back: nobody is told when this sentinel is silent from now on."""
         if not self._link.connected:
             raise ConnectionLost("the tower cannot be reached; it expects the heartbeat until it is told")
-        self._tell(StandDown())
+        self._tell(StopHeartbeat())
         self._beat(0)
 
-    async def news(self) -> AsyncIterator[News]:
+    async def news(self) -> AsyncIterator[SentinelNews]:
         """What the sentinel does, as it happens, until it is closed."""
         while True:
             while self._news:
@@ -350,7 +360,7 @@ class Sentinel:
     async def drained(self) -> None:
         """Until the tower has everything that was reported, or it ended otherwise."""
         handled = asyncio.Event()
-        self._engine.offer(Told(None), handled.set)
+        self._engine.offer(MachineEvent(None), handled.set)
         await handled.wait()
         while self.waiting:
             self._less.clear()
@@ -359,7 +369,7 @@ class Sentinel:
     @property
     def waiting(self) -> int:
         """How many events, updates and corrections the tower does not have yet."""
-        return len(self._vigil)
+        return len(self._monitor)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────
 
@@ -374,7 +384,7 @@ class Sentinel:
         return self._last
 
     def _tell(self, what: object) -> None:
-        self._engine.offer(Told(what))
+        self._engine.offer(MachineEvent(what))
 
     def _offer(self, event: Event) -> None:
         """What the network says may come while we stop, or are full: it is said again."""
@@ -392,17 +402,17 @@ class Sentinel:
                     message.kind, message.id, data=frames.raw(message.body), time=message.time // MS
                 )
                 self._link.send(frames.encode(frame))
-            case Report(key=key, state=state, answer=answer):
+            case ReportOutcome(key=key, state=state, answer=answer):
                 self._ended(key, state, answer)
-            case Tell(what=Ruled() as ruled):
+            case MachineEffect(what=SignalRuling() as ruled):
                 self._ruled(ruled)
-            case Tell(what=Queued(event=event, device=device, reason=reason)):
+            case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
                 self._say("queued", device, reason, event)
-            case Tell(what=Beat()):
+            case MachineEffect(what=HeartbeatDue()):
                 self._beat(round(self.policy.heartbeat * 1000))
-            case Tell(what=Missed(event=event)):
+            case MachineEffect(what=NothingToChange(event=event)):
                 self._say("nothing to update", event=event)
-            case Tell(what=CalledOff() as called):
+            case MachineEffect(what=CancelResult() as called):
                 if not called.dropped and not called.corrected and not called.held:
                     self._say("nothing to cancel", called.device)
                 for reason in called.held:
@@ -424,7 +434,7 @@ class Sentinel:
             self._causes[message.id] = (data.device_address, data.trigger_reason)
         return message.id
 
-    def _ruled(self, ruled: Ruled) -> None:
+    def _ruled(self, ruled: SignalRuling) -> None:
         decision = ruled.decision
         if ruled.event:
             self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
@@ -443,7 +453,7 @@ class Sentinel:
         if decision.passes:
             self._alerts.setdefault(ruled.event, []).append(alert)
         elif not alert._sent.done():
-            alert._sent.set_result(Sent("held", decision.ruling.value, ruled.event))
+            alert._sent.set_result(SentEvent("held", decision.ruling.value, ruled.event))
         if not alert._ruled.done():
             alert._ruled.set_result(decision.ruling.value)
         if alert._called_off:
@@ -470,7 +480,7 @@ class Sentinel:
         self._causes.pop(event, None)
         for alert in self._alerts.pop(event, ()):
             if not alert._sent.done():
-                alert._sent.set_result(Sent(state.word, answer.reason, event))
+                alert._sent.set_result(SentEvent(state.word, answer.reason, event))
 
     def _say(
         self,
@@ -483,7 +493,7 @@ class Sentinel:
     ) -> None:
         if event and not device:
             device, reason = self._causes.get(event, ("", ""))
-        self._news.append(News(what, self._now() // MS, device, reason, event, detail, until))
+        self._news.append(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
         self._fresh_news.set()
 
     # ── the wire ─────────────────────────────────────────────────────────────────────────────────
@@ -491,7 +501,7 @@ class Sentinel:
     def _up(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
         if welcome.time is not None:
-            self._offer(Told(Offset(welcome.time * MS - self._now())))
+            self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
         self._offer(Reachable(""))
         self._say("online")
 

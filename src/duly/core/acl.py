@@ -114,7 +114,7 @@ RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
 }
 
 
-class Decision(Struct, frozen=True):
+class Permission(Struct, frozen=True):
     """Whether it is allowed, and why not."""
 
     allowed: bool
@@ -124,7 +124,7 @@ class Decision(Struct, frozen=True):
         return self.allowed
 
 
-ALLOW: Final = Decision(True)
+ALLOW: Final = Permission(True)
 
 
 def allowed(
@@ -151,7 +151,7 @@ def decide(
     prefix: str,
     of: AccountClass = AccountClass.NODE,
     peers: Sequence[str] | None = None,
-) -> Decision:
+) -> Permission:
     """May this account publish to this topic, or subscribe to this filter? A filter is allowed if everything
     it can match is.
 
@@ -164,7 +164,7 @@ def decide(
     """
     if any(covers(each, topic) for each in allowed(act, me, prefix, of, peers)):
         return ALLOW
-    return Decision(False, f"{me} may not {act.value} to {topic}: {_why(act, topic, prefix, of, peers)}")
+    return Permission(False, f"{me} may not {act.value} to {topic}: {_why(act, topic, prefix, of, peers)}")
 
 
 def covers(wide: str, narrow: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from duly.core.writes import Put
+from duly.core.operations import PutItem
 
 IDS: Final = 100_000
 """About 20 MB of ledger."""
@@ -41,7 +41,7 @@ class Budget:
         self._changed.add(sender)
         return True
 
-    def save(self, shelf: str) -> list[Put]:
+    def save(self, bucket: str) -> list[PutItem]:
         """What has changed since the last time, to be stored."""
         changed, self._changed = self._changed, set()
-        return [Put(shelf, name, msgspec.json.encode(self._used[name])) for name in sorted(changed)]
+        return [PutItem(bucket, name, msgspec.json.encode(self._used[name])) for name in sorted(changed)]

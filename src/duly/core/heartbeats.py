@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from duly.core.ids import event_id
-from duly.core.signals import SILENT, Severity
+from duly.core.monitor.signals import SILENT, Severity
 from duly.core.units import SECOND
 
 BLINK: Final = 15 * SECOND
@@ -49,7 +49,7 @@ class Promise(Struct, frozen=True, omit_defaults=True):
         return Promise(self.sentinel, self.profile, every, now, 0, self.severity, self.event)
 
 
-class Watcher:
+class HeartbeatWatch:
     """One hub's view of the promises."""
 
     def __init__(self) -> None:

@@ -27,7 +27,19 @@ from duly.core.horizon import Horizon
 from duly.core.lane import Move, Release, Supersede
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.order import LATE, LanePolicy, Lanes
+from duly.core.operations import (
+    Admit,
+    Advance,
+    CheckItem,
+    Finish,
+    Group,
+    OpenDelivery,
+    RaiseMark,
+    Recall,
+    Results,
+    Write,
+)
+from duly.core.ordering import LATE, LanePolicy, Lanes
 from duly.core.outbox import (
     EXPIRED,
     NOT_ALLOWED,
@@ -43,25 +55,24 @@ from duly.core.outbox import (
 from duly.core.steps import (
     Answered,
     Arrived,
-    Cancelled,
+    AttemptFailed,
+    CancelMessages,
+    DeliveriesFound,
     Effect,
     Ended,
     Event,
-    Failed,
-    Found,
+    MachineEvent,
+    NumberRefused,
     Origin,
     Reachable,
     Received,
-    Refused,
     Reply,
-    Report,
+    ReportOutcome,
     Step,
     Todo,
-    Told,
     Unreachable,
 )
 from duly.core.units import MS
-from duly.core.writes import Admit, Advance, Finish, Given, Group, Open, Raise, Recall, Results, Write
 
 
 class _Live(Struct, eq=False, gc=False):
@@ -72,7 +83,7 @@ class _Live(Struct, eq=False, gc=False):
     committed: bool
     away: bool = False
     """it is left to another hub as soon as it is booked"""
-    given: tuple[Given, ...] = ()
+    given: tuple[CheckItem, ...] = ()
     """what has to be so when it is admitted"""
 
 
@@ -176,7 +187,7 @@ class Inbox:
                 else:
                     self.lanes.lose(recipient)
                 return []
-            case Found(open_=open_, marks=marks):
+            case DeliveriesFound(open_=open_, marks=marks):
                 self.lanes.learn(marks)
                 return [todo for item in open_ for todo in self._find(item, now)]
             case Received(key=key):
@@ -185,13 +196,13 @@ class Inbox:
                 if message is not None:
                     todo += self._move_all(self.lanes.acknowledged(message, now), now)
                 return todo
-            case Cancelled(messages=messages, reason=reason):
+            case CancelMessages(messages=messages, reason=reason):
                 return self._cancel(messages, reason, now)
-            case Answered() | Failed():
+            case Answered() | AttemptFailed():
                 return self.outbox.handle(event, now)
-            case Refused(scope=scope, n=n, made=made):
+            case NumberRefused(scope=scope, n=n, made=made):
                 return self._move_all(self.lanes.arrived(scope, n, made, now), now)
-            case Told():
+            case MachineEvent():
                 return []
 
     def receive(self, event: Arrived, now: int) -> list[Todo]:
@@ -257,7 +268,11 @@ class Inbox:
         return list(self._live)
 
     def restore(
-        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
     ) -> list[Todo]:
         """Begin from what the ledger holds: go on with what was started, put what was waiting back into
         its lane, and tell who still listens how the rest ended."""
@@ -269,7 +284,7 @@ class Inbox:
         self.backlog.clear()
         todo: list[Todo] = []
         waiting: list[Message] = []
-        started: list[Open] = []
+        started: list[OpenDelivery] = []
         for item in _in_senders_order(open_):
             key = item.message.key
             listening = before[key].origins if key in before else []
@@ -282,7 +297,7 @@ class Inbox:
         todo += self.outbox.restore(started, (), {}, now)
         for end in ended:
             origins = tuple(before[end.key].origins)
-            todo.append(Report(end.key, end.state, end.answer, origins))
+            todo.append(ReportOutcome(end.key, end.state, end.answer, origins))
         for message in waiting:
             todo += self._queue(message, now)
         return todo
@@ -336,19 +351,19 @@ class Inbox:
             then: Group = (self.outbox.launch(message, now),)
             if move.mark:
                 late = Advance(message.key, State.SUPERSEDED, now, _TOO_LATE)
-                then = (Raise(move.mark, move.n, move.ms, then, (late,)),)
+                then = (RaiseMark(move.mark, move.n, move.ms, then, (late,)),)
         elif type(move) is Supersede:
             then = (_supersede(message, move.reason, now),)
         else:
             then = (self.outbox.book(message),)
         if self._minted and message.order is not None and message.order.n is not None:
-            then = (*then, Raise(self._minted, message.order.n, message.made // MS))
+            then = (*then, RaiseMark(self._minted, message.order.n, message.made // MS))
 
         admit: Write = Admit(message, horizons.remember_until(message, horizon), now, state, then)
         if live.given:
             refused = (Recall(message, REVOKED, now),)
             for given in reversed(live.given):
-                admit = Given(given.shelf, given.name, given.body, (admit,), refused)
+                admit = CheckItem(given.bucket, given.name, given.body, (admit,), refused)
         return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
 
     def _admitted(self, live: _Live, move: Move | None, results: Results, now: int) -> list[Todo]:
@@ -394,7 +409,7 @@ class Inbox:
         self._live[message.key] = live
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
-    def _find(self, item: Open, now: int) -> list[Todo]:
+    def _find(self, item: OpenDelivery, now: int) -> list[Todo]:
         """See to a delivery that others have left."""
         message = item.message
         live = self._live.get(message.key)
@@ -483,7 +498,7 @@ class Inbox:
     def _step_back(self, message: Message) -> Group:
         """What failed does not count for what comes late: its mark goes back to what counts before it."""
         back = self.lanes.without(message)
-        return () if back is None else (Raise(back.mark, back.n, back.ms),)
+        return () if back is None else (RaiseMark(back.mark, back.n, back.ms),)
 
     def _superseded(self, message: Message, reason: str, now: int) -> list[Todo]:
         return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
@@ -520,13 +535,13 @@ class Inbox:
         if self.backlog.waiting:
             self.backlog.remove(message.key)
         origins = tuple(live.origins) if live is not None else ()
-        todo: list[Todo] = [Report(message.key, state, answer, origins, message.recipient)]
+        todo: list[Todo] = [ReportOutcome(message.key, state, answer, origins, message.recipient)]
         if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):
             todo += self._move_all(moves, now)
         return todo
 
 
-def _in_senders_order(open_: Sequence[Open]) -> list[Open]:
+def _in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
     """The same deliveries, each sender's own in the order of its numbers: a ledger keeps what was accepted in
     one moment by its key, where 10 comes before 9."""
     places: dict[str, list[int]] = {}
@@ -541,7 +556,7 @@ def _in_senders_order(open_: Sequence[Open]) -> list[Open]:
     return sorted_
 
 
-def _number(item: Open) -> tuple[int, int]:
+def _number(item: OpenDelivery) -> tuple[int, int]:
     order = item.message.order
     return item.message.made, 0 if order is None else order.n or 0
 
@@ -559,5 +574,5 @@ REVOKED: Final = Verdict(
 _TOO_LATE: Final = Answer(TIMED_OUT, b"", LATE)
 
 
-def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> Raise:
-    return Raise(move.mark, move.n, move.ms, then, otherwise)
+def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> RaiseMark:
+    return RaiseMark(move.mark, move.n, move.ms, then, otherwise)

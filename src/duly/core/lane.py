@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from duly.core.messages import Message, Mode
-from duly.core.writes import is_later
+from duly.core.operations import is_later
 
 TIDY_AFTER: Final = 32
 """Messages that have ended and may lie in a lane's queue, besides half of what is queued."""

@@ -63,7 +63,7 @@ class Order(Struct, frozen=True, gc=False):
     """Where a message stands among its sender's others.
 
     `n` is the sender's own counter. `after` is set by a hub that passes the message on: the number
-    that came before it in the lane, so that the receiver need not wait for numbers that went elsewhere.
+    that came before it in the lane, so that the receiver need not wait for numbers that went remote.
     """
 
     key: str = ""

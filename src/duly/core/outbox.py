@@ -24,44 +24,44 @@ from msgspec import Struct
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.retry import COMMAND, RetryPolicy
-from duly.core.steps import (
-    Answered,
-    Arrived,
-    Cancelled,
-    Effect,
-    Ended,
-    Event,
-    Failed,
-    Found,
-    Origin,
-    Reachable,
-    Received,
-    Refused,
-    Reply,
-    Report,
-    Step,
-    Todo,
-    Told,
-    Transmit,
-    Unreachable,
-)
-from duly.core.units import FOREVER, SECOND
-from duly.core.writes import (
+from duly.core.operations import (
     Admit,
     Advance,
+    Advanced,
     Deliver,
+    DeliveryRef,
     Finish,
     Group,
-    Moved,
-    Open,
+    OpenDelivery,
     Postpone,
-    Raise,
-    Ref,
+    RaiseMark,
     Results,
     Take,
     Withdraw,
 )
+from duly.core.retry import COMMAND, RetryPolicy
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    AttemptFailed,
+    CancelMessages,
+    DeliveriesFound,
+    Effect,
+    Ended,
+    Event,
+    MachineEvent,
+    NumberRefused,
+    Origin,
+    Reachable,
+    Received,
+    Reply,
+    ReportOutcome,
+    Step,
+    Todo,
+    Transmit,
+    Unreachable,
+)
+from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
 
 REFUSED: Final = 2
@@ -80,7 +80,7 @@ class OutboxPolicy(Struct, frozen=True):
     resend: RetryPolicy | None = COMMAND
     """repeat while no answer comes; None for a handler of our own, whose silence means it is at work"""
     retry: RetryPolicy = RetryPolicy.never()
-    """try again after a `Failed`"""
+    """try again after a `AttemptFailed`"""
     patience: int = 10 * SECOND
     """from the first transmission, or the receipt, until the outcome is called unknown; `FOREVER` for a
     handler of our own"""
@@ -106,7 +106,7 @@ class _Entry(Struct, eq=False, gc=False):
     """this attempt was transmitted by this process"""
     received: bool = False
     resting: bool = False
-    """given back after a `Failed`, waiting for its next try"""
+    """given back after a `AttemptFailed`, waiting for its next try"""
     own: int = 0
     """the message's own patience; 0: the policy's"""
     give_up: int = FOREVER
@@ -138,7 +138,7 @@ def _forgotten(_: Message, __: int) -> list[Todo]:
 
 
 def _report(message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
-    return [Report(message.key, state, answer, recipient=message.recipient)]
+    return [ReportOutcome(message.key, state, answer, recipient=message.recipient)]
 
 
 class Outbox:
@@ -195,13 +195,13 @@ class Outbox:
                 return self.received(key, now)
             case Answered():
                 return self.answered(event, now)
-            case Failed(key=key, attempt=attempt, reason=reason):
+            case AttemptFailed(key=key, attempt=attempt, reason=reason):
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable() | Refused() | Told() | Cancelled():
+            case Unreachable() | NumberRefused() | MachineEvent() | CancelMessages():
                 return []
-            case Found(open_=open_):
+            case DeliveriesFound(open_=open_):
                 return [todo for item in open_ for todo in self.resume(item, now)]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
@@ -223,7 +223,7 @@ class Outbox:
             # An id of another form was not minted here, and says nothing about what was.
             with suppress(Malformed):
                 last = SeqId.parse(message.id)
-                then = (*then, Raise(self._minted, last.n, last.ms))
+                then = (*then, RaiseMark(self._minted, last.n, last.ms))
         until = min(FOREVER, max(now, message.expires) + self.policy.remember)
         admit = Admit(message, until, now, State.SENT, then)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
@@ -233,20 +233,24 @@ class Outbox:
         return list(self._entries)
 
     def restore(
-        self, open_: Sequence[Open], ended: Sequence[Ended], marks: Mapping[str, tuple[int, int]], now: int
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
     ) -> list[Todo]:
         """Begin from what the ledger holds: go on with everything that has not ended."""
         before, self._entries = self._entries, {}
         self._timers.clear()
-        todo: list[Todo] = [Report(end.key, end.state, end.answer) for end in ended]
+        todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
         for item in open_:
             todo += self._resume(item, before.get(item.message.key), now)
         return todo
 
     # ── building blocks for an inbox ─────────────────────────────────────────────────────────────
 
-    def ref(self, message: Message) -> Ref:
-        return Ref(message.key, self.policy.channel, message.recipient)
+    def ref(self, message: Message) -> DeliveryRef:
+        return DeliveryRef(message.key, self.policy.channel, message.recipient)
 
     def book(self, message: Message) -> Deliver:
         """The delivery of a message whose turn has not come."""
@@ -274,14 +278,14 @@ class Outbox:
         self._set_timer(entry, self._next_try(message, entry.tries, now))
         return Transmit(message, attempt, entry.after, again=attempt > 1)
 
-    def resume(self, item: Open, now: int) -> list[Todo]:
+    def resume(self, item: OpenDelivery, now: int) -> list[Todo]:
         """Take over what another worker began; what we have begun since it was read is ours already."""
         known = self._entries.get(item.message.key)
         if known is not None and known.attempt >= item.delivery.attempt:
             return []
         return self._resume(item, known, now)
 
-    def _resume(self, item: Open, known: _Entry | None, now: int) -> list[Todo]:
+    def _resume(self, item: OpenDelivery, known: _Entry | None, now: int) -> list[Todo]:
         message, delivery = item.message, item.delivery
         ours = delivery.worker == self.worker
         begun = known is not None and known.begun and known.attempt == delivery.attempt
@@ -365,15 +369,15 @@ class Outbox:
 
         def done(results: Results, now: int) -> list[Todo]:
             moved, *_ = results
-            settled = isinstance(moved, Moved) and moved.moved
-            return [Report(key, state, answer, recipient=event.by)] if settled else []
+            settled = isinstance(moved, Advanced) and moved.moved
+            return [ReportOutcome(key, state, answer, recipient=event.by)] if settled else []
 
         stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
         # Nobody here waits for it any more: it may settle an `unknown`, or end what another worker has;
         # otherwise the first end stands.
         end: Group = (Advance(key, state, now, stored),)
         if event.by:
-            end = (*end, Finish(Ref(key, self.policy.channel, event.by), None, state, answer.reason))
+            end = (*end, Finish(DeliveryRef(key, self.policy.channel, event.by), None, state, answer.reason))
         return [Step(end, done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:

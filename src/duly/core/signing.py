@@ -125,7 +125,7 @@ def read_key(text: str) -> Key:
     return Key(Algorithm.ED25519, public=public)
 
 
-class Peer(Struct, frozen=True):
+class TrustedKey(Struct, frozen=True):
     """A key that is believed for this username; an HMAC key is shared with it."""
 
     name: str
@@ -143,12 +143,12 @@ class Keyring(Struct, frozen=True):
 
     name: str
     own: Key | None = None
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[TrustedKey, ...] = ()
 
     @property
     def believed(self) -> dict[tuple[str, str], Key]:
         """Each key under (username, key id). We believe ourselves."""
-        ours = [] if self.own is None else [Peer(self.name, self.own)]
+        ours = [] if self.own is None else [TrustedKey(self.name, self.own)]
         return {(peer.name, peer.key.kid): peer.key for peer in (*self.peers, *ours)}
 
     @property
@@ -158,7 +158,7 @@ class Keyring(Struct, frozen=True):
 
     def trust(self, name: str, key: Key) -> Keyring:
         kept = (p for p in self.peers if (p.name, p.key.kid) != (name, key.kid))
-        return replace(self, peers=(*kept, Peer(name, key.trusted)))
+        return replace(self, peers=(*kept, TrustedKey(name, key.trusted)))
 
     def forget(self, name: str, kid: str = "") -> Keyring:
         """Believe this key, or every key of this username, no longer."""

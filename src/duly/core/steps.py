@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
-from duly.core.writes import Given, Group, Open, Results
+from duly.core.operations import CheckItem, Group, OpenDelivery, Results
 
 Origin: TypeAlias = Hashable
 """Where an answer goes: a connection, a peer's name. The core never looks inside."""
@@ -29,7 +29,7 @@ class Arrived(Struct, frozen=True, gc=False):
     message: Message
     origin: Origin = None
     patient: bool = False
-    given: tuple[Given, ...] = ()
+    given: tuple[CheckItem, ...] = ()
 
 
 class Received(Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class Answered(Struct, frozen=True, gc=False):
     burn: bool = True
 
 
-class Failed(Struct, frozen=True, gc=False):
+class AttemptFailed(Struct, frozen=True, gc=False):
     """This attempt came to nothing and had no effect; it may be tried again."""
 
     key: bytes
@@ -75,7 +75,7 @@ class Unreachable(Struct, frozen=True, gc=False):
     recipient: str
 
 
-class Refused(Struct, frozen=True, gc=False):
+class NumberRefused(Struct, frozen=True, gc=False):
     """A sender's number was refused before it came here: it has arrived all the same, and leaves no gap."""
 
     scope: str
@@ -83,21 +83,21 @@ class Refused(Struct, frozen=True, gc=False):
     made: int
 
 
-class Told(Struct, frozen=True, gc=False):
+class MachineEvent(Struct, frozen=True, gc=False):
     """Something that only this machine understands."""
 
     what: object
 
 
-class Found(Struct, frozen=True, gc=False):
+class DeliveriesFound(Struct, frozen=True, gc=False):
     """Deliveries in the ledger that are ours to see to, and that others have left: booked by another hub for
     a recipient who is here, or begun by one that is gone. `marks` is how far their lanes have come."""
 
-    open_: tuple[Open, ...]
+    open_: tuple[OpenDelivery, ...]
     marks: Mapping[str, tuple[int, int]] = {}
 
 
-class Cancelled(Struct, frozen=True, gc=False):
+class CancelMessages(Struct, frozen=True, gc=False):
     """These messages must not be handed over any more, as far as they still wait."""
 
     messages: tuple[Message, ...]
@@ -105,7 +105,8 @@ class Cancelled(Struct, frozen=True, gc=False):
 
 
 Event: TypeAlias = (
-    Arrived | Received | Answered | Failed | Reachable | Unreachable | Found | Cancelled | Refused | Told
+    Arrived | Received | Answered | AttemptFailed | Reachable | Unreachable | DeliveriesFound | CancelMessages
+    | NumberRefused | MachineEvent
 )  # fmt: skip
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +130,7 @@ class Reply(Struct, frozen=True, gc=False):
     verdict: Verdict
 
 
-class Report(Struct, frozen=True, gc=False):
+class ReportOutcome(Struct, frozen=True, gc=False):
     """Tell everyone who asked how it ended. No origins: they are gone, find them by the message's scope."""
 
     key: bytes
@@ -147,13 +148,13 @@ class Ended(Struct, frozen=True, gc=False):
     answer: Answer
 
 
-class Tell(Struct, frozen=True, gc=False):
+class MachineEffect(Struct, frozen=True, gc=False):
     """Something that only this machine's own application understands."""
 
     what: object
 
 
-Effect: TypeAlias = Transmit | Reply | Report | Tell
+Effect: TypeAlias = Transmit | Reply | ReportOutcome | MachineEffect
 
 
 class Step(Struct, frozen=True, gc=False):

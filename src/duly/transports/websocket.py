@@ -18,15 +18,15 @@ from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from duly.auth import Principal
-from duly.dialects import frames
-from duly.dialects.frames import FRAME_LIMIT, ServerCode
 from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
-from duly.logs import Seldom
-from duly.transports.visitors import visitor_of, waiting_for
+from duly.identity.accounts import Principal
+from duly.runtime.logs import RateLimitedLog
+from duly.transports.connections import visitor_of, waiting_for
+from duly.wire import frames
+from duly.wire.frames import FRAME_LIMIT, ServerCode
 
 LOG: Final = logging.getLogger("duly.websocket")
-LOG.addFilter(Seldom())
+LOG.addFilter(RateLimitedLog())
 
 AUTH_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 20.0
@@ -49,7 +49,7 @@ WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
 
-class Server(Protocol):
+class WebSocketBackend(Protocol):
     """What a WebSocket needs of its hub."""
 
     async def login(self, token: str | None, address: str) -> Principal:
@@ -250,7 +250,7 @@ class _Socket(web.WebSocketResponse):
 class WebSockets:
     """The connections at `/v1/ws`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: WebSocketBackend) -> None:
         self._server = server
         self._sessions: set[WebSocketSession] = set()
 
@@ -296,13 +296,13 @@ class WebSockets:
         return socket
 
     async def close(self, _: web.Application) -> None:
-        """Hang up on everybody: they need not wait for us to vanish to look elsewhere."""
+        """Hang up on everybody: they need not wait for us to vanish to look remote."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
 
 
 async def _introduction(
-    server: Server, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
+    server: WebSocketBackend, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
 ) -> tuple[Principal | None, dict[str, int] | None]:
     """Who is this? By header, or by the first frame."""
     address = request.remote or "?"

@@ -13,12 +13,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from duly.apps.alert_verbs import administer
-from duly.apps.profiles import Draft
-from duly.auth import Role
-from duly.core.parcels import CourierPolicy
+from duly.apps.alerts.profiles import ProfileDraft
+from duly.apps.alerts.verbs import administer
+from duly.core.fanout.plan import FanoutPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
+from duly.identity.accounts import Role
 from tests.places import Place
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
 
@@ -26,16 +26,16 @@ SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
 
 
 class Tower(Place):
-    """A hub whose couriers try again soon, with two sentinels."""
+    """A hub whose fanouts try again soon, with two sentinels."""
 
     async def start(self) -> None:
         await super().start()
-        courier = self.hub.alerts._courier
-        courier.policy = CourierPolicy("alert", SOON, keep=courier.policy.keep)
+        fanout = self.hub.alerts._fanout
+        fanout.policy = FanoutPolicy("alert", SOON, keep=fanout.policy.keep)
 
     async def profile(self, name: str, *urls: str, **more: Any) -> dict[str, str]:
         more.setdefault("nobody", not urls and "escalate" not in more)
-        _, secrets = await self.hub.alerts.profiles.set(name, Draft(send=urls, **more))
+        _, secrets = await self.hub.alerts.profiles.set(name, ProfileDraft(send=urls, **more))
         return secrets
 
     async def post(self, frame: Any, who: str = "gate", query: str = "") -> tuple[int, Any]:
@@ -49,7 +49,7 @@ class Tower(Place):
 
     async def do(self, verb: str, **wanted: str) -> Any:
         by = wanted.pop("by", "ann")  # who has authenticated
-        said = await administer(self.hub.alerts.desk, self.hub.alerts.profiles, verb, wanted, by)
+        said = await administer(self.hub.alerts.operations, self.hub.alerts.profiles, verb, wanted, by)
         return msgspec.json.decode(msgspec.json.encode(said))
 
     async def show(self, event: str) -> Any:

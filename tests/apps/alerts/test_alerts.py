@@ -15,12 +15,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps import alerts as tower
-from duly.auth import Role
-from duly.channels import label_of
-from duly.core.parcels import CourierPolicy
+from duly.apps.alerts import service as tower
+from duly.apps.alerts.channels import label_of
+from duly.core.fanout.plan import FanoutPolicy
 from duly.core.units import SECOND
 from duly.errors import Malformed
+from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event, quiet_now
 from tests.receivers import Receiver
 
@@ -373,7 +373,7 @@ async def test_a_late_cancel_brings_one_correction_to_those_who_were_told(
 async def test_a_cancel_while_it_is_on_its_way_is_followed_by_a_correction(
     place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.channels.webhook.SECONDS", 0.3)
+    monkeypatch.setattr("duly.apps.alerts.channels.webhook.SECONDS", 0.3)
     await place.profile("home", hook.url)
     hook.words = ["hang"]
     await place.post(event())
@@ -412,7 +412,7 @@ async def test_a_storm_is_a_few_messages_and_nothing_is_missing_in_them(place: T
     for batch in batches:
         assert {one["code"] for one in (await place.post(batch))[1]} == {0}
     await hook.got(5)
-    place.hub.alerts._courier.shift(-60 * SECOND)
+    place.hub.alerts._fanout.shift(-60 * SECOND)
     place.hub.alerts.engine._news.set()
     await place.until(lambda: len(hook.events) == 2_000)
     assert len(hook.requests) <= 10
@@ -450,7 +450,7 @@ async def test_what_waits_goes_out_after_a_restart_and_what_is_done_does_not(
     await place.post(event("event-1"))
     await place.until_state("event-1", "done")
     hook.words = ["500"]
-    place.hub.alerts._courier.policy = CourierPolicy("alert")
+    place.hub.alerts._fanout.policy = FanoutPolicy("alert")
     await place.post(event("event-2"))
     await hook.got(2)
     await place.until(lambda: not place.hub.alerts._on_the_way)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from duly.core.parcels import CourierPolicy
+from duly.core.fanout.plan import FanoutPolicy
 from duly.errors import Malformed
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
@@ -15,7 +15,7 @@ from tests.receivers import Receiver
 async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, hook: Receiver) -> None:
     await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
     hook.words = ["500"]
-    place.hub.alerts._courier.policy = CourierPolicy("alert")
+    place.hub.alerts._fanout.policy = FanoutPolicy("alert")
     await place.post(event())
     await hook.got(1)
     await place.until(lambda: not place.hub.alerts._on_the_way)

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.heartbeats import LOOK_SECONDS, PROMISES, presence
-from duly.auth import Role
+from duly.apps.alerts.heartbeats import LOOK_SECONDS, PROMISES, presence
 from duly.clients.sentinel import Sentinel
+from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 from tests.servers import Postgres
@@ -90,11 +90,11 @@ async def _die(*_: object) -> None:
 async def test_a_promise_can_be_taken_back_and_ends_with_its_account(tower: Tower, hook: Receiver) -> None:
     await tower.post(beat())
     await tower.post(beat(0))
-    assert await tower.hub.ledger.shelf(PROMISES) == {}
+    assert await tower.hub.ledger.bucket(PROMISES) == {}
     await tower.post(beat(60_000), who="barn")
     await tower.hub.accounts.remove("barn")
     await tower.hub.alerts.heartbeats.look()
-    assert await tower.hub.ledger.shelf(PROMISES) == {}
+    assert await tower.hub.ledger.bucket(PROMISES) == {}
 
 
 async def test_a_profile_may_demand_signs_of_life_from_sentinels_that_promise_none(
@@ -126,7 +126,7 @@ async def test_a_heartbeat_for_a_profile_that_is_not_there_is_refused_until_it_i
         await ws.send_json(beat(profile="away") | {"seq_id": "b1"})
         said = await ws.receive_json()
         assert (said["type"], said["seq_id"], said["error"]) == ("server_ack", "b1", "no_profile")
-    assert await tower.hub.ledger.shelf(PROMISES) == {}
+    assert await tower.hub.ledger.bucket(PROMISES) == {}
     assert (await tower.post(beat(0, "away")))[0] < 300, "there is nothing to take back"
     await tower.profile("default", hook.url)
     assert (await tower.post(beat(profile="away")))[0] < 300

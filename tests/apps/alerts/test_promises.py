@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.notices import Known, notice
-from duly.auth import Role
+from duly.apps.alerts.notifications import NotificationContext, notification
+from duly.core.fanout.plan import ParcelItem, StartAttempt
 from duly.core.messages import Message
-from duly.core.parcels import Carry, Load
+from duly.core.operations import DeliveryRef
 from duly.core.units import HOUR, SECOND
-from duly.core.writes import Ref
+from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.apps.alerts.test_telling import mail_to
 from tests.receivers import Mailbox, Receiver, receiver
@@ -57,7 +57,7 @@ async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(plac
 async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
     place: Tower, hook: Receiver
 ) -> None:
-    place.hub.alerts._courier.policy = type(place.hub.alerts._courier.policy)("alert")  # retries after 5 s
+    place.hub.alerts._fanout.policy = type(place.hub.alerts._fanout.policy)("alert")  # retries after 5 s
     await place.profile("home", hook.url, "file:/nowhere/at/all")
     await place.post(event())
     await hook.got(1)
@@ -122,14 +122,14 @@ async def test_a_webhook_is_told_when_it_happened_and_when_it_was_received(
 
 
 def test_many_alerts_in_one_notice_say_when_each_happened() -> None:
-    def load(n: int, at: int) -> Load:
+    def load(n: int, at: int) -> ParcelItem:
         body = b'{"profile_id":"home","trigger_reason":"fall"}'
         message = Message("gate", f"e{n}", "alert_event", "home", body, at)
-        return Load(Ref(message.key, "alert", "hook", 0), 1, message)
+        return ParcelItem(DeliveryRef(message.key, "alert", "hook", 0), 1, message)
 
     now = 1_794_786_893 * SECOND
-    parcel = Carry("hook", (load(1, now - 2 * HOUR), load(2, now)))
-    first, second = notice(parcel, Known(now, {}, {}, {"home": "UTC"})).text.splitlines()
+    parcel = StartAttempt("hook", (load(1, now - 2 * HOUR), load(2, now)))
+    first, second = notification(parcel, NotificationContext(now, {}, {}, {"home": "UTC"})).text.splitlines()
     assert first.endswith("2026-11-15 21:54:53 UTC, 2 h ago")
     assert second.endswith("2026-11-15 23:54:53 UTC")
 
@@ -276,7 +276,7 @@ async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(
 async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
     tmp_path: Path, hook: Receiver, postgres_server: Postgres
 ) -> None:
-    ledger = postgres_server.create_database("made_elsewhere")
+    ledger = postgres_server.create_database("made_remote")
     shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
     hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
     try:

@@ -18,18 +18,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duly.apps import retention
-from duly.apps.alert_events import Standing
-from duly.apps.desk import STATUSES, Desk
-from duly.apps.profiles import Profiles
-from duly.archive import ALERTS, Archive
+from duly.apps.alerts import retention
+from duly.apps.alerts.archive import ALERTS, Archive
+from duly.apps.alerts.model import AlertState
+from duly.apps.alerts.operations import STATUSES, AlertOperations
+from duly.apps.alerts.profiles import Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Message
-from duly.core.trust import Witness
+from duly.core.operations import Admit, Advance, Deliver, DeliveryRef, Finish
+from duly.core.trusted_time import TrustedClock
 from duly.core.units import DAY
-from duly.core.writes import Admit, Advance, Deliver, Finish, Ref
 from duly.errors import LedgerUnavailable
-from duly.ledgers.memory import MemoryLedger
+from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
 from tests.places import Place
 
@@ -38,7 +38,7 @@ class Office:
     def __init__(self, folder: Path, keep: int = 365 * DAY) -> None:
         self.clock = ManualClock()
         self.ledger = MemoryLedger(self.clock)
-        self.desk = Desk(self.ledger, Profiles(self.ledger))
+        self.operations = AlertOperations(self.ledger, Profiles(self.ledger))
         self.folder = folder
         self.archive = Archive(folder, keep)
 
@@ -46,17 +46,17 @@ class Office:
         now = self.clock.now()
         body = msgspec.json.encode({"profile_id": "home", "trigger_reason": "smoke"})
         message = Message("gate", f"event-{n}", "alert_event", "home", body, now)
-        told = Deliver(Ref(message.key, "alert", "mail"), now)
+        told = Deliver(DeliveryRef(message.key, "alert", "mail"), now)
         await self.ledger.write(Admit(message, now + kept, now, state, (told,)))
         return message
 
     async def ended(self, message: Message) -> None:
         """Its delivery has."""
-        ref = Ref(message.key, "alert", "mail")
+        ref = DeliveryRef(message.key, "alert", "mail")
         await self.ledger.write(Finish(ref, None, State.FAILED, "no such mailbox"))
 
     async def prune(self, deliveries: int = 90 * DAY) -> dict[str, object]:
-        return await retention.prune(self.ledger, self.desk, self.archive, deliveries)
+        return await retention.prune(self.ledger, self.operations, self.archive, deliveries)
 
     async def would_prune(self, deliveries: int = 90 * DAY) -> dict[str, object]:
         return await retention.would_prune(self.ledger, self.archive, deliveries)
@@ -69,9 +69,9 @@ class Office:
 async def test_an_alert_is_archived_whole_and_then_forgotten(tmp_path: Path) -> None:
     office = Office(tmp_path)
     message = await office.alert(1)
-    found = await office.desk.get(message.key)
+    found = await office.operations.get(message.key)
     assert found is not None
-    await office.desk.say(found, Standing.RESOLVED, "ann", "false alarm")
+    await office.operations.say(found, AlertState.RESOLVED, "ann", "false alarm")
     assert await office.prune() == {"messages": 0, "alerts": 0, "deliveries": 0, "archives": []}
     office.clock.advance(91 * 86_400)
     due = {"messages": 1, "alerts": 1, "deliveries": 0, "archives": []}
@@ -81,7 +81,7 @@ async def test_an_alert_is_archived_whole_and_then_forgotten(tmp_path: Path) -> 
     assert (line["event"], line["status"], line["note"]) == ("event-1", "resolved", "false alarm")
     assert line["deliveries"]
     assert await office.ledger.find(message.key) is None
-    assert await office.ledger.shelf(STATUSES) == {}
+    assert await office.ledger.bucket(STATUSES) == {}
 
 
 async def test_what_has_not_ended_stays_however_old(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_deliveries_may_go_before_their_alert_and_are_archived_first(tmp_p
     (line,) = office.archived("deliveries")
     assert (line["event"], line["sentinel"], line["recipient"]) == ("event-1", "gate", "mail")
     assert (line["state"], line["error"]) == ("failed", "no such mailbox")
-    found = await office.desk.get(message.key)
+    found = await office.operations.get(message.key)
     assert found is not None, "the alert is listed as before"
     assert found.deliveries == []
 
@@ -189,7 +189,7 @@ async def test_a_disk_that_is_full_leaves_an_archive_that_can_be_read(
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as full:
-        full.setattr("duly.archive.os.write", half)
+        full.setattr("duly.apps.alerts.archive.os.write", half)
         with pytest.raises(LedgerUnavailable, match=r"no space left.*nothing was forgotten"):
             await archive.add(ALERTS, [{"event": "lost"}], 0)
     await archive.add(ALERTS, [{"event": "second"}], 0)
@@ -201,7 +201,7 @@ async def test_a_disk_that_is_full_leaves_an_archive_that_can_be_read(
 ARCHIVIST = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from duly.archive import ALERTS, Archive
+from duly.apps.alerts.archive import ALERTS, Archive
 
 archive, first, fuse = Archive(Path(sys.argv[1]), 1), int(sys.argv[2]), int(sys.argv[3])
 write = os.write
@@ -274,7 +274,7 @@ async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: P
     try:
         ledger, clock = place.hub.ledger, ManualClock()
         ledger.clock = clock
-        ledger._witness = Witness(clock.now(), clock.steady())
+        ledger._witness = TrustedClock(clock.now(), clock.steady())
         now = clock.now()
         body = msgspec.json.encode({"profile_id": "home", "trigger_reason": "smoke"})
         message = Message("gate", "event-1", "alert_event", "home", body, now)

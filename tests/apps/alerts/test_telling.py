@@ -35,7 +35,7 @@ async def test_a_bad_webhook_receiver_gets_each_event_once(
 async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(
     place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.channels.webhook.SECONDS", 0.2)
+    monkeypatch.setattr("duly.apps.alerts.channels.webhook.SECONDS", 0.2)
     await place.profile("home", hook.url)
     hook.words = ["hang"]
     await place.post(event())
@@ -54,7 +54,7 @@ async def test_retry_after_is_respected(place: Tower, hook: Receiver) -> None:
 
 
 @pytest.mark.parametrize("status", ["400", "401", "404", "410", "302"])
-async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_elsewhere(
+async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_remote(
     place: Tower, hook: Receiver, status: str
 ) -> None:
     await place.profile("home", hook.url)
@@ -73,7 +73,7 @@ async def test_a_receiver_that_is_down_gets_it_when_it_is_back(place: Tower) -> 
         url = gone.url
     await place.profile("home", url)
     await place.post(event())
-    await place.until(lambda: place.hub.alerts._courier.counts.attempts >= 2)
+    await place.until(lambda: place.hub.alerts._fanout.counts.attempts >= 2)
     (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
     assert waiting["error"] == "it cannot be reached"
 
@@ -111,7 +111,7 @@ async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
 async def test_a_mail_server_that_hangs_is_given_up_and_brings_at_most_one_repeat(
     place: Tower, box: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.channels.mail.SECONDS", 0.2)
+    monkeypatch.setattr("duly.apps.alerts.channels.mail.SECONDS", 0.2)
     await place.profile("home", mail_to(box))
     box.words = ["hang"]
     await place.post(event())

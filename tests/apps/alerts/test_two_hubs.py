@@ -6,8 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from duly.auth import Role
 from duly.errors import Malformed
+from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 from tests.servers import Postgres

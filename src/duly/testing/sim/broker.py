@@ -17,7 +17,7 @@ from msgspec import Struct
 from duly.testing.loops import VirtualLoop
 from duly.testing.sim.gateway import Wire
 from duly.testing.sim.world import World
-from duly.transports import mqtt_packets as packets
+from duly.transports.mqtt import packets
 
 _CONNECT: Final = 0x10
 _SUBSCRIBE: Final = 0x80
@@ -47,7 +47,7 @@ class Letter(Struct, frozen=True):
     retained: bool = False
 
 
-class Session:
+class SimSession:
     """What the broker keeps for one client id."""
 
     def __init__(self, *, clean: bool) -> None:
@@ -55,24 +55,24 @@ class Session:
         self.filters: dict[str, int] = {}
         self.waiting: deque[Letter] = deque()
         self.unacknowledged: dict[int, Letter] = {}
-        self.line: Line | None = None
+        self.line: SimConnection | None = None
         self.number = 0
 
 
-class Broker:
+class SimBroker:
     def __init__(self, world: World, heard: Callable[[str, bytes], None]) -> None:
         self._world = world
         self.heard = heard
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SimSession] = {}
         self._retained: dict[str, bytes] = {}
-        self._lines: list[Line] = []
+        self._lines: list[SimConnection] = []
         self.recorded: list[Letter] = []
         """what somebody could have heard who listens to everything"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         if ("hub", client) in self._world.network.cut:
             raise ConnectionRefusedError(111, "cut off")
-        line = Line(self, self._world, protocol, client)
+        line = SimConnection(self, self._world, protocol, client)
         self._lines.append(line)
         return line.socket
 
@@ -92,18 +92,18 @@ class Broker:
         for line in [line for line in self._lines if line.wire.client == client]:
             line.wire.break_()
 
-    def opened(self, line: Line, client_id: str, *, clean: bool) -> bool:
+    def opened(self, line: SimConnection, client_id: str, *, clean: bool) -> bool:
         """Whether there was a session; who had it is thrown out."""
         known = self._sessions.get(client_id)
         if known is not None and known.line is not None:
             known.line.wire.break_()
         present = known is not None and not known.clean and not clean
-        session = known if known is not None and present else Session(clean=clean)
+        session = known if known is not None and present else SimSession(clean=clean)
         self._sessions[client_id] = line.session = session
         session.line = line
         return present
 
-    def lost(self, line: Line) -> None:
+    def lost(self, line: SimConnection) -> None:
         if line in self._lines:
             self._lines.remove(line)
         if line.session is not None and line.session.line is line:
@@ -124,13 +124,13 @@ class Broker:
             if found:
                 self._hand_out(session, Letter(topic, payload), max(found))
 
-    def subscribed(self, session: Session, filter_: str, qos: int) -> None:
+    def subscribed(self, session: SimSession, filter_: str, qos: int) -> None:
         session.filters[filter_] = qos
         for topic, payload in list(self._retained.items()):
             if _matches(filter_, topic):
                 self._hand_out(session, Letter(topic, payload, True), qos)
 
-    def _hand_out(self, session: Session, letter: Letter, qos: int) -> None:
+    def _hand_out(self, session: SimSession, letter: Letter, qos: int) -> None:
         if session.line is None or not session.line.welcomed:
             if qos:
                 session.waiting.append(letter)
@@ -138,15 +138,15 @@ class Broker:
             session.line.deliver(letter, qos)
 
 
-class Line:
+class SimConnection:
     """One connection, as the broker sees it."""
 
-    def __init__(self, broker: Broker, world: World, protocol: asyncio.Protocol, client: str) -> None:
+    def __init__(self, broker: SimBroker, world: World, protocol: asyncio.Protocol, client: str) -> None:
         self._broker, self._world, self._protocol = broker, world, protocol
         self.wire = Wire(world, client)
         self.socket = Socket(self, protocol)
         self.wire.on_break = [lambda: broker.lost(self), self.socket.broke]
-        self.session: Session | None = None
+        self.session: SimSession | None = None
         self.will: Letter | None = None
         self.welcomed = False
         self._rest = b""
@@ -231,7 +231,7 @@ class Line:
 class Socket(asyncio.Transport):
     """The client's end."""
 
-    def __init__(self, line: Line, protocol: asyncio.Protocol) -> None:
+    def __init__(self, line: SimConnection, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self._line, self._protocol = line, protocol
         self._closing = self._over = False

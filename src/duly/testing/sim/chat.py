@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from duly.apps import conversations as c
-from duly.apps.chat import Chat as ChatApplication
-from duly.auth import Accounts, Principal, Role
+from duly.apps.chat import conversations as c
+from duly.apps.chat.service import ChatService as ChatApplication
 from duly.clients.chat import Chat
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Order
 from duly.core.steps import Effect, Reply
 from duly.core.units import SECOND
-from duly.dialects import frames
 from duly.errors import DulyError
-from duly.journal import Journal
-from duly.ledger import Ledger
-from duly.ledgers.memory import Disk
-from duly.reception import Reception
+from duly.identity.accounts import Accounts, Principal, Role
+from duly.runtime.audit import AuditLog
+from duly.server.router import Router
+from duly.storage.ledger import Ledger
+from duly.storage.memory import Disk
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.gateway import GatewayHub, GatewayWorld, SimLink, end_client
-from duly.testing.sim.nodes import Node
-from duly.testing.sim.plan import Plan
-from duly.testing.sim.world import Seen, World
-from duly.transport import Session
+from duly.testing.sim.nodes import SimProcess
+from duly.testing.sim.plan import SimPlan
+from duly.testing.sim.world import SeenMessage, World
+from duly.wire import frames
+from duly.wire.session import Session
 
 if TYPE_CHECKING:
-    from duly.clients.link import Link
+    from duly.clients.websocket_link import WebSocketLink
 
 ALONE, TOGETHER = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
@@ -48,7 +48,7 @@ AGAIN_WITHIN: Final = 20.0
 to get over a disk that fails."""
 
 
-class _Town(Accounts):
+class _ChatHubs(Accounts):
     """Everybody is somebody: who is who is not what these worlds are about."""
 
     def __init__(self, names: list[str]) -> None:
@@ -63,7 +63,7 @@ class _Town(Accounts):
     def stands(self, principal: Principal) -> bool:
         return self.role_of(principal.name) is principal.role
 
-    def proof(self, principal: Principal, device: str = "") -> tuple[w.Given, ...]:
+    def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
         return ()
 
     async def confirm(self, principal: Principal) -> None:
@@ -73,7 +73,7 @@ class _Town(Accounts):
 class _SeenChat(ChatApplication):
     """The production chat, with an observer at its window."""
 
-    node: Node
+    node: SimProcess
 
     def _perform(self, effect: Effect) -> None:
         if not self.node.alive:
@@ -88,15 +88,15 @@ class ChatHub(GatewayHub):
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         names = [name for name in self.world.nodes if name != self.name]
-        shelves = self.disk.shelves
-        shelves.setdefault(c.GROUPS, {})[GROUP] = b'{"name":"everybody","made_by":"nobody"}'
+        buckets = self.disk.buckets
+        buckets.setdefault(c.GROUPS, {})[GROUP] = b'{"name":"everybody","made_by":"nobody"}'
         for name in names:
-            shelves.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
-            shelves.setdefault(c.convs(name), {})[GROUP] = b""
-        journal = Journal(self.ledger)
-        self.chat = _SeenChat(self.ledger, _Town(names), journal)
+            buckets.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
+            buckets.setdefault(c.convs(name), {})[GROUP] = b""
+        journal = AuditLog(self.ledger)
+        self.chat = _SeenChat(self.ledger, _ChatHubs(names), journal)
         self.chat.node = self
-        self.reception = Reception(journal, [self.chat])
+        self.router = Router(journal, [self.chat])
         self.engine = self.chat.engine
         await self.chat.start()
 
@@ -126,7 +126,7 @@ class ChatHub(GatewayHub):
         assert isinstance(world, ChatWorld)
         world.talks.clear()
         if hasattr(self, "chat"):
-            self.chat.audience.kill()
+            self.chat.subscriptions.kill()
 
 
 class _SimChat(Chat):
@@ -137,7 +137,7 @@ class _SimChat(Chat):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> WebSocketLink:
         return SimLink(self.node, self._up, self._heard, lambda: self._heard_to)  # type: ignore[return-value]
 
     async def _submit(self, message: Message) -> None:
@@ -159,7 +159,7 @@ class _SimChat(Chat):
         super()._end(key, state, answer)
 
 
-class Person(Node):
+class Person(SimProcess):
     async def begin(self) -> None:
         self.chat = chat = _SimChat(self)
         await chat.__aenter__()
@@ -202,7 +202,7 @@ class ChatWorld(GatewayWorld):
     kinds = (ALONE, TOGETHER)
     at_most_once = frozenset({ALONE, TOGETHER})
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.deaf = Random(f"deaf {plan.seed}")
         """draws which acknowledgements are lost, so that the rest of a seed stays what it was"""
@@ -234,17 +234,17 @@ class ChatWorld(GatewayWorld):
         if talk is not None and talk.since == since and talk.acked < talk.told and not talk.again:
             self.forgotten.append((talk.who, conv, talk.acked + 1))
 
-    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+    def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
-        if isinstance(write, w.Append) and write.ends:
+        if isinstance(write, w.AppendEntry) and write.ends:
             want = self.log.wanted[write.key]
             now = asyncio.get_running_loop().time()
             # The line is where it belongs: that is the effect.
             self.log.effect_at(now, want.message.recipient, node.incarnation, want.message)
 
-    def views(self) -> dict[str, dict[str, list[Seen]]]:
+    def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
         """What everybody was shown of each conversation they are in."""
-        found: dict[str, dict[str, list[Seen]]] = {name: {} for name in self.nodes if name != "hub"}
+        found: dict[str, dict[str, list[SeenMessage]]] = {name: {} for name in self.nodes if name != "hub"}
         for stream in self.settled_disks["hub"].streams:
             conv = stream.removeprefix("chat/")
             for name, convs in found.items():

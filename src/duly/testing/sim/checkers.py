@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
 from duly.core.messages import Message, Mode, Verdict, Word, key_of, names_in
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing.loops import LoopClock
-from duly.testing.sim.world import Wanted, World
+from duly.testing.sim.world import WantedMessage, World
 
 CLOCKS_DIFFER: Final = 120 * SECOND
 """More than clocks are wrong by, or set by, without being wrong altogether."""
@@ -83,7 +83,7 @@ def forward(world: World) -> Iterator[Finding]:
         match write, result:
             case w.Admit(message=message, state=state), Verdict(word=Word.FRESH):
                 states[name, message.key] = state
-            case w.Advance(key=key, to=to), w.Moved(moved=True):
+            case w.Advance(key=key, to=to), w.Advanced(moved=True):
                 before = states.get((name, key))
                 if before is not None and not can_move(before, to):
                     yield f"{name} moved it from {before.word} to {to.word}", key
@@ -92,7 +92,7 @@ def forward(world: World) -> Iterator[Finding]:
 
 def fenced(world: World) -> Iterator[Finding]:
     """[P3] An attempt is begun once, and only the newest one ends a delivery, or gives it back."""
-    newest: dict[tuple[str, w.Ref], int] = {}
+    newest: dict[tuple[str, w.DeliveryRef], int] = {}
     for name, write, result in world.log.commits:
         match write, result:
             case w.Deliver(ref=ref, attempt=attempt), True:
@@ -230,7 +230,7 @@ def outdone(world: World) -> Iterator[Finding]:
                 if attempt or isinstance(write, w.Take):
                     known.setdefault(ref.key, State.SENT)
                     when.setdefault((level, ref.key), at)
-            case w.Advance(key=key, to=to), w.Moved(moved=True):
+            case w.Advance(key=key, to=to), w.Advanced(moved=True):
                 want = world.log.wanted.get(key)
                 if to is State.SUPERSEDED and key not in known and want is not None and _in_replay(want):
                     others = [
@@ -248,7 +248,7 @@ def outdone(world: World) -> Iterator[Finding]:
                     known[key] = to
 
 
-def _in_replay(want: Wanted) -> bool:
+def _in_replay(want: WantedMessage) -> bool:
     return want.message.order is not None and want.message.order.mode is Mode.REPLAY
 
 
@@ -353,7 +353,7 @@ def _died_after(world: World, name: str, key: bytes) -> bool:
     )
 
 
-def _may_supersede(other: Wanted, want: Wanted) -> bool:
+def _may_supersede(other: WantedMessage, want: WantedMessage) -> bool:
     """Something later of the same sender; where only the latest counts, anything else in the lane."""
     if want.message.order is None or other.message.order is None or other is want:
         return False

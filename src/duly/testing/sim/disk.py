@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from duly.clock import Clock
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
-from duly.ledgers.memory import Disk, MemoryLedger
+from duly.runtime.clock import Clock
+from duly.storage.memory import Disk, MemoryLedger
 
 
 class SimLedger(MemoryLedger):

@@ -1,4 +1,5 @@
-"""Worlds of the gateway: the production `Gateway`, `App` and `Device`, with simulated sockets between them.
+"""Worlds of the gateway: the production `GatewayService`, `App` and `Device`, with simulated sockets between
+them.
 
 A socket keeps order and repeats nothing, but it breaks, with whatever was on its way, and is made again.
 What then must hold is the same as in any other world, and the same checkers judge it.
@@ -14,34 +15,34 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from duly.apps.control import ControlPolicy
-from duly.apps.gateway import Gateway
-from duly.apps.gateway_policy import GatewayPolicy
-from duly.auth import Accounts, Principal, Role
+from duly.apps.gateway.control import ControlPolicy
+from duly.apps.gateway.policy import GatewayPolicy
+from duly.apps.gateway.service import GatewayService
 from duly.clients.app import App
 from duly.clients.chat import Chat
 from duly.clients.device import Command, Device
-from duly.clients.link import RECONNECT
+from duly.clients.websocket_link import RECONNECT
+from duly.cluster.notifier import Notifier
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, key_of
+from duly.core.operations import CheckItem
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
 from duly.core.window import Window
-from duly.core.writes import Given
-from duly.dialects import frames
-from duly.dialects.frames import Frame, ServerCode
-from duly.doorbell import Doorbell
 from duly.errors import DeviceError, DulyError
-from duly.journal import Journal
-from duly.ledger import Ledger
-from duly.reception import Reception, settled
-from duly.testing.sim.nodes import Node
+from duly.identity.accounts import Accounts, Principal, Role
+from duly.runtime.audit import AuditLog
+from duly.server.router import Router, settled
+from duly.storage.ledger import Ledger
+from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import World
-from duly.transport import Session, Unhurried
+from duly.wire import frames
+from duly.wire.frames import Frame, ServerCode
+from duly.wire.session import Session, UncongestedSession
 
 if TYPE_CHECKING:
-    from duly.clients.link import Link
+    from duly.clients.websocket_link import WebSocketLink
 
 LOCK, LAMP = "lock_control", "dev_control"
 """Opening must happen at most once; lighting may be repeated."""
@@ -94,7 +95,7 @@ class Wire:
                 asyncio.get_running_loop().call_soon(told)
 
 
-class HubSession(Unhurried):
+class HubSession(UncongestedSession):
     """The hub's end of a wire."""
 
     def __init__(self, wire: Wire, deliver: Callable[[bytes], None]) -> None:
@@ -111,10 +112,10 @@ class HubSession(Unhurried):
 
 
 class SimLink:
-    """The client's end: what `duly.clients.link.Link` is on a real network."""
+    """The client's end: what `duly.clients.websocket_link.Link` is on a real network."""
 
     def __init__(
-        self, node: Node, up: Callable[[Frame], None], heard: Callable[[Frame], None],
+        self, node: SimProcess, up: Callable[[Frame], None], heard: Callable[[Frame], None],
         cursors: Callable[[], dict[str, int] | None] = lambda: None, down: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._node = node
@@ -221,7 +222,7 @@ class _Everybody(Accounts):
     def granted(self, app: str) -> frozenset[str]:
         return self._devices
 
-    def proof(self, principal: Principal, device: str = "") -> tuple[Given, ...]:
+    def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
         return ()
 
     def born(self, name: str) -> int:
@@ -237,10 +238,10 @@ class _Everybody(Accounts):
         return False
 
 
-class _SeenGateway(Gateway):
+class _SeenGateway(GatewayService):
     """The production gateway, with an observer at its window."""
 
-    node: Node
+    node: SimProcess
 
     def _perform(self, effect: Effect) -> None:
         if not self.node.alive:
@@ -250,7 +251,7 @@ class _SeenGateway(Gateway):
         super()._perform(effect)
 
 
-class GatewayHub(Node):
+class GatewayHub(SimProcess):
     wires: list[Wire]
     recorded: list[tuple[str, bytes]]
 
@@ -261,16 +262,16 @@ class GatewayHub(Node):
         accounts = _Everybody(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
-        journal = Journal(self.ledger)
+        journal = AuditLog(self.ledger)
         self.gateway = _SeenGateway(
             self.ledger, accounts, journal, GatewayPolicy(control=POLICY, ahead=AHEAD), self.bell()
         )
-        self.reception = Reception(journal, [self.gateway])
+        self.router = Router(journal, [self.gateway])
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()
 
-    def bell(self) -> Doorbell | None:
+    def bell(self) -> Notifier | None:
         """Where there are other hubs, what wakes them."""
         return None
 
@@ -283,18 +284,18 @@ class GatewayHub(Node):
         return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        await self._quietly(session, self.reception.connected(session, self.principal(name), cursors))
+        await self._quietly(session, self.router.connected(session, self.principal(name), cursors))
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         if self.alive:
             self.spawn(self._quietly(session, self._hear(session, name, raw)))
 
     async def _hear(self, session: Session, name: str, raw: bytes) -> None:
-        await settled(self.reception.receive(session, self.principal(name), raw))
+        await settled(self.router.receive(session, self.principal(name), raw))
 
     def lost(self, session: Session, name: str) -> None:
         if self.alive:
-            self.spawn(self._quietly(session, self.reception.disconnected(session, self.principal(name))))
+            self.spawn(self._quietly(session, self.router.disconnected(session, self.principal(name))))
 
     async def _quietly(self, session: Session, call: Any) -> None:
         try:
@@ -324,7 +325,7 @@ class _SimApp(App):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> WebSocketLink:
         return SimLink(self.node, self._up, self._heard, lambda: self._cursors)  # type: ignore[return-value]
 
     def _perform(self, effect: Effect) -> None:
@@ -341,7 +342,7 @@ class _SimApp(App):
         super()._end(key, state, answer)
 
 
-class GatewayApp(Node):
+class GatewayApp(SimProcess):
     async def begin(self) -> None:
         self.app = app = _SimApp(self)
         await app.__aenter__()
@@ -377,7 +378,7 @@ class _SimDevice(Device):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> WebSocketLink:
         return SimLink(self.node, self._up, self._heard, down=self._down)  # type: ignore[return-value]
 
     def _send(self, frame: bytes) -> None:
@@ -389,7 +390,7 @@ class _SimDevice(Device):
             super()._perform(effect)
 
 
-class GatewayDevice(Node):
+class GatewayDevice(SimProcess):
     async def begin(self) -> None:
         self.device = device = _SimDevice(self)
         device.on(LOCK, effect="at_most_once")(self._handle)
@@ -429,9 +430,9 @@ class GatewayDevice(Node):
 
 
 class GatewayWorld(World):
-    sender: type[Node] = GatewayApp
-    receiver: type[Node] = GatewayDevice
-    hub: type[Node] = GatewayHub
+    sender: type[SimProcess] = GatewayApp
+    receiver: type[SimProcess] = GatewayDevice
+    hub: type[SimProcess] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
 

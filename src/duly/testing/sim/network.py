@@ -13,22 +13,22 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
 
 
-class Command(Struct, frozen=True):
+class SimCommand(Struct, frozen=True):
     message: Message
 
 
-class Accept(Struct, frozen=True):
+class SimAccept(Struct, frozen=True):
     message: Message
     verdict: Verdict
 
 
-class Outcome(Struct, frozen=True):
+class SimOutcome(Struct, frozen=True):
     key: bytes
     state: State
     answer: Answer
 
 
-Packet: TypeAlias = Command | Accept | Outcome
+Packet: TypeAlias = SimCommand | SimAccept | SimOutcome
 
 
 class Network:
@@ -43,7 +43,7 @@ class Network:
         self.deliver: Callable[[str, str, Packet], None] = lambda source, target, packet: None
 
     def send(self, source: str, target: str, packet: Packet) -> None:
-        if isinstance(packet, Command):
+        if isinstance(packet, SimCommand):
             self.captured.append((source, target, packet))
         if (source, target) in self.cut or self._rng.random() < self.drop:
             self.faults += 1

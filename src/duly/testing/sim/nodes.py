@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from duly.clients.memory import MINTED, minted_ids
+from duly.clients.local_ledger import MINTED, minted_ids
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, names_in
-from duly.core.order import LanePolicy
+from duly.core.operations import AppendEntry
+from duly.core.ordering import LanePolicy
 from duly.core.outbox import Outbox, OutboxPolicy, heard
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Event, Failed, Reply, Report, Transmit
+from duly.core.steps import Answered, Arrived, AttemptFailed, Effect, Event, Reply, ReportOutcome, Transmit
 from duly.core.units import FOREVER, HOUR, MINUTE, SECOND
-from duly.core.writes import Append
-from duly.engine import Engine, Machine
 from duly.errors import Stopped
-from duly.ledgers.memory import Disk
+from duly.runtime.engine import Engine, Machine
+from duly.storage.memory import Disk
 from duly.testing.loops import LoopClock
 from duly.testing.sim.disk import SimLedger
-from duly.testing.sim.network import Accept, Command, Outcome, Packet
+from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
 
 if TYPE_CHECKING:
     from duly.testing.sim.world import World
@@ -37,7 +37,7 @@ ONCE, AGAIN, LEDGER = "at_most_once", "at_least_once", "in_the_ledger"
 """The kinds of effects a message may ask for."""
 
 
-class Node:
+class SimProcess:
     """A process that may die and come back to its disk."""
 
     def __init__(self, world: World, name: str, skew: int) -> None:
@@ -139,15 +139,15 @@ class Node:
     def answer_of(self, packet: Packet) -> Event | None:
         """What a recipient's packet means to our outbox."""
         match packet:
-            case Accept(message=message, verdict=verdict):
+            case SimAccept(message=message, verdict=verdict):
                 return heard(message.key, verdict)
-            case Outcome(key=key, state=state, answer=answer):
+            case SimOutcome(key=key, state=state, answer=answer):
                 return Answered(key, state, answer)
-            case Command():
+            case SimCommand():
                 return None
 
 
-class Sender(Node):
+class SimSender(SimProcess):
     """An app: mints ids, sends through the hub, and wants to know how it ended."""
 
     def machine(self, worker: str) -> Machine:
@@ -177,8 +177,8 @@ class Sender(Node):
     def perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message):
-                self.world.network.send(self.name, "hub", Command(message))
-            case Report(key=key, state=state, answer=answer):
+                self.world.network.send(self.name, "hub", SimCommand(message))
+            case ReportOutcome(key=key, state=state, answer=answer):
                 self.world.log.outcome(self.name, key, state, answer)
             case Reply():
                 pass
@@ -187,7 +187,7 @@ class Sender(Node):
         return self.answer_of(packet)
 
 
-class Hub(Node):
+class SimHub(SimProcess):
     """The one in the middle: stores, orders, passes on, and passes the answer back."""
 
     def machine(self, worker: str) -> Machine:
@@ -204,20 +204,20 @@ class Hub(Node):
                 if message.order is not None:
                     order = msgspec.structs.replace(message.order, after=after)
                     message = msgspec.structs.replace(message, order=order)
-                network.send("hub", message.recipient, Command(message))
+                network.send("hub", message.recipient, SimCommand(message))
             case Reply(origin=origin, message=message, verdict=verdict):
                 self.world.log.replied(self, message, verdict)
-                network.send("hub", str(origin), Accept(message, verdict))
-            case Report(key=key, state=state, answer=answer):
-                network.send("hub", names_in(key)[0], Outcome(key, state, answer))
+                network.send("hub", str(origin), SimAccept(message, verdict))
+            case ReportOutcome(key=key, state=state, answer=answer):
+                network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        if isinstance(packet, Command):
+        if isinstance(packet, SimCommand):
             return Arrived(packet.message, source)
         return self.answer_of(packet)
 
 
-class Receiver(Node):
+class SimReceiver(SimProcess):
     """A device: runs handlers whose effects nobody can take back."""
 
     def machine(self, worker: str) -> Machine:
@@ -236,17 +236,19 @@ class Receiver(Node):
                 self.spawn(self._handle(message, attempt))
             case Reply(message=message, verdict=verdict):
                 self.world.log.replied(self, message, verdict)
-                self.world.network.send(self.name, "hub", Accept(message, verdict))
-            case Report(key=key, state=state, answer=answer):
-                self.world.network.send(self.name, "hub", Outcome(key, state, answer))
+                self.world.network.send(self.name, "hub", SimAccept(message, verdict))
+            case ReportOutcome(key=key, state=state, answer=answer):
+                self.world.network.send(self.name, "hub", SimOutcome(key, state, answer))
 
     async def _handle(self, message: Message, attempt: int) -> None:
         draw = self.world.rng.random
         await asyncio.sleep(draw() * 0.1)
         if draw() < self.world.plan.failing and self.world.faulty:
-            await self.take(Failed(message.key, attempt, "busy"))
+            await self.take(AttemptFailed(message.key, attempt, "busy"))
             return
-        effects = (Append("effects", b"", self.clock.now(), message.key),) if message.kind == LEDGER else ()
+        effects = (
+            (AppendEntry("effects", b"", self.clock.now(), message.key),) if message.kind == LEDGER else ()
+        )
         if not effects:
             self.world.log.effect(self, message, attempt)
         await asyncio.sleep(draw() * 0.1)
@@ -254,7 +256,7 @@ class Receiver(Node):
         await self.take(done)
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        return Arrived(packet.message, source) if isinstance(packet, Command) else None
+        return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
 def draw_order(draw: float) -> Order | None:

@@ -12,22 +12,22 @@ from typing import Any, Final
 
 import msgspec
 
-from duly.clients.node import Node as FdNode
-from duly.clients.tasks import Sent, Task
+from duly.clients.node.node import Node as FdNode
+from duly.clients.node.tasks import SentTask, Task
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Order, key_of
+from duly.core.operations import PutNewItem
 from duly.core.retry import RetryPolicy
 from duly.core.units import SECOND
-from duly.core.writes import PutNew
-from duly.dialects import fd
-from duly.dialects.fd import Kind
 from duly.errors import DulyError, Expired, SenderError, Stopped, TaskFailed, Unknown
-from duly.ledger import Ledger
+from duly.storage.ledger import Ledger
 from duly.testing.loops import VirtualLoop
-from duly.testing.sim.broker import Broker, WiredLoop
-from duly.testing.sim.nodes import Node
+from duly.testing.sim.broker import SimBroker, WiredLoop
+from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, World
+from duly.wire import fd
+from duly.wire.fd import FdKind
 
 ONCE, AGAIN = "open", "light"
 """Opening must happen at most once; lighting may be repeated."""
@@ -41,7 +41,7 @@ _process: ContextVar[dict[asyncio.Task[Any], None] | None] = ContextVar("duly_si
 
 
 class _SimNode(FdNode):
-    def __init__(self, node: Peer) -> None:
+    def __init__(self, node: SimPeer) -> None:
         super().__init__(
             f"mqtt://{node.name}@{node.name}", data="simulated", serve=node.serves, resend=RESEND
         )
@@ -51,7 +51,7 @@ class _SimNode(FdNode):
         return self.node.ledger
 
 
-class Peer(Node):
+class SimPeer(SimProcess):
     """A process with a node in it."""
 
     serves = False
@@ -61,7 +61,7 @@ class Peer(Node):
         self.own: dict[asyncio.Task[Any], None] = {}
         _process.set(self.own)
         self.peer = peer = _SimNode(self)
-        await self.ledger.write(PutNew("node", "id", self.name.encode().hex().encode()))
+        await self.ledger.write(PutNewItem("node", "id", self.name.encode().hex().encode()))
         self.prepare(peer)
         await peer.start()
         if self.peer is peer:
@@ -88,7 +88,7 @@ class Peer(Node):
         self.world.broker.hang_up(self.name)
 
 
-class Asking(Peer):
+class Asking(SimPeer):
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         until = self.clock.now() + lasts if lasts else 0
         try:
@@ -104,7 +104,7 @@ class Asking(Peer):
             if not record.state.terminal:
                 self.spawn(self._watch(await peer.find(record.message.id)))
 
-    async def _watch(self, sent: Sent) -> None:
+    async def _watch(self, sent: SentTask) -> None:
         """Tell the log how a task ended, and again if a late result settles it."""
         state, told = State.UNKNOWN, None
         while state is State.UNKNOWN:
@@ -133,7 +133,7 @@ def _state_of(problem: Expired | Unknown | TaskFailed) -> State:
             return State[problem.state.upper()]
 
 
-class Doing(Peer):
+class Doing(SimPeer):
     serves = True
 
     def prepare(self, peer: _SimNode) -> None:
@@ -155,21 +155,23 @@ class Doing(Peer):
 
 
 class NodesWorld(World):
-    sender: type[Node] = Asking
-    receiver: type[Node] = Doing
+    sender: type[SimProcess] = Asking
+    receiver: type[SimProcess] = Doing
     kinds = (ONCE, AGAIN)
     at_most_once = frozenset({ONCE})
 
     def _open_loop(self) -> VirtualLoop:
-        self.broker = Broker(self, self.heard)
+        self.broker = SimBroker(self, self.heard)
         loop = WiredLoop(self.broker.accept)
         loop.set_task_factory(_owned)
         return loop
 
-    def _hubs(self) -> list[Node]:
+    def _hubs(self) -> list[SimProcess]:
         return []
 
-    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hubs: list[Node]) -> None:
+    def _schedule_faults(
+        self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
+    ) -> None:
         super()._schedule_faults(senders, receivers, hubs)
         for _ in range(self.plan.cuts):
             self.loop.call_later(self.rng.random() * BUSY, self.broker.die)
@@ -177,7 +179,7 @@ class NodesWorld(World):
     def heard(self, topic: str, payload: bytes) -> None:
         """Somebody said something to the broker: an `ack` is a promise."""
         sender, kind = fd.parse_topic(fd.PREFIX, topic)
-        if kind is not Kind.ACK:
+        if kind is not FdKind.ACK:
             return
         try:
             key = key_of(sender, fd.decode_ack(payload).msg_id)
@@ -203,11 +205,11 @@ class NodesWorld(World):
             message = self.rng.choice(known)
             content = fd.content_of("forged", fd.Form.BASE64)
             until = self.nodes[message.recipient].clock.now() + 60 * SECOND
-            task = fd.Pending(
+            task = fd.FdPending(
                 message.scope, message.recipient, message.id, message.kind, exp=until, payload=content
             )
             self.log.note("liar", "sends other content under a known id", message.key)
-            self.broker.publish(fd.topic_of(fd.PREFIX, message.recipient, Kind.PENDING), fd.encode(task))
+            self.broker.publish(fd.topic_of(fd.PREFIX, message.recipient, FdKind.PENDING), fd.encode(task))
 
 
 def _owned(loop: asyncio.AbstractEventLoop, program: Any, **more: Any) -> asyncio.Task[Any]:

@@ -8,7 +8,7 @@ from random import Random
 from msgspec import Struct
 
 
-class Plan(Struct, frozen=True):
+class SimPlan(Struct, frozen=True):
     seed: int
     senders: int
     receivers: int
@@ -36,11 +36,11 @@ class Plan(Struct, frozen=True):
     """senders that lose everything and count anew"""
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int) -> SimPlan:
     """Draw a plan. Every eighth world is quiet: there, everything must simply be done."""
     rng = Random(f"plan {seed}")
     if seed % 8 == 0:
-        return Plan(
+        return SimPlan(
             seed,
             rng.randint(1, 3),
             rng.randint(1, 2),
@@ -58,7 +58,7 @@ def plan(seed: int) -> Plan:
             0,
             0,
         )
-    return Plan(
+    return SimPlan(
         seed=seed,
         senders=rng.randint(1, 3),
         receivers=rng.randint(1, 2),

@@ -16,12 +16,12 @@ from duly.core.messages import names_in
 from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
+from duly.testing.sim.multi_hub import TOWN_CHECKERS, MultiHubWorld
 from duly.testing.sim.peers import NodesWorld
-from duly.testing.sim.plan import Plan, plan
+from duly.testing.sim.plan import SimPlan, plan
+from duly.testing.sim.push_checkers import GATEWAY_CHECKERS
 from duly.testing.sim.sentinels import SENTINEL_CHECKERS, SentinelWorld
-from duly.testing.sim.telling import GATEWAY_CHECKERS
 from duly.testing.sim.tower import TOWER_CHECKERS, TowerWorld
-from duly.testing.sim.town import TOWN_CHECKERS, TownWorld
 from duly.testing.sim.world import World
 
 
@@ -32,7 +32,7 @@ class Violation(Struct, frozen=True):
     trace: tuple[str, ...]
 
 
-class Report(Struct, frozen=True):
+class SimReport(Struct, frozen=True):
     """What one seed came to. `digest` covers the whole log: the same seed gives the same digest."""
 
     seed: int
@@ -47,7 +47,7 @@ class Report(Struct, frozen=True):
 WORLDS: Final[Mapping[str, type[World]]] = {
     "kernel": World,
     "gateway": GatewayWorld,
-    "town": TownWorld,
+    "town": MultiHubWorld,
     "chat": ChatWorld,
     "tower": TowerWorld,
     "sentinels": SentinelWorld,
@@ -63,7 +63,7 @@ _CHECKERS: Final = {
 """Worlds of other promises are judged by others, or by more."""
 
 
-def run_seed(seed: int, world: str = "kernel") -> Report:
+def run_seed(seed: int, world: str = "kernel") -> SimReport:
     """Run one seed in one world and check it; a failure is shrunk to the mildest plan that still fails."""
     report = _run(plan(seed), world)
     return _shrink(plan(seed), report) if report.violations else report
@@ -78,7 +78,7 @@ def hush() -> None:
 
 def run_seeds(
     seeds: Iterable[int], jobs: int | None = None, worlds: Iterable[str] = tuple(WORLDS)
-) -> Iterator[Report]:
+) -> Iterator[SimReport]:
     """Run many, each in every world, in parallel; reports come in the order of the seeds."""
     pairs = [(seed, world) for seed in seeds for world in worlds]
     jobs = jobs or os.cpu_count() or 1
@@ -89,7 +89,7 @@ def run_seeds(
         yield from pool.map(run_seed, *zip(*pairs, strict=True), chunksize=4)
 
 
-def _run(chosen: Plan, name: str = "kernel") -> Report:
+def _run(chosen: SimPlan, name: str = "kernel") -> SimReport:
     world = WORLDS[name](chosen)
     world.run()
     violations = tuple(
@@ -106,7 +106,7 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     )
     log = world.log
     inside = sum(len(node.disk.streams.get("effects", ())) for node in world.nodes.values())
-    return Report(
+    return SimReport(
         chosen.seed,
         name,
         len(log.wanted),
@@ -117,7 +117,7 @@ def _run(chosen: Plan, name: str = "kernel") -> Report:
     )
 
 
-_MILDER: tuple[Callable[[Plan], dict[str, float]], ...] = (
+_MILDER: tuple[Callable[[SimPlan], dict[str, float]], ...] = (
     lambda p: {"replays": 0},
     lambda p: {"conflicts": 0},
     lambda p: {"reinstalls": 0},
@@ -136,7 +136,7 @@ _MILDER: tuple[Callable[[Plan], dict[str, float]], ...] = (
 )
 
 
-def _shrink(chosen: Plan, report: Report) -> Report:
+def _shrink(chosen: SimPlan, report: SimReport) -> SimReport:
     """Leave out whatever the failure does not need."""
     checker = report.violations[0].checker
     shrinking = True

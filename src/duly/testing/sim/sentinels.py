@@ -16,43 +16,43 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from duly.apps.alerts import Alerts
-from duly.apps.heartbeats import PROMISES
-from duly.apps.profiles import PROFILES, Profile
-from duly.auth import Principal, Role
+from duly.apps.alerts.heartbeats import PROMISES
+from duly.apps.alerts.profiles import PROFILES, Profile
+from duly.apps.alerts.service import AlertService
 from duly.clients.sentinel import Sentinel
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.heartbeats import Promise
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, key_of, names_in
-from duly.core.signals import (
+from duly.core.monitor.signals import (
     CANCEL,
     DISCONNECT,
     EVENT,
     SILENT,
     SUMMARY,
-    Ruled,
     SentinelPolicy,
     Severity,
+    SignalRuling,
     read_event,
 )
 from duly.core.steps import Effect
 from duly.core.units import SECOND
-from duly.dialects import frames
-from duly.dialects.frames import Frame
 from duly.errors import DulyError
-from duly.journal import Journal
-from duly.ledger import Ledger
-from duly.ledgers.memory import Disk
-from duly.reception import Reception
+from duly.identity.accounts import Principal, Role
+from duly.runtime.audit import AuditLog
+from duly.server.router import Router
+from duly.storage.ledger import Ledger
+from duly.storage.memory import Disk
 from duly.testing.sim.checkers import Finding, admitted_once, forward
 from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire
-from duly.testing.sim.nodes import Node
-from duly.testing.sim.world import BUSY, Wanted, World
-from duly.testing.sim.world import Effect as Seen
+from duly.testing.sim.nodes import SimProcess
+from duly.testing.sim.world import BUSY, WantedMessage, World
+from duly.testing.sim.world import ObservedEffect as Seen
+from duly.wire import frames
+from duly.wire.frames import Frame
 
 if TYPE_CHECKING:
-    from duly.testing.sim.plan import Plan
+    from duly.testing.sim.plan import SimPlan
 
 POLICY: Final = SentinelPolicy(
     debounce=2, per_hour=6, cooldown=15, summary=10, countdown=4, keep=3_600, retry_first=3, retry_most=20,
@@ -67,20 +67,20 @@ SIGNALS: Final = 4
 """Things that happen, for every message that the other worlds would send."""
 
 
-class Tower(GatewayHub):
+class SentinelTower(GatewayHub):
     async def begin(self) -> None:
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
-        journal = Journal(self.ledger)
-        self.disk.shelves.setdefault(PROFILES, {}).setdefault("home", PROFILE)
+        journal = AuditLog(self.ledger)
+        self.disk.buckets.setdefault(PROFILES, {}).setdefault("home", PROFILE)
         logging.getLogger("duly.alerts").setLevel(logging.CRITICAL + 1)  # nobody is told of anything here
-        self.alerts = Alerts(self.ledger, journal)
-        self.reception = Reception(journal, [self.alerts])
+        self.alerts = AlertService(self.ledger, journal)
+        self.router = Router(journal, [self.alerts])
         self.engine = self.alerts.engine
         await self.alerts.start()
         self.spawn(self._look(self.alerts))
 
-    async def _look(self, alerts: Alerts) -> None:
+    async def _look(self, alerts: AlertService) -> None:
         while self.alive and self.alerts is alerts:
             await asyncio.sleep(LOOK)
             await alerts.heartbeats.look()
@@ -90,7 +90,7 @@ class Tower(GatewayHub):
 
 
 class _SimSentinel(Sentinel):
-    def __init__(self, node: Watcher) -> None:
+    def __init__(self, node: SimWatcher) -> None:
         super().__init__("http://tower", "", profile="home", policy=POLICY)
         self.node = node
 
@@ -107,7 +107,7 @@ class _SimSentinel(Sentinel):
         if self.node.alive:
             super()._perform(effect)
 
-    def _ruled(self, ruled: Ruled) -> None:
+    def _ruled(self, ruled: SignalRuling) -> None:
         what = f"{ruled.device} {ruled.reason}: {ruled.decision.ruling.value}"
         self.node.world.log.note(self.node.name, what, self.node.key(ruled.event) if ruled.event else b"")
         if ruled.origin is not None:
@@ -127,7 +127,7 @@ class Fact(msgspec.Struct, frozen=True):
     """how often the sentinel had been started"""
 
 
-class Watcher(Node):
+class SimWatcher(SimProcess):
     """A sentinel, its monitor, and the person who carries it."""
 
     world: SentinelWorld
@@ -171,7 +171,7 @@ class Watcher(Node):
                 sentinel.update(event, location={"lat": round(draw(), 3)})
 
 
-class Nobody(Node):
+class NoMonitoredDevices(SimProcess):
     """There are no devices in these worlds: what they do, the monitors tell."""
 
     async def begin(self) -> None:
@@ -179,11 +179,11 @@ class Nobody(Node):
 
 
 class SentinelWorld(World):
-    sender = Watcher
-    receiver = Nobody
-    hub = Tower
+    sender = SimWatcher
+    receiver = NoMonitoredDevices
+    hub = SentinelTower
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.bodies: dict[bytes, bytes] = {}
         """the events that sentinels have stored, as they last were, by the tower's key"""
@@ -196,11 +196,11 @@ class SentinelWorld(World):
         """of the alerts that were reported, when, and whether they are critical"""
         self.stored_at: dict[bytes, float] = {}
 
-    def happened(self, node: Watcher, device: str, what: str) -> None:
+    def happened(self, node: SimWatcher, device: str, what: str) -> None:
         fact = Fact(asyncio.get_running_loop().time(), what, lives=node.incarnation)
         self.facts.setdefault((node.name, device), []).append(fact)
 
-    def judged(self, node: Watcher, ruled: Ruled) -> None:
+    def judged(self, node: SimWatcher, ruled: SignalRuling) -> None:
         """A signal counts from when it was reported: the device may be back before it is stored."""
         now = asyncio.get_running_loop().time()
         at, critical = self.reported.get(id(ruled.origin), (now, False))
@@ -208,8 +208,8 @@ class SentinelWorld(World):
         facts.append(Fact(at, ruled.reason, critical, node.incarnation))
         facts.sort(key=lambda fact: fact.at)
 
-    async def _use(self, sender: Node, receivers: list[Node]) -> None:
-        assert isinstance(sender, Watcher)
+    async def _use(self, sender: SimProcess, receivers: list[SimProcess]) -> None:
+        assert isinstance(sender, SimWatcher)
         await asyncio.sleep(0.5)
         for _ in range(self.plan.messages * SIGNALS):
             burst = self.rng.random() < 0.5
@@ -218,31 +218,31 @@ class SentinelWorld(World):
             if sender.alive and sender.ready:
                 sender.act()
 
-    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+    def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
         match write, result:
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
-                if isinstance(node, Watcher):
+                if isinstance(node, SimWatcher):
                     self._stored(node, message, started=bool(write.state))
                 elif message.kind == EVENT and read_event(message.body).trigger_reason != SILENT:
                     at = asyncio.get_running_loop().time()
                     self.log.effects.append(Seen(at, node.name, node.incarnation, message, 1))
                     self.log.note(node.name, "EVENT listed", message.key)
-            case w.Take(ref=ref, attempt=0), True if isinstance(node, Watcher):
+            case w.Take(ref=ref, attempt=0), True if isinstance(node, SimWatcher):
                 self._went_out(node, ref.key)
 
-    def _stored(self, node: Watcher, message: Message, *, started: bool) -> None:
+    def _stored(self, node: SimWatcher, message: Message, *, started: bool) -> None:
         if message.kind == EVENT:
             key = node.key(message.id)
             self.stored_at.setdefault(key, asyncio.get_running_loop().time())
             self.bodies[key] = message.body
-            self.log.wanted[key] = Wanted(message, self.epochs[node.name], 0)
+            self.log.wanted[key] = WantedMessage(message, self.epochs[node.name], 0)
         elif message.kind == CANCEL:
             self.corrections.append((node.name, message))
         if started:
             self._went_out(node, message.key)
 
-    def _went_out(self, node: Watcher, key: bytes) -> None:
+    def _went_out(self, node: SimWatcher, key: bytes) -> None:
         theirs = node.key(names_in(key)[1])
         if theirs in self.bodies:
             self.started.setdefault(node.name, []).append(theirs)
@@ -250,7 +250,7 @@ class SentinelWorld(World):
     def _replay(self, count: int) -> None:
         """Somebody recorded what sentinels said, and says it again with their credentials."""
         tower = self.nodes["hub"]
-        assert isinstance(tower, Tower)
+        assert isinstance(tower, SentinelTower)
         if not tower.ready:
             return
         recorded = tower.recorded
@@ -261,7 +261,7 @@ class SentinelWorld(World):
 
     def _lie(self) -> None:
         tower = self.nodes["hub"]
-        assert isinstance(tower, Tower)
+        assert isinstance(tower, SentinelTower)
         known = [seen.message for seen in self.log.effects]
         if known and tower.ready:
             self.faults += 1
@@ -272,7 +272,7 @@ class SentinelWorld(World):
             session = HubSession(Wire(self, "liar"), lambda raw: None)
             tower.hear(session, message.scope, frames.encode(frame))
 
-    def _reinstall(self, sender: Node) -> None:
+    def _reinstall(self, sender: SimProcess) -> None:
         if sender.alive:
             left = [names_in(key)[1] for key in sender.disk.messages]
             self.log.abandoned |= {key_of(sender.name, id_) for id_ in left}
@@ -342,11 +342,11 @@ def heard_again(world: World) -> Iterator[Finding]:
     taken back."""
     assert isinstance(world, SentinelWorld)
     hub = world.nodes["hub"].disk
-    for name, body in hub.shelves.get(PROMISES, {}).items():
+    for name, body in hub.buckets.get(PROMISES, {}).items():
         promise = msgspec.json.decode(body, type=Promise)
         if promise.silent or promise.event:
             yield f"{name} is there, and counts as silent", b""
-    if not hub.shelves.get(PROMISES) and not world.plan.faulty_disk:
+    if not hub.buckets.get(PROMISES) and not world.plan.faulty_disk:
         yield "no sentinel has ever been heard", b""
 
 

@@ -1,4 +1,4 @@
-"""Worlds of the tower: the production courier, with channels that fail, hang up in the middle and
+"""Worlds of the tower: the production fanout, with channels that fail, hang up in the middle and
 lose their answers; and a process that dies around every commit, also between telling somebody and noting it.
 
 Whom it tells is outside: `told` is what really arrived, whoever has noted it or not.
@@ -12,104 +12,118 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from duly.core.courier import Courier
-from duly.core.endings import Asks
+from duly.core.fanout.attempts import FanoutQueries
+from duly.core.fanout.machine import Fanout
+from duly.core.fanout.plan import (
+    AttemptEnded,
+    AttemptResult,
+    DeliveryPlan,
+    DoubtPolicy,
+    FanoutPolicy,
+    GroupingTraits,
+    ParcelItem,
+    PlannedDelivery,
+    StartAttempt,
+)
+from duly.core.fanout.recipient_queue import RecipientPolicy
 from duly.core.lifecycle import State
 from duly.core.messages import Message, names_in
-from duly.core.parcels import Carried, Carry, CourierPolicy, Doubt, Fate, Load, Plan, Planned, Traits
 from duly.core.retry import RetryPolicy
-from duly.core.route import RoutePolicy
-from duly.core.steps import Arrived, Effect, Event, Reply, Report, Tell, Told
+from duly.core.steps import Arrived, Effect, Event, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MINUTE, SECOND
-from duly.engine import Machine
+from duly.runtime.engine import Machine
 from duly.testing.sim.checkers import Finding, admitted_once, explained, forward, stored
-from duly.testing.sim.network import Accept, Command, Outcome, Packet
-from duly.testing.sim.nodes import HORIZON, Node
+from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
+from duly.testing.sim.nodes import HORIZON, SimProcess
 from duly.testing.sim.world import World
 
 if TYPE_CHECKING:
-    from duly.testing.sim.plan import Plan as WorldPlan
+    from duly.testing.sim.plan import SimPlan as WorldPlan
 
 DOUBTS: Final = {
-    "hook#1": Doubt.RESEND,
-    "mail#1": Doubt.REPEAT,
-    "pager#1": Doubt.STOP,
-    "boss#1": Doubt.RESEND,
+    "hook#1": DoubtPolicy.RESEND,
+    "mail#1": DoubtPolicy.REPEAT,
+    "pager#1": DoubtPolicy.STOP,
+    "boss#1": DoubtPolicy.RESEND,
 }
-POLICY: Final = CourierPolicy(
+POLICY: Final = FanoutPolicy(
     retry=RetryPolicy.exponential(3 * SECOND, 20 * SECOND), lease=10 * SECOND, horizon=HORIZON, keep=MINUTE
 )
 LASTS: Final = 2 * MINUTE
 ESCALATES: Final = 15 * SECOND
 
 
-class Arrival(Struct, frozen=True):
+class ChannelArrival(Struct, frozen=True):
     """Somebody was told."""
 
     recipient: str
-    load: Load
+    load: ParcelItem
 
 
-class Tower(Node):
+class SimTower(SimProcess):
     """Takes messages from the network and tells everybody in `DOUBTS` of each."""
 
     def machine(self, worker: str) -> Machine:
-        return Courier(
+        return Fanout(
             POLICY,
             worker,
-            Asks(
+            FanoutQueries(
                 plan=self._plan,
                 traits=_traits,
-                route=lambda recipient: RoutePolicy(most=6, window=10 * SECOND, together=5 * SECOND),
+                route=lambda recipient: RecipientPolicy(most=6, window=10 * SECOND, together=5 * SECOND),
                 doubt=lambda recipient: DOUBTS[recipient],
             ),
         )
 
-    def _plan(self, message: Message, now: int) -> Plan:
-        at_once = [Planned(name, now, now + LASTS) for name in ("hook#1", "mail#1", "pager#1")]
-        later = Planned("boss#1", now + ESCALATES, now + LASTS, 1)
-        return Plan((*at_once, later), traits=_traits(message))
+    def _plan(self, message: Message, now: int) -> DeliveryPlan:
+        at_once = [PlannedDelivery(name, now, now + LASTS) for name in ("hook#1", "mail#1", "pager#1")]
+        later = PlannedDelivery("boss#1", now + ESCALATES, now + LASTS, 1)
+        return DeliveryPlan((*at_once, later), traits=_traits(message))
 
     def perform(self, effect: Effect) -> None:
         network = self.world.network
         match effect:
             case Reply(origin=origin, message=message, verdict=verdict):
                 self.world.log.replied(self, message, verdict)
-                network.send("hub", str(origin), Accept(message, verdict))
-            case Report(key=key, state=state, answer=answer):
-                network.send("hub", names_in(key)[0], Outcome(key, state, answer))
-            case Tell(what=Carry() as parcel):
+                network.send("hub", str(origin), SimAccept(message, verdict))
+            case ReportOutcome(key=key, state=state, answer=answer):
+                network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
+            case MachineEffect(what=StartAttempt() as parcel):
                 self.spawn(self._carry(parcel))
             case _:
                 pass
 
-    async def _carry(self, parcel: Carry) -> None:
+    async def _carry(self, parcel: StartAttempt) -> None:
         world, draw = self.world, self.world.rng.random
         assert isinstance(world, TowerWorld)
         await asyncio.sleep(draw() * 0.2)
-        fate = Fate.ARRIVED
+        fate = AttemptResult.ARRIVED
         if world.faulty and draw() < world.plan.failing:
-            fate = Fate.NOT_SENT
+            fate = AttemptResult.NOT_SENT
         elif world.faulty and draw() < world.plan.drop / 2:
-            fate = Fate.IN_DOUBT
-        if fate is Fate.ARRIVED or (fate is Fate.IN_DOUBT and draw() < 0.5):
+            fate = AttemptResult.IN_DOUBT
+        if fate is AttemptResult.ARRIVED or (fate is AttemptResult.IN_DOUBT and draw() < 0.5):
             for load in parcel.loads:
-                world.told.append(Arrival(parcel.recipient, load))
+                world.told.append(ChannelArrival(parcel.recipient, load))
                 world.log.effect(self, load.message, load.attempt)
         await asyncio.sleep(draw() * 0.2)
-        await self.take(Told(Carried(parcel, fate, fate.value)))
+        await self.take(MachineEvent(AttemptEnded(parcel, fate, fate.value)))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        return Arrived(packet.message, source) if isinstance(packet, Command) else None
+        return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
-def _traits(message: Message) -> Traits:
+def _traits(message: Message) -> GroupingTraits:
     """By what the sender happened to ask for: some travel together, some are urgent."""
     order = message.order
-    return Traits() if order is None else Traits(f"{message.scope}/{order.key}", order.key == "level")
+    return (
+        GroupingTraits()
+        if order is None
+        else GroupingTraits(f"{message.scope}/{order.key}", order.key == "level")
+    )
 
 
-class Nobody(Node):
+class NoTowerDevices(SimProcess):
     """There are no devices in these worlds."""
 
     async def begin(self) -> None:
@@ -117,12 +131,12 @@ class Nobody(Node):
 
 
 class TowerWorld(World):
-    receiver = Nobody
-    hub = Tower
+    receiver = NoTowerDevices
+    hub = SimTower
 
     def __init__(self, plan: WorldPlan) -> None:
         super().__init__(plan)
-        self.told: list[Arrival] = []
+        self.told: list[ChannelArrival] = []
 
 
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
@@ -131,18 +145,18 @@ class TowerWorld(World):
 def told_once(world: World) -> Iterator[Finding]:
     """[P3] Nobody is told more often than his channel declares, and a repeat says so."""
     assert isinstance(world, TowerWorld)
-    told: dict[tuple[bytes, str], list[Load]] = {}
+    told: dict[tuple[bytes, str], list[ParcelItem]] = {}
     for arrival in world.told:
         told.setdefault((arrival.load.ref.key, arrival.recipient), []).append(arrival.load)
     for (key, recipient), loads in told.items():
         match DOUBTS[recipient]:
-            case Doubt.STOP if len(loads) > 1:
+            case DoubtPolicy.STOP if len(loads) > 1:
                 yield f"{recipient} was told {len(loads)} times, though doubt means stop", key
-            case Doubt.REPEAT if len(loads) > 2:
+            case DoubtPolicy.REPEAT if len(loads) > 2:
                 yield f"{recipient} was told {len(loads)} times", key
-            case Doubt.REPEAT if any(not load.repeat for load in loads[1:]):
+            case DoubtPolicy.REPEAT if any(not load.repeat for load in loads[1:]):
                 yield f"{recipient} was told again without a word that it is a repeat", key
-            case Doubt.RESEND if len({load.ref for load in loads}) > 1:
+            case DoubtPolicy.RESEND if len({load.ref for load in loads}) > 1:
                 yield f"{recipient} was told under two keys", key
             case _:
                 pass
@@ -178,7 +192,7 @@ def all_told(world: World) -> Iterator[Finding]:
         if not record.state.terminal:
             yield f"it is still {record.state.word}", key
     machine = getattr(world.nodes["hub"].engine, "_machine", None)
-    if isinstance(machine, Courier) and len(machine):
+    if isinstance(machine, Fanout) and len(machine):
         yield f"{len(machine)} deliveries are still in memory", b""
 
 

@@ -11,17 +11,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from duly.core import writes as w
+from duly.core import operations as w
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.units import DAY, SECOND
 from duly.errors import LedgerError
-from duly.ledgers.memory import Disk
+from duly.storage.memory import Disk
 from duly.testing.loops import VirtualLoop
-from duly.testing.sim.network import Command, Network, Packet
-from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE, Hub, Node, Receiver, Sender, draw_order
-from duly.testing.sim.plan import Plan
+from duly.testing.sim.network import Network, Packet, SimCommand
+from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE, SimHub, SimProcess, SimReceiver, SimSender, draw_order
+from duly.testing.sim.plan import SimPlan
 
 BUSY: Final = 40.0
 CALM: Final = 60.0
@@ -38,7 +38,7 @@ LOOK: Final = 0.7
 """Seconds between two looks at the engines."""
 
 
-class Wanted(Struct, frozen=True):
+class WantedMessage(Struct, frozen=True):
     """A message as its sender meant it."""
 
     message: Message
@@ -46,7 +46,7 @@ class Wanted(Struct, frozen=True):
     n: int
 
 
-class Effect(Struct, frozen=True):
+class ObservedEffect(Struct, frozen=True):
     at: float
     receiver: str
     incarnation: int
@@ -54,7 +54,7 @@ class Effect(Struct, frozen=True):
     attempt: int
 
 
-class Seen(Struct, frozen=True):
+class SeenMessage(Struct, frozen=True):
     """A line that somebody was shown."""
 
     who: str
@@ -65,14 +65,14 @@ class Seen(Struct, frozen=True):
     id: str
 
 
-class Log:
+class WorldLog:
     """What an observer saw."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, str, str, bytes]] = []
-        self.wanted: dict[bytes, Wanted] = {}
-        self.effects: list[Effect] = []
-        self.seen: list[Seen] = []
+        self.wanted: dict[bytes, WantedMessage] = {}
+        self.effects: list[ObservedEffect] = []
+        self.seen: list[SeenMessage] = []
         """every line that somebody was shown, in order"""
         self.own: dict[tuple[str, str, int], int] = {}
         """(who, conversation, number) of lines whose sender knows their place"""
@@ -95,30 +95,30 @@ class Log:
             self.anew.append((who, len(self.commits)))
         self.lines.append((asyncio.get_running_loop().time(), who, what, key))
 
-    def submitted(self, sender: Node, message: Message, minted: SeqId) -> None:
-        self.wanted[message.key] = Wanted(message, sender.world.epochs[sender.name], minted.n)
+    def submitted(self, sender: SimProcess, message: Message, minted: SeqId) -> None:
+        self.wanted[message.key] = WantedMessage(message, sender.world.epochs[sender.name], minted.n)
         order = message.order
         lane = f" {order.key}/{order.mode.value}" if order else ""
         self.note(sender.name, f"wants {message.kind}{lane} of {message.recipient}", message.key)
 
-    def effect(self, receiver: Node, message: Message, attempt: int) -> None:
+    def effect(self, receiver: SimProcess, message: Message, attempt: int) -> None:
         now = asyncio.get_running_loop().time()
-        self.effects.append(Effect(now, receiver.name, receiver.incarnation, message, attempt))
+        self.effects.append(ObservedEffect(now, receiver.name, receiver.incarnation, message, attempt))
         self.note(receiver.name, f"EFFECT, attempt {attempt}", message.key)
 
     def effect_at(self, at: float, receiver: str, incarnation: int, message: Message) -> None:
-        self.effects.append(Effect(at, receiver, incarnation, message, 1))
+        self.effects.append(ObservedEffect(at, receiver, incarnation, message, 1))
         self.note(receiver, "EFFECT", message.key)
 
-    def saw(self, who: Node, conv: str, n: int, sender: str, id_: str) -> None:
-        self.seen.append(Seen(who.name, who.incarnation, conv, n, sender, id_))
+    def saw(self, who: SimProcess, conv: str, n: int, sender: str, id_: str) -> None:
+        self.seen.append(SeenMessage(who.name, who.incarnation, conv, n, sender, id_))
         self.note(who.name, f"is shown {conv} {n}", key_of(sender, id_))
 
     def outcome(self, sender: str, key: bytes, state: State, answer: Answer) -> None:
         self.outcomes.setdefault(key, []).append((state, answer))
         self.note(sender, f"learns {state.word}: {answer.reason or answer.code}", key)
 
-    def replied(self, node: Node, message: Message, verdict: Verdict) -> None:
+    def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
         self.replies.append((node.name, message, verdict))
         if verdict.word in (Word.FRESH, Word.DUPLICATE):
             self.promised.setdefault(node.name, {})[message.key] = message
@@ -129,21 +129,21 @@ class Log:
 class World:
     """A world of the bare kernel. Other worlds put other nodes into the same course of events."""
 
-    sender: type[Node] = Sender
-    receiver: type[Node] = Receiver
-    hub: type[Node] = Hub
+    sender: type[SimProcess] = SimSender
+    receiver: type[SimProcess] = SimReceiver
+    hub: type[SimProcess] = SimHub
     kinds: tuple[str, ...] = (ONCE, AGAIN, LEDGER)
     at_most_once: frozenset[str] = frozenset({ONCE, LEDGER})
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SimPlan) -> None:
         self.plan = plan
         self.rng = Random(f"world {plan.seed}")
-        self.log = Log()
+        self.log = WorldLog()
         self.network = Network(
             Random(f"network {plan.seed}"), drop=plan.drop, repeat=plan.repeat, slow=plan.slow
         )
         self.network.deliver = self._deliver
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, SimProcess] = {}
         self.epochs: dict[str, int] = {}
         self.gone: set[str] = set()
         """who has died and does not come back: nothing is expected of them"""
@@ -158,7 +158,7 @@ class World:
     def pushed(self, client: str, session: object, frame: bytes) -> None:
         """A hub hands a frame to somebody's connection."""
 
-    def views(self) -> dict[str, dict[str, list[Seen]]]:
+    def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
         """What everybody was shown of each conversation they are in, where there are any."""
         return {}
 
@@ -179,7 +179,7 @@ class World:
 
     # ── asked by the nodes ───────────────────────────────────────────────────────────────────────
 
-    def fault(self, node: Node, moment: str) -> str:
+    def fault(self, node: SimProcess, moment: str) -> str:
         if not self.faulty:
             return ""
         draw = self.rng.random()
@@ -191,24 +191,24 @@ class World:
             return "fail"
         return ""
 
-    def crashed(self, node: Node) -> None:
+    def crashed(self, node: SimProcess) -> None:
         self.faults += 1
         delay = 0.05 + self.rng.random() * 5
         asyncio.get_running_loop().call_later(delay, self._revive, node)
 
-    def committed(self, node: Node, disk: Disk, write: w.Write, result: w.Result) -> None:
+    def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         """Every write of every node, as it is committed."""
         self.log.commits.append((node.name, write, result))
-        if isinstance(write, w.Append) and write.stream == "effects":
+        if isinstance(write, w.AppendEntry) and write.stream == "effects":
             self.log.note(node.name, "EFFECT committed", write.key)
-        if isinstance(write, w.Advance) and isinstance(result, w.Moved) and result.moved:
+        if isinstance(write, w.Advance) and isinstance(result, w.Advanced) and result.moved:
             self.log.note(node.name, f"commits {write.to.word}", write.key)
 
-    def _revive(self, node: Node) -> None:
+    def _revive(self, node: SimProcess) -> None:
         if not node.alive and node.name not in self.gone:
             self._spawn(self._start(node))
 
-    async def _start(self, node: Node) -> None:
+    async def _start(self, node: SimProcess) -> None:
         try:
             await node.start()
         except LedgerError:
@@ -225,7 +225,7 @@ class World:
         if problem is not None:
             self.bugs.append(problem)
 
-    def hub_for(self, client: str, tries: int) -> Node:
+    def hub_for(self, client: str, tries: int) -> SimProcess:
         """Where a client goes that has lost its connection so often."""
         return self.nodes["hub"]
 
@@ -267,7 +267,7 @@ class World:
         self._replay(len(self.network.captured) if plan.replays else 0)
         await asyncio.sleep(END - BEYOND)
 
-    async def _use(self, sender: Node, receivers: list[Node]) -> None:
+    async def _use(self, sender: SimProcess, receivers: list[SimProcess]) -> None:
         rng, plan = self.rng, self.plan
         # All begin at the same moment: with clocks that agree, their first ids are the same.
         await asyncio.sleep(0.5)
@@ -283,10 +283,12 @@ class World:
             if sender.alive and sender.ready:
                 sender.spawn(sender.submit(recipient, kind, order, lasts))
 
-    def _hubs(self) -> list[Node]:
+    def _hubs(self) -> list[SimProcess]:
         return [self.hub(self, "hub", 0)]
 
-    def _schedule_faults(self, senders: list[Node], receivers: list[Node], hubs: list[Node]) -> None:
+    def _schedule_faults(
+        self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
+    ) -> None:
         rng, plan, later = self.rng, self.plan, self.loop.call_later
         others = [*senders, *receivers]
         for _ in range(plan.cuts):
@@ -311,12 +313,12 @@ class World:
         for node in self.nodes.values():
             self._revive(node)
 
-    def _set_clock(self, node: Node, by: int) -> None:
+    def _set_clock(self, node: SimProcess, by: int) -> None:
         self.faults += 1
         self.log.note(node.name, f"clock is set by {by / SECOND:+.1f} s")
         node.clock.step(by)
 
-    async def _wrong_for_a_while(self, hubs: list[Node]) -> None:
+    async def _wrong_for_a_while(self, hubs: list[SimProcess]) -> None:
         """A clock is set to another day, and right again after half a minute, in which ids are forgotten."""
         for hub in hubs:
             self._set_clock(hub, WRONG_BY)
@@ -339,9 +341,9 @@ class World:
             self.faults += 1
             message = msgspec.structs.replace(self.rng.choice(known), body=b"forged")
             self.log.note("liar", "sends other content under a known id", message.key)
-            self._deliver("liar", "hub", Command(message))
+            self._deliver("liar", "hub", SimCommand(message))
 
-    def _reinstall(self, sender: Node) -> None:
+    def _reinstall(self, sender: SimProcess) -> None:
         """The app is removed and installed again: its memory is gone, its name is not."""
         if not sender.alive:
             return

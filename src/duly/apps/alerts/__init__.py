@@ -1,0 +1,1 @@
+"""Alerts: sentinels report, people are told."""

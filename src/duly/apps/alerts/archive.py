@@ -1,0 +1,134 @@
+"""The archive: what the ledger forgets about alerts, as compressed JSON lines, a file a month.
+
+The laws. A line is on the disk before what it tells of is forgotten; a crash in between leaves the same line
+twice, and never none. Files are only appended to (a gzip file may have many parts); `zcat` reads them all.
+Half a part would make what follows it unreadable: while one is being written, a note beside the file says how
+much of it is sound, and whoever comes next cuts off the rest. A file goes when its whole month is older than
+the archive is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gzip
+import os
+import re
+import time
+from calendar import timegm
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from duly.core.units import DAY, SECOND
+from duly.errors import LedgerUnavailable
+from duly.runtime.files import private_folder, write_private
+
+ALERTS: Final = "alerts"
+DELIVERIES: Final = "deliveries"
+
+MONTH: Final = 31 * DAY
+NOTE: Final = ".sound"
+_NAME: Final = re.compile(rf"(?:{ALERTS}|{DELIVERIES})-(\d{{4}})-(\d{{2}})\.jsonl\.gz")
+
+
+class Archive:
+    """One folder's; `keep` is how long its files stay (µs), 0: nothing is archived."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    async def add(self, kind: str, things: Iterable[object], now: int) -> None:
+        """Write them down, one line each, in this month's file of their kind; returns when they are on the
+        disk."""
+        lines = b"".join(msgspec.json.encode(thing) + b"\n" for thing in things)
+        if lines and self._keep:
+            month = time.strftime("%Y-%m", time.gmtime(now / SECOND))
+            path = self._folder / f"{kind}-{month}.jsonl.gz"
+            try:
+                await asyncio.to_thread(self._append, path, lines)
+            except OSError as problem:
+                raise LedgerUnavailable(
+                    f"the archive {path} cannot be written ({problem.strerror}); nothing was forgotten. "
+                    "Make room for it, or set archives_kept = 0 to do without"
+                ) from problem
+
+    def _append(self, path: Path, lines: bytes) -> None:
+        private_folder(self._folder)
+        with _alone_with(path) as fd:
+            note = _note_of(path)
+            write_private(note, b"%d" % os.fstat(fd).st_size)
+            _flush(self._folder)
+            left = memoryview(gzip.compress(lines))
+            try:
+                while left:
+                    left = left[os.write(fd, left) :]
+                os.fsync(fd)
+            except OSError:
+                _mend(fd, note)
+                raise
+            note.unlink()
+            _flush(self._folder)  # a note that came back would cut off what is sound
+
+    def old(self, now: int) -> list[Path]:
+        """The files that need not be kept any longer."""
+        found: list[Path] = []
+        for path in sorted(self._folder.glob("*.jsonl.gz")) if self._folder.is_dir() else []:
+            named = _NAME.fullmatch(path.name)
+            if named is not None:
+                begin = timegm((int(named[1]), int(named[2]), 1, 0, 0, 0)) * SECOND
+                if begin + MONTH + self._keep < now:
+                    found.append(path)
+        return found
+
+    async def sweep(self, now: int) -> list[str]:
+        """Mend what a crash has left, and remove what is too old; the names of what is gone."""
+        return await asyncio.to_thread(self._sweep, now)
+
+    def _sweep(self, now: int) -> list[str]:
+        for note in self._folder.glob(f"*{NOTE}*"):  # or half a note
+            path = self._folder / note.name.partition(NOTE)[0]
+            with suppress(BlockingIOError), _alone_with(path, wait=False):
+                note.unlink(missing_ok=True)
+        old = self.old(now)
+        for path in old:
+            path.unlink(missing_ok=True)
+        return [path.name for path in old]
+
+
+@contextmanager
+def _alone_with(path: Path, *, wait: bool = True) -> Iterator[int]:
+    """The file, open to be appended to, and sound. A lock keeps another process away; it dies with us, so a
+    note that we find is from somebody who is dead."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        _mend(fd, _note_of(path))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _mend(fd: int, note: Path) -> None:
+    """Cut off what was never finished. Nobody has been told that it was there."""
+    with suppress(FileNotFoundError):
+        os.ftruncate(fd, int(note.read_bytes()))
+        os.fsync(fd)
+        note.unlink()
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(path.name + NOTE)
+
+
+def _flush(folder: Path) -> None:
+    """The names in it, too, outlast a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,109 @@
+"""The channels there are, and which address means which.
+
+`http(s)://` is the signed webhook, `mailto(s)://` mail, `file:` and `console:` are for trying out; everything
+else is Apprise's. A label is what people see of an address: where it leads, and a few digits of its hash, so
+that two addresses on one host differ. What precedes the `#` names the channel: when one address of it works
+again, all of them are tried.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from duly.apps.alerts.channels.channel import Channel
+from duly.core.fanout.plan import DoubtPolicy
+from duly.errors import Malformed
+
+WEBHOOK: Final = frozenset({"http", "https"})
+MAIL: Final = frozenset({"mailto", "mailtos"})
+LOCAL: Final = frozenset({"file", "console"})
+
+
+def label_of(url: str, key: bytes = b"") -> str:
+    """What people see of an address. Passwords and tokens live in the parts that it leaves out; with a key,
+    not even a guess at them can be checked.
+
+    >>> label_of("https://token@hooks.example.com/secret/path")
+    'https:hooks.example.com#fa956f'
+    >>> label_of("mailto://user:password@mail.example.com?to=ops@example.com")
+    'mailto:mail.example.com#9be329'
+    """
+    parts = _split(url)
+    digest = blake2b(url.encode(), digest_size=3, key=key).hexdigest()
+    if parts.scheme in LOCAL:
+        where = Path(parts.path).name or "-"
+    elif parts.scheme in WEBHOOK | MAIL:
+        where = parts.netloc.rpartition("@")[2]
+    else:
+        where = "apprise"  # each service hides its tokens remote, some where a host would be
+    return f"{parts.scheme}:{where}#{digest}"
+
+
+def check_url(url: str, *, private: bool = True) -> None:
+    """Refuse an address that no channel could use; without `private`, also one inside our own network."""
+    parts = _split(url)
+    if parts.scheme in WEBHOOK:
+        from duly.apps.alerts.channels.webhook import check_host
+
+        check_host(parts, private=private)
+    elif parts.scheme in MAIL:
+        from duly.apps.alerts.channels.address_guard import check_written
+        from duly.apps.alerts.channels.mail import MailAddress
+
+        box = MailAddress.parse(parts)
+        if not private:
+            check_written(box.host)
+    elif parts.scheme not in LOCAL:
+        from duly.apps.alerts.channels.apprise_services import check_service
+
+        check_service(url, private=private)
+    declared(url)
+
+
+def declared(url: str) -> DoubtPolicy:
+    """What an attempt in doubt means for this address: `?doubt=resend|repeat|stop`, or its channel's word."""
+    parts = _split(url)
+    asked = parse_qs(parts.query).get("doubt") if parts.scheme not in WEBHOOK else None
+    if asked:
+        try:
+            return DoubtPolicy(asked[-1])
+        except ValueError:
+            known = ", ".join(doubt.value for doubt in DoubtPolicy)
+            raise Malformed(f"doubt={asked[-1]!r} is not known; use one of {known}") from None
+    return DoubtPolicy.RESEND if parts.scheme in WEBHOOK | LOCAL else DoubtPolicy.REPEAT
+
+
+def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channel:
+    """The channel of an address."""
+    parts = _split(url)
+    doubt = declared(url)
+    if parts.scheme in WEBHOOK:
+        from duly.apps.alerts.channels.webhook import WebhookChannel
+
+        return WebhookChannel(url, secret, doubt, private=private)
+    if parts.scheme in MAIL:
+        from duly.apps.alerts.channels.mail import MailChannel
+
+        return MailChannel(parts, doubt, private=private)
+    if parts.scheme in LOCAL:
+        from duly.apps.alerts.channels.local import LocalChannel
+
+        return LocalChannel(parts.path if parts.scheme == "file" else "", doubt)
+    from duly.apps.alerts.channels.apprise_services import AppriseChannel
+
+    return AppriseChannel(url, doubt, private=private)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in WEBHOOK | MAIL:  # others put tokens where a port would be
+            _ = parts.port
+    except ValueError:
+        raise Malformed("this address has a host or port that cannot be one; write scheme://host…") from None
+    if not parts.scheme or ":" not in url:
+        raise Malformed("an address begins with its scheme: https://…, mailto://…, file:/…, ntfy://…")
+    return parts

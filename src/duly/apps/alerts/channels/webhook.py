@@ -1,0 +1,173 @@
+"""A webhook, signed after the Standard Webhooks convention.
+
+`webhook-id` is the delivery's id, the same in every attempt, so that the receiver can tell a repeat; together
+with `webhook-timestamp` and the body it is signed with the endpoint's secret (`whsec_…`, HMAC-SHA256).
+Redirects are not followed. An address inside our own network is refused unless the operator allows it; what
+counts is what is connected to (see `guard`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import io
+import secrets
+import socket
+import time
+from email.utils import parsedate_to_datetime
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import aiohttp
+import msgspec
+
+from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, check_address, check_written
+from duly.apps.alerts.channels.channel import Notification
+from duly.core.fanout.plan import DoubtPolicy
+from duly.core.units import HOUR, seconds
+from duly.errors import Declined, InDoubt, Malformed, NotSent
+
+SECONDS: Final = 15.0
+"""For all of it: to connect, to send, to be answered."""
+CONNECT_SECONDS: Final = 5.0
+ANSWER_LIMIT: Final = 4_096
+"""So much of an answer is read, and none of it is kept."""
+LONGEST_REST: Final = HOUR
+
+AGAIN: Final = frozenset({408, 409, 423, 425, 429})
+"""Of the 4xx, what may be different the next time."""
+
+PREFIX: Final = "whsec_"
+
+
+def new_secret() -> str:
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def key_of(secret: str) -> bytes:
+    """The bytes of a secret; refuses what is not one."""
+    try:
+        if not secret.startswith(PREFIX):
+            raise ValueError
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except (ValueError, binascii.Error):
+        raise Malformed(
+            "a webhook's secret is whsec_ and then base64; leave it out to have one made"
+        ) from None
+    if not 24 <= len(key) <= 64:
+        raise Malformed("a webhook's secret has 24 to 64 bytes, in base64; leave it out to have one made")
+    return key
+
+
+def signature(secret: str, id_: str, timestamp: int, body: bytes) -> str:
+    """
+    >>> signature("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
+    ...           b'{"test": 2432232314}')
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    signed = hmac.digest(key_of(secret), b"%b.%d.%b" % (id_.encode(), timestamp, body), sha256)
+    return f"v1,{base64.b64encode(signed).decode()}"
+
+
+def check_host(parts: SplitResult, *, private: bool) -> None:
+    if not parts.hostname:
+        raise Malformed("a webhook's address needs a host: https://host/path")
+    if not private:
+        check_written(parts.hostname)
+
+
+def _socket(info: Any) -> socket.socket:
+    """A socket to a public address: whatever was written or looked up, this is what is connected to."""
+    family, kind, proto, _, where = info
+    check_address(where)
+    return socket.socket(family, kind, proto)
+
+
+class WebhookChannel:
+    """One address."""
+
+    def __init__(self, url: str, secret: str, doubt: DoubtPolicy, *, private: bool) -> None:
+        check_host(urlsplit(url), private=private)
+        self.doubt = doubt
+        self._url = url
+        self._secret = secret
+        self._private = private
+        self._session: aiohttp.ClientSession | None = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            judged = None if self._private else _socket
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(socket_factory=judged, limit=64, use_dns_cache=False),
+                timeout=aiohttp.ClientTimeout(total=SECONDS, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    async def send(self, notice: Notification) -> None:
+        body = msgspec.json.encode(notice.body)
+        timestamp = int(time.time())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "duly",
+            "webhook-id": notice.id,
+            "webhook-timestamp": str(timestamp),
+            "Idempotency-Key": notice.id,
+        }
+        if self._secret:
+            headers["webhook-signature"] = signature(self._secret, notice.id, timestamp, body)
+        try:
+            async with self._open().post(
+                self._url, data=io.BytesIO(body), headers=headers, allow_redirects=False
+            ) as answer:
+                await answer.content.read(ANSWER_LIMIT)
+                status, rest = answer.status, _rest(answer.headers.get("Retry-After"))
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, PrivateAddress) as problem:
+            if _private(problem):
+                raise Declined(PRIVATE) from None
+            if isinstance(problem, aiohttp.SocketTimeoutError):
+                raise InDoubt(f"no answer within {SECONDS:.0f} s") from None
+            raise NotSent("it cannot be reached") from None
+        except TimeoutError:
+            raise InDoubt(f"no answer within {SECONDS:.0f} s") from None
+        except aiohttp.InvalidURL:
+            raise Declined("its address is not one") from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise InDoubt(f"the connection broke: {type(problem).__name__}") from None
+        if 200 <= status < 300:
+            return
+        if status >= 500 or status in AGAIN:
+            raise NotSent(f"it answered with HTTP status {status}", rest)
+        raise Declined(f"it answered with HTTP status {status}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _private(problem: BaseException | None) -> bool:
+    """Whether a connection was not made because its address is private."""
+    while problem is not None:
+        if isinstance(problem, PrivateAddress):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+def _rest(text: str | None) -> int:
+    """How long the other side wants to be left alone: seconds, or a date.
+
+    >>> _rest("120"), _rest(None), _rest("soon")
+    (120000000, 0, 0)
+    """
+    if not text:
+        return 0
+    if text.isdecimal() and len(text) < 10:
+        return min(seconds(int(text)), LONGEST_REST)
+    try:
+        until = parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError):
+        return 0
+    return max(0, min(seconds(until - time.time()), LONGEST_REST))

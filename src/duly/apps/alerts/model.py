@@ -1,0 +1,224 @@
+"""What an alert is: its fields, how people see it, and what has been said about it since.
+
+The law: what a sentinel sent is never changed. What comes later — a newer location, an acknowledgement, a
+cancellation — is noted beside it (`AlertStatus`), and whoever is told gets both put together.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from duly.core.fanout.plan import RAISED, GroupingTraits
+from duly.core.messages import Message, names_in
+from duly.core.monitor.signals import Severity
+from duly.core.printable import printable
+from duly.core.units import MS
+from duly.errors import Malformed, TooLarge
+
+FIELD_LIMIT: Final = 64 * 1024
+"""Of a location, or what is known about a device."""
+NAMED: Final = 50
+"""Of many alerts that are told together, so many are named one by one to people; programs get them all."""
+
+
+class AlertEvent(Struct, frozen=True, omit_defaults=True):
+    """An alert's `data`. Times are in milliseconds, by the sentinel's clock."""
+
+    profile_id: str
+    trigger_reason: str
+    timestamp: int = 0
+    device_address: str = ""
+    session_id: str = ""
+    severity: Severity = Severity.WARNING
+    device_meta: Raw = Raw(b"null")
+    location: Raw = Raw(b"null")
+    cancelled_count: int = 0
+    offset_ms: int | None = None
+    """the tower's clock minus the sentinel's, if it has been measured"""
+    summary: Raw = Raw(b"null")
+    sentinel_id: str | None = None
+
+
+_decode_event: Final = msgspec.json.Decoder(AlertEvent).decode
+
+
+def read_event(body: bytes) -> AlertEvent:
+    """The alert in these bytes, or why they are none."""
+    try:
+        event = _decode_event(body or b"{}")
+    except msgspec.DecodeError as problem:
+        raise Malformed(f"this is not an alert: {problem}") from None
+    if len(body) > FIELD_LIMIT:
+        for name in ("device_meta", "location", "summary"):
+            size = len(bytes(getattr(event, name)))
+            if size > FIELD_LIMIT:
+                raise TooLarge(f"{name} has {size} bytes, the limit is {FIELD_LIMIT}; leave something out")
+    if not event.profile_id or not event.trigger_reason:
+        raise Malformed("an alert needs its profile_id and its trigger_reason")
+    if event.cancelled_count < 0:
+        raise Malformed("cancelled_count counts from 0")
+    return event
+
+
+UNSAID: Final = Raw(b"")
+
+
+class AlertChange(Struct, frozen=True, omit_defaults=True):
+    """The `data` of an update or a cancellation."""
+
+    event: str
+    location: Raw = UNSAID
+    severity: Severity | None = None
+    device_meta: Raw = UNSAID
+    cancelled_at: int | None = None
+    reason: str = ""
+
+
+_decode_change: Final = msgspec.json.Decoder(AlertChange).decode
+
+
+def read_change(body: bytes) -> AlertChange:
+    try:
+        change = _decode_change(body or b"{}")
+    except msgspec.DecodeError as problem:
+        raise Malformed(f"this changes no alert: {problem}") from None
+    for name in ("device_meta", "location"):
+        if len(bytes(getattr(change, name))) > FIELD_LIMIT:
+            raise TooLarge(f"{name} is longer than {FIELD_LIMIT} bytes; leave something out")
+    return change
+
+
+class AlertState(Enum):
+    """Where an alert stands with people; how its messages fared is the message's own state."""
+
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"
+    RESOLVED = "resolved"
+    CANCELLED = "cancelled"
+    """by the person it is about"""
+
+    @property
+    def over(self) -> bool:
+        return self in (AlertState.RESOLVED, AlertState.CANCELLED)
+
+
+class AlertStatus(Struct, frozen=True, omit_defaults=True):
+    """What has been said about an alert since."""
+
+    standing: AlertState = AlertState.OPEN
+    by: str = ""
+    """the account that said so"""
+    at: int = 0
+    note: str = ""
+    claimed: str = ""
+    """who that account's client says it was; not checked"""
+    location: Raw = UNSAID
+    severity: Severity | None = None
+    device_meta: Raw = UNSAID
+    updated_at: int = 0
+
+
+_decode_status: Final = msgspec.json.Decoder(AlertStatus).decode
+NOTHING_SAID: Final = AlertStatus()
+
+
+def read_status(body: bytes | None) -> AlertStatus:
+    return NOTHING_SAID if body is None else _decode_status(body)
+
+
+def updated(status: AlertStatus, change: AlertChange, at: int) -> AlertStatus:
+    """The status after an update."""
+    return structs.replace(status, updated_at=at, **_said(change))
+
+
+def current(event: AlertEvent, status: AlertStatus) -> AlertEvent:
+    """The alert as it stands."""
+    fresh = _said(status)
+    return structs.replace(event, **fresh) if fresh else event
+
+
+def _said(by: AlertChange | AlertStatus) -> dict[str, Any]:
+    """What is newer than in the alert itself."""
+    said = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
+    return {name: value for name, value in said.items() if value not in (UNSAID, None)}
+
+
+def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTraits:
+    """Events of one device in one session are one episode."""
+    event = event or _decode_event(message.body)
+    urgent = event.severity is Severity.CRITICAL
+    if not event.session_id:
+        return GroupingTraits(urgent=urgent)
+    return GroupingTraits(f"{message.scope}/{event.session_id}/{event.device_address}", urgent)
+
+
+# ── how people and programs see it ───────────────────────────────────────────────────────────────
+
+
+def shown(message: Message, status: AlertStatus, round_: int = 0) -> dict[str, Any]:
+    """An alert for programs."""
+    event = current(_decode_event(message.body), status)
+    seen: dict[str, Any] = {
+        "event": message.id,
+        "sentinel": message.scope,
+        "profile": event.profile_id,
+        "reason": event.trigger_reason,
+        "severity": event.severity.value,
+        "device": event.device_address,
+        "session": event.session_id,
+        "time": message.time // MS,
+        "status": status.standing.value,
+    }
+    if event.cancelled_count:
+        seen["cancelled_count"] = event.cancelled_count
+    for name in ("location", "device_meta", "summary"):
+        value = getattr(event, name)
+        if bytes(value) != b"null":
+            seen[name] = value
+    if 0 < round_ < RAISED:
+        seen["escalation"] = round_
+    return seen
+
+
+def line(message: Message, status: AlertStatus) -> str:
+    """An alert in one line for people."""
+    event = current(_decode_event(message.body), status)
+    device = f" {event.device_address}" if event.device_address else ""
+    return printable(f"{event.severity.value}: {event.trigger_reason}{device} ({message.scope})")
+
+
+def text(message: Message, status: AlertStatus) -> str:
+    """An alert for people."""
+    event = current(_decode_event(message.body), status)
+    lines = [
+        f"Reason: {event.trigger_reason}",
+        f"Severity: {event.severity.value}",
+        f"Sentinel: {message.scope}",
+        f"Device: {event.device_address}" if event.device_address else "",
+        f"Location: {_plain(event.location)}" if bytes(event.location) != b"null" else "",
+        f"About the device: {_plain(event.device_meta)}" if bytes(event.device_meta) != b"null" else "",
+        f"Held back: {_plain(event.summary)}" if bytes(event.summary) != b"null" else "",
+        f"Cancelled before: {event.cancelled_count}" if event.cancelled_count else "",
+        f"Event: {message.id}",
+    ]
+    return "\n".join(printable(one) for one in lines if one)
+
+
+def _plain(raw: Raw) -> str:
+    value = msgspec.json.decode(raw)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
+    return _short(value)
+
+
+def _short(value: object) -> str:
+    return (value if isinstance(value, str) else msgspec.json.encode(value).decode())[:200]
+
+
+def name_in_bucket(key: bytes) -> str:
+    scope, id_ = names_in(key)
+    return f"{scope}/{id_}"

@@ -1,0 +1,167 @@
+"""Notices: what people and programs are told about alerts.
+
+The law: every notice says when the event happened, with the time zone, and how long ago that is if it is
+late; and when it was received, if that differs. Times are shown in the profile's zone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from msgspec import Struct
+
+from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.model import NAMED, NOTHING_SAID, AlertStatus, line, read_event, shown, text
+from duly.core.fanout.plan import CORRECTION, RAISED, ParcelItem, StartAttempt
+from duly.core.messages import Message
+from duly.core.monitor.signals import SILENT
+from duly.core.operations import DeliveryRef
+from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
+
+LATE: Final = MINUTE
+"""From so much on a notice says how long ago its event was, and that it was received at another time."""
+
+
+class NotificationContext(Struct, frozen=True):
+    """What is known when a notice is written: the time, what was said about the alerts, when each was
+    received (as far as that is known), and the time zone of each profile."""
+
+    now: int
+    statuses: Mapping[bytes, AlertStatus]
+    received: Mapping[bytes, int]
+    zones: Mapping[str, str]
+
+    def status(self, message: Message) -> AlertStatus:
+        return self.statuses.get(message.key, NOTHING_SAID)
+
+    def times(self, message: Message) -> list[str]:
+        """When it happened and, if that differs, when it was received."""
+        zone = self.zones.get(message.recipient, "UTC")
+        lines = [f"Happened: {moment(message.time, zone)}{ago(message.time, self.now)}"]
+        received = self.received.get(message.key)
+        if received is not None and abs(received - message.time) >= LATE:
+            lines.append(f"Received: {moment(received, zone)}{ago(received, self.now)}")
+        return lines
+
+
+def moment(at: int, zone: str) -> str:
+    """A moment for people, with its time zone.
+
+    >>> moment(1_794_786_893_877_000, "Asia/Shanghai")
+    '2026-11-16 07:54:53 CST (UTC+08:00)'
+    """
+    here = datetime.fromtimestamp(at // SECOND, UTC).astimezone(ZoneInfo(zone))
+    name, offset = here.tzname() or "", here.isoformat()[-6:]
+    where = f"UTC{offset}"
+    named = "UTC" if name == "UTC" else f"{name} ({where})" if name.isalpha() else where
+    return f"{here:%Y-%m-%d %H:%M:%S} {named}"
+
+
+def ago(at: int, now: int) -> str:
+    """How long ago that was, if it is worth a word.
+
+    >>> ago(0, 3 * HOUR + 2 * MINUTE), ago(0, 5 * SECOND), ago(2 * HOUR, 0)
+    (', 3 h 2 min ago', '', ', 2 h ahead of our clock')
+    """
+    if abs(now - at) < LATE:
+        return ""
+    return f", {span(now - at)} ago" if now > at else f", {span(at - now)} ahead of our clock"
+
+
+def span(length: int) -> str:
+    """A length for people.
+
+    >>> span(26 * HOUR), span(61 * MINUTE)
+    ('1 d 2 h', '1 h 1 min')
+    """
+    for unit, word, smaller, less in ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min")):
+        if length >= unit:
+            rest = length % unit // smaller
+            return f"{length // unit} {word}{f' {rest} {less}' if rest else ''}"
+    return f"{length // MINUTE} min"
+
+
+def notification(parcel: StartAttempt, known: NotificationContext) -> Notification:
+    """What the recipient of a parcel is told."""
+    loads = parcel.loads
+    if len(loads) > 1:
+        return _digest(parcel, known)
+    (load,) = loads
+    status = known.status(load.message)
+    correction, raised = load.ref.round == CORRECTION, load.ref.round == RAISED
+    silent = read_event(load.message.body).trigger_reason == SILENT
+    first = ("Heard again: " if silent else "Cancelled: ") if correction else "Now " if raised else ""
+    mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
+    if correction:
+        mark += f"{status.note}.\n" if silent else "The alert you were sent has been taken back.\n"
+    words = "\n".join([text(load.message, status), *known.times(load.message)])
+    return Notification(
+        delivery_id(load.ref),
+        f"{'Repeat? ' if load.repeat else ''}{first}{line(load.message, status)}",
+        mark + words,
+        {
+            "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
+            "timestamp": iso(load.message.time),
+            "data": _shown(load, known),
+        },
+        parcel.urgent,
+    )
+
+
+def _digest(parcel: StartAttempt, known: NotificationContext) -> Notification:
+    """Many at once: people get the figures and the first ones, programs get them all."""
+    loads = parcel.loads
+    reasons = Counter(read_event(load.message.body).trigger_reason for load in loads)
+    lines = [_line(load, known) for load in loads[:NAMED]]
+    more = f"\n… and {len(loads) - NAMED} more: duly alert list" if len(loads) > NAMED else ""
+    figures = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common(10))
+    id_ = blake2b(b"\0".join(delivery_id(load.ref).encode() for load in loads), digest_size=12).hexdigest()
+    mark = "Some of this may be a repeat.\n" if any(load.repeat for load in loads) else ""
+    return Notification(
+        f"alerts_{id_}",
+        f"{len(loads)} alerts: {figures}",
+        mark + "\n".join(lines) + more,
+        {
+            "type": "alert.digest",
+            "timestamp": iso(max(load.message.time for load in loads)),
+            "data": {
+                "count": len(loads),
+                "reasons": dict(reasons),
+                "events": [_shown(load, known) for load in loads],
+            },
+        },
+        parcel.urgent,
+    )
+
+
+def _line(load: ParcelItem, known: NotificationContext) -> str:
+    message = load.message
+    first = "cancelled: " if load.ref.round == CORRECTION else ""
+    when = moment(message.time, known.zones.get(message.recipient, "UTC"))
+    return f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
+
+
+def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, Any]:
+    message = load.message
+    seen = shown(message, known.status(message), load.ref.round) | {"delivery": delivery_id(load.ref)}
+    seen["happened"] = iso(message.time)
+    received = known.received.get(message.key)
+    if received is not None:
+        seen["received"] = received // MS
+    return seen | {"repeat": True} if load.repeat else seen
+
+
+def delivery_id(ref: DeliveryRef) -> str:
+    """The same in every attempt, and for nothing else: what a receiver tells a repeat by."""
+    named = b"%b\0%b\0%d" % (ref.key, ref.recipient.encode(), ref.round)
+    return f"alert_{blake2b(named, digest_size=12).hexdigest()}"
+
+
+def iso(micros: int) -> str:
+    """A moment for programs, in UTC."""
+    return datetime.fromtimestamp(micros / SECOND, UTC).isoformat(timespec="milliseconds")

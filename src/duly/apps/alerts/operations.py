@@ -1,0 +1,566 @@
+"""The operations: what people do with alerts, with and without a running hub.
+
+The law: everything here reads the ledger and writes to it with fenced verbs, so that it can be done beside a
+fanout who is just on his way: what he has taken meanwhile is his. A hub that runs is told afterwards to look
+again (`changed`). Nothing here shows an address: only labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from duly.apps.alerts.model import (
+    NOTHING_SAID,
+    AlertEvent,
+    AlertState,
+    AlertStatus,
+    current,
+    name_in_bucket,
+    read_event,
+    read_status,
+    shown,
+)
+from duly.apps.alerts.profiles import Profiles, changed
+from duly.core.fanout.plan import BY_HAND, CORRECTION, FALLBACK, RAISED
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, key_of, names_in
+from duly.core.monitor.signals import EVENT, Severity
+from duly.core.operations import (
+    Advance,
+    CheckItem,
+    Deliver,
+    Delivery,
+    DeliveryRef,
+    DropItem,
+    Finish,
+    Group,
+    Postpone,
+    PutItem,
+    PutNewItem,
+    RecordRefusal,
+    Write,
+)
+from duly.core.units import DAY, MS
+from duly.errors import Malformed
+from duly.runtime.audit import ID_SHOWN
+from duly.storage.ledger import NEWEST, Ledger, Record
+
+CHANNEL: Final = "alert"
+STATUSES: Final = "alerts"
+SILENCES: Final = "silences"
+UNTOLD: Final = "untold"
+"""Buckets: what was said about alerts, silences, and critical alerts that nobody could be told of yet."""
+PAGE: Final = 500
+DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
+"""How deliveries end without anybody being told for sure."""
+NOBODY: Final = "nobody"
+"""Whom an alert without any delivery was told to."""
+SEARCHED: Final = 100_000
+"""So many of the newest alerts are searched for an id."""
+
+
+class Silence(Struct, frozen=True, omit_defaults=True):
+    """Alerts that nobody is told of for a while. Patterns as in a shell: `*`, `lock-?`. What is critical is
+    told all the same, unless the silence says that it is meant, too."""
+
+    until: int
+    sentinel: str = "*"
+    device: str = "*"
+    reason: str = "*"
+    profile: str = "*"
+    by: str = ""
+    """the account that said so"""
+    note: str = ""
+    claimed: str = ""
+    """who the client says it was; not checked"""
+    critical: bool = False
+
+    def covers(self, message: Message, event: AlertEvent, now: int) -> bool:
+        return (
+            now < self.until
+            and (self.critical or event.severity is not Severity.CRITICAL)
+            and fnmatchcase(message.scope, self.sentinel)
+            and fnmatchcase(event.device_address, self.device)
+            and fnmatchcase(event.trigger_reason, self.reason)
+            and fnmatchcase(event.profile_id, self.profile)
+        )
+
+
+class AlertRecord(Struct, frozen=True):
+    """An alert with everything that is known of it."""
+
+    record: Record
+    status: AlertStatus
+    deliveries: list[Delivery]
+    said: bytes | None = None
+    """the status, as it lies on its bucket"""
+
+    @property
+    def key(self) -> bytes:
+        return self.record.message.key
+
+    @property
+    def severity(self) -> Severity:
+        """As it stands."""
+        return current(read_event(self.record.message.body), self.status).severity
+
+
+async def _nobody(_: bytes) -> None:
+    pass
+
+
+class AlertOperations:
+    """One ledger's."""
+
+    def __init__(
+        self, ledger: Ledger, profiles: Profiles, changed: Callable[[bytes], Awaitable[None]] = _nobody
+    ) -> None:
+        self._ledger = ledger
+        self._profiles = profiles
+        self._changed = changed
+        self.changing = asyncio.Lock()
+        """for whoever changes a status by what it was"""
+
+    def now(self) -> int:
+        return self._ledger.clock.now()
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, key: bytes) -> AlertRecord | None:
+        record = await self._ledger.find(key)
+        return None if record is None or record.message.kind != EVENT else await self._whole(record)
+
+    async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
+        """By its id, or by how that begins."""
+        if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
+            return exact
+        found = [
+            record
+            async for record in self.newest(SEARCHED)
+            if record.message.id.startswith(id_) and sentinel in ("", record.message.scope)
+        ]
+        found = [record for record in found if record.message.id == id_] or found
+        if len(found) > 1:
+            who = ", ".join(f"{one.message.scope}/{one.message.id}" for one in found[:5])
+            raise Malformed(f"several alerts are called {id_!r}: {who}; write more of the id, or --sentinel")
+        if not found:
+            raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
+        return await self._whole(found[0])
+
+    async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
+        """The newest alerts below `before`, newest first."""
+        while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
+            for record in page:
+                yield record
+            before = (page[-1].accepted_at, page[-1].message.key)
+            limit -= len(page)
+
+    async def _whole(self, record: Record) -> AlertRecord:
+        key = record.message.key
+        said = await self._ledger.item(STATUSES, name_in_bucket(key))
+        return AlertRecord(record, read_status(said), await self._ledger.deliveries(key), said)
+
+    async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
+        return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
+
+    async def page(
+        self,
+        *,
+        standing: str = "",
+        sentinel: str = "",
+        limit: int = 50,
+        before: tuple[int, bytes] = NEWEST,
+        since: int = 0,
+    ) -> tuple[list[AlertRecord], tuple[int, bytes] | None]:
+        """The newest alerts below `before` that were accepted `since` then, and where the next page begins;
+        None: that was all. A page may be short, or empty, and still have a next one: nothing else was found
+        where it looked."""
+        wanted = None if not standing else _standing(standing)
+        said = await self._ledger.bucket(STATUSES) if wanted is not None else {}
+        found: list[AlertRecord] = []
+        most = SEARCHED if standing or sentinel else limit + 1
+        looked, place = 0, before
+        async for record in self.newest(most, before):
+            if record.accepted_at < since:
+                break
+            looked += 1
+            if sentinel in ("", record.message.scope) and (
+                wanted is None or read_status(said.get(name_in_bucket(record.message.key))).standing is wanted
+            ):
+                if len(found) == limit:
+                    return found, place
+                found.append(await self._whole(record))
+            if len(found) < limit or found[-1].record is record:
+                place = (record.accepted_at, record.message.key)
+            if looked == most:
+                return found, place
+        return found, None
+
+    async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
+        """The newest deliveries; `open` and `dead` are kinds of states. An alert that failed before there was
+        any delivery (its profile was missing) has one to nobody."""
+        if state not in ("", "open", "dead", *(one.word for one in State)):
+            words = ", ".join(one.word for one in State)
+            raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
+        found: list[tuple[AlertRecord, Delivery]] = []
+        async for record in self.newest(SEARCHED if state else limit):
+            alert = await self._whole(record)
+            made = alert.deliveries or _to_nobody(alert)
+            found += ((alert, one) for one in made if _is(state, one.state))
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        """Nothing need be known any more of what was said about these."""
+        if keys:
+            await self._ledger.write(*(DropItem(STATUSES, name_in_bucket(key)) for key in keys))
+        for key in keys:
+            await self._changed(key)
+
+    # ── saying something about an alert ──────────────────────────────────────────────────────────
+
+    async def say(
+        self, alert: AlertRecord, standing: AlertState, by: str, note: str = "", claimed: str = ""
+    ) -> AlertStatus:
+        """Acknowledge, resolve or take back. `by` is the authenticated account, `claimed` who its client says
+        it is. Whoever has said so first, has: again changes nothing, and what is over
+        stays over, however many say something at the same moment, and wherever."""
+        async with self.changing:
+            while True:
+                if alert.status.standing is standing:
+                    return alert.status
+                if alert.status.standing.over:
+                    raise Malformed(
+                        f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; "
+                        "nothing is left"
+                    )
+                now = self._ledger.clock.now()
+                status = structs.replace(
+                    alert.status, standing=standing, by=by, at=now, note=note, claimed=claimed
+                )
+                (said, *_) = await self._ledger.write(self._unless_changed(alert, status, now))
+                if said:
+                    break
+                alert = await self.get(alert.key) or alert
+        await self._changed(alert.key)
+        return status
+
+    def _unless_changed(self, alert: AlertRecord, status: AlertStatus, now: int) -> Write:
+        """A new status with what follows from it, if nobody has said anything since the alert was read."""
+        put, follow = self._put(alert, status), self._follow(alert, status, now)
+        if alert.said is None:
+            return PutNewItem(put.bucket, put.name, put.body, then=follow)
+        return CheckItem(put.bucket, put.name, alert.said, then=(put, *follow))
+
+    def writes(self, alert: AlertRecord, status: AlertStatus, now: int, *, silenced: bool = False) -> Group:
+        """A new status, with what follows from it. `silenced`: what is critical is not to be told, either."""
+        more = () if silenced else self._told_at_last(alert, status, now)
+        return (self._put(alert, status), *self._follow(alert, status, now), *more)
+
+    def _put(self, alert: AlertRecord, status: AlertStatus) -> PutItem:
+        return PutItem(STATUSES, name_in_bucket(alert.key), msgspec.json.encode(status))
+
+    def _follow(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
+        """What a new status brings with it: who need not be told any more, and who has to be told again."""
+        writes: list[Write] = []
+        standing = status.standing
+        reason = f"{standing.value} by {status.by}" if status.by else standing.value
+        left = 0
+        for one in alert.deliveries:
+            if one.state.terminal:
+                continue
+            if calls_off(standing, one.ref.round) and one.state is State.ACCEPTED:
+                writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
+            else:
+                left += 1
+        if standing is AlertState.CANCELLED:
+            corrections = self.corrections(alert, now)
+            writes += corrections
+            left += len(corrections)
+        elif not standing.over:
+            raised, superseded = self._raised(alert, status, now)
+            writes += raised
+            left -= superseded
+            left += sum(isinstance(one, Deliver) for one in raised)
+        if not left and not alert.record.state.terminal:
+            reached = any(one.state is State.DONE for one in alert.deliveries)
+            end = State.DONE if reached else State.CANCELLED
+            writes.append(Advance(alert.key, end, now, Answer(0, b"", reason)))
+        return tuple(writes)
+
+    def corrections(self, alert: AlertRecord, now: int) -> list[Write]:
+        """To whoever was told, or may have been, of an alert that was then taken back; each gets one."""
+        told = {
+            one.ref.recipient
+            for one in alert.deliveries
+            if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
+        }
+        told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
+        expires = now + self._lasts(alert)
+        return [
+            Deliver(DeliveryRef(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)
+        ]
+
+    def _raised(self, alert: AlertRecord, status: AlertStatus, now: int) -> tuple[list[Write], int]:
+        """What follows when an alert becomes critical. Who was told is told once more, who waits only for
+        quiet hours, or for others, waits no longer. Also how many that waited are superseded."""
+        if not self._becomes_critical(alert, status):
+            return [], 0
+        profile = self._profiles.get(alert.record.message.recipient)
+        steps = () if profile is None else profile.steps
+        writes: list[Write] = []
+        again: set[str] = set()
+        superseded = 0
+        for one in alert.deliveries:
+            round_ = one.ref.round
+            if round_ >= RAISED:
+                continue
+            wait = steps[round_].after if round_ < len(steps) else 0
+            if one.state in (State.DONE, State.UNKNOWN, State.SENT):
+                again.add(one.ref.recipient)
+            elif one.state is State.ACCEPTED and not one.attempt and not wait:
+                again.add(one.ref.recipient)
+                superseded += 1
+                writes.append(Finish(one.ref, 0, State.SUPERSEDED, "it has become critical"))
+            elif one.state is State.ACCEPTED and not one.attempt and now + wait < one.due:
+                writes.append(Postpone(one.ref, 0, now + wait, one.error))
+        again -= {one.ref.recipient for one in alert.deliveries if one.ref.round == RAISED}
+        expires = now + self._lasts(alert)
+        refs = [DeliveryRef(alert.key, CHANNEL, name, RAISED) for name in sorted(again)]
+        return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
+
+    def _told_at_last(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
+        """An alert that nobody was told of (it was silenced, its profile only lists, every address refused
+        it) has become critical: everybody is told now, and if that is nobody, those of the default
+        profile."""
+        if not self.is_untold(alert, status):
+            return ()
+        profile = self._profiles.get(alert.record.message.recipient)
+        planned = () if profile is None else profile.plan(now, urgent=True)
+        tried = {(one.ref.recipient, one.ref.round) for one in alert.deliveries}
+        told: dict[DeliveryRef, Deliver] = {}
+        for one in planned:
+            first = not one.round or (one.recipient, one.round) in tried
+            ref = DeliveryRef(alert.key, CHANNEL, one.recipient, RAISED if first else one.round)
+            told[ref] = Deliver(ref, one.due, one.expires)
+        if tried or not planned:
+            known = {ref.recipient for ref in told}.union(one.ref.recipient for one in alert.deliveries)
+            told |= {one.ref: one for one in self._to_fallback(alert, now, known)}
+        return tuple(told.values())
+
+    def is_untold(self, alert: AlertRecord, status: AlertStatus) -> bool:
+        """Whether an alert becomes critical that nobody was told of, nor will be."""
+        if status.standing.over or not self._becomes_critical(alert, status):
+            return False
+        return all(one.state in DEAD for one in alert.deliveries)
+
+    def _becomes_critical(self, alert: AlertRecord, status: AlertStatus) -> bool:
+        event = read_event(alert.record.message.body)
+        return _critical(event, status) and not _critical(event, alert.status)
+
+    def _lasts(self, alert: AlertRecord) -> int:
+        profile = self._profiles.get(alert.record.message.recipient)
+        return DAY if profile is None else profile.lasts
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────
+
+    async def retry(self, alert: AlertRecord, recipient: str = "") -> list[Delivery]:
+        """Try again what ended badly, or was tried in vain and waits. Of a recipient that is named, whatever
+        its state: also what arrived, was called off, or waits for its time."""
+        now = self._ledger.clock.now()
+        writes: list[Write] = []
+        latest = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda d: d.ref.round)}
+        if not alert.deliveries:
+            return await self._begin_again(alert, now)
+        for one in latest.values():
+            if recipient and recipient != one.ref.recipient:
+                continue
+            if one.state is State.ACCEPTED and (one.attempt or recipient):
+                writes.append(Postpone(one.ref, one.attempt, now, one.error))
+            elif one.state in DEAD or (one.state.terminal and recipient):
+                ref = structs.replace(one.ref, round=max(BY_HAND, one.ref.round + 1))
+                writes.append(Deliver(ref, now, now + self._lasts(alert)))
+        if not writes:
+            raise Malformed(
+                "nothing of this alert was tried in vain or has ended badly; "
+                "name a recipient (--to) to tell it now, or again"
+            )
+        await self._ledger.write(*writes)
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    async def _begin_again(self, alert: AlertRecord, now: int) -> list[Delivery]:
+        """Nobody was told at all, since the profile was missing or the alert silenced."""
+        profile = self._profiles.get(alert.record.message.recipient)
+        if profile is None or not profile.steps:
+            raise Malformed(
+                f"profile {alert.record.message.recipient!r} names nobody to tell; see 'duly profile set'"
+            )
+        planned = [one for one in profile.plan(now, urgent=True) if one.round == 0]
+        refs = [DeliveryRef(alert.key, CHANNEL, one.recipient, BY_HAND) for one in planned]
+        await self._ledger.write(*(Deliver(ref, now, now + profile.lasts) for ref in refs))
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    async def fall_back(self, alert: AlertRecord, reason: str) -> bool:
+        """Nobody could be told, and that is noted: tell those of the default profile who were not tried, and
+        record it; whether it still was to be done."""
+        now, name, message = self._ledger.clock.now(), name_in_bucket(alert.key), alert.record.message
+        tried = {one.ref.recipient for one in alert.deliveries}
+        recorded = RecordRefusal(message.scope, message.id[:ID_SHOWN], "untold", reason, now)
+        writes: Group = (DropItem(UNTOLD, name), recorded, *self._to_fallback(alert, now, tried))
+        (noted, *_) = await self._ledger.write(CheckItem(UNTOLD, name, then=writes))
+        if noted:
+            await self._changed(alert.key)
+        return bool(noted)
+
+    def _to_fallback(self, alert: AlertRecord, now: int, tried: Collection[str]) -> list[Deliver]:
+        """To those of the default profile, besides these."""
+        profile = self._profiles.fallback
+        to = [] if profile is None else [label for step in profile.steps for label in step.to]
+        expires = now + self._lasts(alert)
+        refs = [
+            DeliveryRef(alert.key, CHANNEL, label, FALLBACK)
+            for label in dict.fromkeys(to)
+            if label not in tried
+        ]
+        return [Deliver(ref, now, expires) for ref in refs]
+
+    async def edit(self, alert: AlertRecord, recipient: str, url: str) -> list[Delivery]:
+        """Send it to another address instead."""
+        rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
+        if not rounds:
+            known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "nobody"
+            raise Malformed(f"this alert has no delivery to {recipient!r}; it goes to {known}")
+        label = await self._profiles.add_address(url)
+        now = self._ledger.clock.now()
+        taken = [one.ref.round for one in alert.deliveries if one.ref.recipient == label]
+        ref = DeliveryRef(alert.key, CHANNEL, label, max([BY_HAND, *(n + 1 for n in taken)]))
+        writes: list[Write] = [
+            Finish(one.ref, one.attempt, State.SUPERSEDED, f"sent to {label} instead")
+            for one in rounds
+            if one.state is State.ACCEPTED
+        ]
+        await self._ledger.write(*writes, Deliver(ref, now, now + self._lasts(alert)))
+        await self._changed(alert.key)
+        return await self._ledger.deliveries(alert.key)
+
+    # ── silences ─────────────────────────────────────────────────────────────────────────────────
+
+    async def silence(self, silence: Silence) -> str:
+        """Keep quiet; returns the silence's name."""
+        existing = await self.silences()
+        now = self._ledger.clock.now()
+        over = [DropItem(SILENCES, old) for old, one in existing.items() if one.until < now]
+        number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
+        body = msgspec.json.encode(silence)
+        while not (await self._ledger.write(PutNewItem(SILENCES, str(number), body), changed(), *over))[0]:
+            number += 1  # somebody was faster
+        await self._changed(b"")
+        return str(number)
+
+    async def unsilence(self, name: str) -> bool:
+        gone, _ = await self._ledger.write(DropItem(SILENCES, name), changed())
+        await self._changed(b"")
+        return bool(gone)
+
+    async def silences(self) -> dict[str, Silence]:
+        bucket = await self._ledger.bucket(SILENCES)
+        return {name: msgspec.json.decode(body, type=Silence) for name, body in bucket.items()}
+
+
+def calls_off(standing: AlertState, round_: int) -> bool:
+    """Whether a delivery of this round is no longer wanted; what is sent by hand always is."""
+    match standing:
+        case AlertState.OPEN:
+            return False
+        case AlertState.ACKNOWLEDGED:
+            return round_ < RAISED  # that it has become worse is news to them, too
+        case AlertState.RESOLVED | AlertState.CANCELLED:
+            return round_ < CORRECTION
+
+
+def _to_nobody(alert: AlertRecord) -> list[Delivery]:
+    """The delivery that an alert should have had, and could not have."""
+    record = alert.record
+    if record.state not in DEAD:
+        return []
+    reason = "" if record.answer is None else record.answer.reason
+    return [Delivery(DeliveryRef(alert.key, CHANNEL, NOBODY), record.state, 0, 0, 0, "", reason)]
+
+
+def _critical(event: AlertEvent, status: AlertStatus) -> bool:
+    return current(event, status).severity is Severity.CRITICAL
+
+
+def _standing(word: str) -> AlertState:
+    try:
+        return AlertState(word)
+    except ValueError:
+        known = ", ".join(one.value for one in AlertState)
+        raise Malformed(f"{word!r} is not a status of alerts; there are {known}") from None
+
+
+def _is(wanted: str, state: State) -> bool:
+    match wanted:
+        case "":
+            return True
+        case "open":
+            return not state.terminal
+        case "dead":
+            return state in DEAD
+        case _:
+            return wanted == state.word
+
+
+# ── as people and programs see it ────────────────────────────────────────────────────────────────
+
+
+def named(alert: AlertRecord) -> dict[str, Any]:
+    return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
+
+
+def show(alert: AlertRecord) -> dict[str, Any]:
+    """An alert as people and programs want to see it: times in milliseconds."""
+    record, status = alert.record, alert.status
+    event = read_event(record.message.body) if record.message.kind == EVENT else None
+    seen = shown(record.message, status) | {
+        "state": record.state.word,
+        "accepted_at": record.accepted_at // MS,
+        "offset_ms": None if event is None else event.offset_ms,
+        "deliveries": [show_delivery(one) for one in alert.deliveries],
+    }
+    if record.answer is not None and record.answer.reason:
+        seen["detail"] = record.answer.reason
+    if status is not NOTHING_SAID and status.by:
+        seen |= {"by": status.by, "at": status.at // MS, "note": status.note}
+        seen |= {"claimed": status.claimed} if status.claimed else {}
+    return seen
+
+
+def show_delivery(one: Delivery) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        "recipient": one.ref.recipient,
+        "round": one.ref.round,
+        "state": one.state.word,
+        "attempts": one.attempt,
+        "error": one.error,
+    }
+    if one.state is State.ACCEPTED:
+        seen["due"] = one.due // MS
+    if not one.state.terminal and one.expires:
+        seen["expires"] = one.expires // MS
+    return seen
+
+
+def show_forgotten(one: Delivery) -> dict[str, Any]:
+    """A delivery without its alert, as the archive keeps it."""
+    sentinel, event = names_in(one.ref.key)
+    return {"event": event, "sentinel": sentinel} | show_delivery(one)

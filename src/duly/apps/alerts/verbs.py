@@ -1,0 +1,117 @@
+"""The verbs on alerts, deliveries and profiles, as the command line and the hub's door for it know them.
+
+The laws. They are the same through a running hub and without one. Who acknowledged, resolved or silenced is
+the account that has authenticated, never what a client says; that is kept beside it, as a claim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from duly.apps.alerts.model import AlertState
+from duly.apps.alerts.operations import AlertOperations, AlertRecord, Silence, named, show, show_delivery
+from duly.apps.alerts.profiles import Profile, ProfileDraft, Profiles
+from duly.core.units import MS, SECOND
+from duly.errors import Malformed
+
+_SILENCED: Final = frozenset({"sentinel", "device", "reason", "profile", "note"})
+
+
+async def administer(
+    operations: AlertOperations, profiles: Profiles, verb: str, wanted: dict[str, str], by: str
+) -> object:
+    """Carry out a verb on alerts, deliveries or profiles, for the account `by`."""
+    match verb:
+        case "alert.list":
+            alerts = await operations.alerts(
+                standing=wanted.get("status", ""),
+                sentinel=wanted.get("sentinel", ""),
+                limit=int(wanted.get("limit", "50")),
+            )
+            return {"alerts": [show(alert) for alert in alerts]}
+        case "alert.show" | "deliveries.show":
+            return show(await _asked(operations, wanted))
+        case "alert.ack" | "alert.resolve":
+            standing = AlertState.ACKNOWLEDGED if verb == "alert.ack" else AlertState.RESOLVED
+            alert = await _asked(operations, wanted)
+            await operations.say(alert, standing, by, wanted.get("note", ""), _claimed(wanted, by))
+            return show(await _asked(operations, wanted))
+        case "alert.silence":
+            said: dict[str, Any] = {name: value for name, value in wanted.items() if name in _SILENCED}
+            if not said.keys() & {"sentinel", "device", "reason", "profile"}:
+                raise Malformed("say what to silence: --sentinel, --device, --reason or --profile")
+            until = operations.now() + round(float(wanted["lasts"]) * SECOND)
+            said |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
+            quiet = msgspec.convert(said | {"critical": "critical" in wanted}, Silence)
+            return {"silence": await operations.silence(quiet), **_show_silence(quiet)}
+        case "alert.unsilence":
+            return {"changed": await operations.unsilence(wanted["silence"])}
+        case "alert.silences":
+            found = await operations.silences()
+            return {"silences": [{"silence": name} | _show_silence(one) for name, one in found.items()]}
+        case "deliveries.list":
+            pairs = await operations.deliveries(
+                state=wanted.get("state", ""), limit=int(wanted.get("limit", "50"))
+            )
+            return {"deliveries": [named(alert) | show_delivery(one) for alert, one in pairs]}
+        case "deliveries.retry":
+            alert = await _asked(operations, wanted)
+            made = await operations.retry(alert, wanted.get("recipient", ""))
+            return {"deliveries": [named(alert) | show_delivery(one) for one in made]}
+        case "deliveries.edit":
+            alert = await _asked(operations, wanted)
+            made = await operations.edit(alert, wanted["recipient"], wanted["url"])
+            return {"deliveries": [named(alert) | show_delivery(one) for one in made]}
+        case "profile.set":
+            draft = draft_of(msgspec.json.decode(wanted["draft"]))
+            profile, secrets = await profiles.set(wanted["name"], draft)
+            return show_profile(wanted["name"], profile) | {"secrets": secrets}
+        case "profile.list":
+            return {"profiles": [show_profile(name, one) for name, one in profiles.all().items()]}
+        case "profile.show":
+            return show_profile(wanted["name"], profiles.named(wanted["name"]))
+        case "profile.remove":
+            return {"changed": await profiles.remove(wanted["name"])}
+        case _:
+            raise Malformed(f"there is no verb {verb!r}")
+
+
+def draft_of(raw: object) -> ProfileDraft:
+    """A profile as it was written down, or what is wrong with it."""
+    try:
+        return msgspec.convert(raw, ProfileDraft)
+    except msgspec.ValidationError as problem:
+        raise Malformed(f"this is not a profile: {problem}") from None
+
+
+def _claimed(wanted: dict[str, str], by: str) -> str:
+    """Who the client says it is, if that is not who it is."""
+    said = wanted.get("by", "")
+    return "" if said == by else said
+
+
+async def _asked(operations: AlertOperations, wanted: dict[str, str]) -> AlertRecord:
+    return await operations.find(wanted["event"], wanted.get("sentinel", ""))
+
+
+def show_profile(name: str, profile: Profile) -> dict[str, Any]:
+    return {
+        "name": name,
+        "steps": [{"after": step.after / SECOND, "to": list(step.to)} for step in profile.steps],
+        "quiet": profile.quiet,
+        "zone": profile.zone,
+        "lasts": profile.lasts / SECOND,
+        "tries": profile.tries,
+        "most": profile.most,
+        "together": profile.together / SECOND,
+        "heartbeat": profile.heartbeat / SECOND,
+        "grace": profile.grace / SECOND,
+        "silent": profile.silent.value,
+    }
+
+
+def _show_silence(one: Silence) -> dict[str, Any]:
+    seen: dict[str, Any] = msgspec.to_builtins(one)
+    return seen | {"until": one.until // MS}

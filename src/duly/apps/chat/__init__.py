@@ -1,0 +1,1 @@
+"""Chat: people and groups, in conversations that all members see alike."""

@@ -1,0 +1,95 @@
+"""Departures: what becomes of somebody whose account was removed.
+
+The laws. They leave their groups, and are nobody's friend any more; others see that as they would see anybody
+do it, in lines of their own. Who owned a group hands it over first. A name under which somebody has talked is
+not given away: what was said to them, and by them, is nobody else's.
+
+Removing an account leaves a note in its own transaction (`auth.LEAVING`). Whoever finds it sees them off, as
+often as it takes: each step has an id of its own and happens once, whoever else is at it, and after a crash.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from duly.apps.chat import conversations as c
+from duly.apps.chat.conversations import HORIZON, Rank, Request
+from duly.apps.chat.friends import Friends
+from duly.apps.chat.groups import Groups
+from duly.core.horizon import remember_until
+from duly.core.ids import uuid7
+from duly.core.operations import AppendEntry, DropItem, PutItem
+from duly.core.units import SECOND
+from duly.errors import NotAllowed
+from duly.identity.accounts import FORMER, LEAVING
+from duly.storage.ledger import Ledger
+from duly.wire.frames import Frame
+
+SETTLED: Final = 15 * SECOND
+"""How long a hub that has not heard of it may still let them say something, and more."""
+
+
+async def remove_from_chat(ledger: Ledger, name: str) -> list[str]:
+    """End what somebody was in, if their account was removed; the conversations in which that is new."""
+    note = await ledger.item(LEAVING, name)
+    if note is None:
+        return []
+    leaving = _Removal(ledger, name, int(note))
+    mine = await ledger.bucket(c.convs(name))
+    if mine or (await ledger.extent(c.stream(c.notes(name)))).last:
+        await ledger.write(PutItem(FORMER, name, b""))  # first: what follows takes the traces away
+    for group in filter(c.is_group, mine):
+        await leaving.leave(group)
+    for friend in await ledger.bucket(c.friends(name)):
+        await leaving.part_from(friend)
+    left = not any(map(c.is_group, await ledger.bucket(c.convs(name))))
+    if left and (ledger.sole or ledger.clock.now() > leaving.since + SETTLED):
+        await ledger.write(DropItem(LEAVING, name, note))
+    return leaving.news
+
+
+class _Removal:
+    def __init__(self, ledger: Ledger, name: str, since: int) -> None:
+        self._ledger = ledger
+        self._name = name
+        self._groups = Groups(ledger, _anybody)
+        self._friends = Friends(ledger, _anybody)
+        self.since = since
+        self.news: list[str] = []
+
+    async def leave(self, group: str) -> None:
+        ranks = await self._ledger.bucket(c.members(group))
+        if ranks.get(self._name) == Rank.OWNER.body and len(ranks) > 1:
+            # To an admin, if there is one; of several to the first by name, so that every hub picks the same.
+            ranked = sorted(ranks.keys() - {self._name}, key=lambda one: (ranks[one] != Rank.ADMIN.body, one))
+            frame = self._frame("group_role", group, group=group, user=ranked[0], role=Rank.OWNER.value)
+            with suppress(NotAllowed):  # somebody else has done it, or they left: looked at again
+                await self._do(await self._groups.request(frame, self._name))
+        await self._do(await self._groups.request(self._frame("group_leave", group, group=group), self._name))
+
+    async def part_from(self, friend: str) -> None:
+        request = await self._friends.request(self._frame("friend_remove", friend, user=friend), self._name)
+        theirs = c.notes(friend)
+        told = AppendEntry(c.stream(theirs), request.line, self._ledger.clock.now(), request.message.key)
+        await self._do(replace(request, also=(*request.also, told), news=(theirs,)))
+
+    async def _do(self, request: Request) -> None:
+        until = remember_until(request.message, HORIZON)
+        await self._ledger.write(*request.writes(until, self._ledger.clock.now()))
+        self.news += (request.conv, *request.news)
+
+    def _frame(self, type_: str, about: str, **data: str) -> Frame:
+        """Its id says when they were removed, and from what: it is the same whoever does it."""
+        digest = blake2b(f"{type_} {about}".encode(), digest_size=10).digest()
+        id_ = uuid7(self.since, int.from_bytes(digest))
+        return Frame(type_, id_, data=Raw(msgspec.json.encode(data)))
+
+
+async def _anybody(*_: str) -> bool:
+    return True

@@ -1,0 +1,318 @@
+"""Conversations: what they are called, where they lie in the ledger, and what may be said in them.
+
+The laws. A conversation is a stream; its number is the order in which everybody sees it. `ann+bob` is between
+two people, `#…` is a group, `~ann` is what only Ann is told: that somebody wants to be her friend, or has
+invited her. Who is in a group is an item per member, and coming and going are lines of its stream: so
+everybody, and every hub, sees them at the same place.
+
+What is asked for is a `Request`: the message, the line it becomes, what has to be so (`Precondition`), and
+what else is written. All of it is one transaction: who may is decided where it is done.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from enum import Enum
+from hashlib import blake2b
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.horizon import Horizon
+from duly.core.messages import Message, Verdict, Word, names_in
+from duly.core.operations import Admit, AppendEntry, CheckItem, Recall, Write
+from duly.core.units import DAY, FOREVER, MS
+from duly.errors import Malformed, NotAllowed, TooLarge
+from duly.storage.ledger import StreamEntry
+from duly.wire.frames import Frame, encode
+
+DATA_LIMIT: Final = 64 * 1024
+"""Most bytes of one line: chat is for people."""
+MEMBERS_LIMIT: Final = 20_000
+NAMES_SHOWN: Final = 100
+"""Members whose names are told in the line that makes a group."""
+HORIZON: Final = Horizon(keep=7 * DAY)
+"""How long an id is remembered: a line written on a journey is still taken a week later."""
+ALL: Final = FOREVER
+"""Past every number: a cursor that is moved there ends at the last line."""
+
+BARRED: Final = "barred"
+"""pairs of whom one has blocked the other"""
+GROUPS: Final = "groups"
+
+LINES: Final = frozenset({"one_chat", "group_chat"})
+"""What can be edited and deleted."""
+
+
+class Rank(Enum):
+    """What somebody is in a group."""
+
+    OWNER = "owner"
+    ADMIN = "admin"
+    MEMBER = "member"
+
+    @property
+    def body(self) -> bytes:
+        return self.value.encode()
+
+
+class HistoryPolicy(Enum):
+    """What those who join a group later may see of what was said before."""
+
+    ALL = "all"
+    JOINED = "joined"
+
+
+class GroupInfo(Struct, frozen=True):
+    """A group as it lies on its bucket."""
+
+    name: str
+    made_by: str
+    history: HistoryPolicy = HistoryPolicy.ALL
+    open: bool = False
+    """whoever knows its id may join"""
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def direct(one: str, other: str) -> str:
+    """The conversation of two people.
+
+    >>> direct("bob", "ann")
+    'ann+bob'
+    """
+    return "+".join(sorted((one, other)))
+
+
+def pair_in(conv: str) -> tuple[str, ...]:
+    """The two people of a conversation; nobody, if it is not one of two."""
+    names = tuple(conv.split("+"))
+    return names if len(names) == 2 and all(names) else ()
+
+
+_CONV: Final = re.compile(r"[#~]?[A-Za-z0-9._+-]{1,129}")
+
+
+def known_form(conv: str) -> str:
+    """The conversation if it can be one. What strangers make up is nowhere, and is not looked for."""
+    if not _CONV.fullmatch(conv):
+        raise NotAllowed(NOT_YOURS.reason)
+    return conv
+
+
+def notes(name: str) -> str:
+    return f"~{name}"
+
+
+def is_group(conv: str) -> bool:
+    return conv.startswith("#")
+
+
+def group_of(key: bytes) -> str:
+    """The id of the group that this message makes; the same for every repeat of it."""
+    return "#" + base64.b32encode(blake2b(key, digest_size=10).digest()).decode().lower()
+
+
+def stream(conv: str) -> str:
+    return f"chat/{conv}"
+
+
+def convs(name: str) -> str:
+    return f"convs/{name}"
+
+
+def members(group: str) -> str:
+    return f"members/{group}"
+
+
+def waiting(conv: str) -> str:
+    """Who was told something there and has not acknowledged it."""
+    return f"waiting/{conv}"
+
+
+def invited(group: str) -> str:
+    return f"invited/{group}"
+
+
+def friends(name: str) -> str:
+    return f"friends/{name}"
+
+
+def asked(name: str) -> str:
+    return f"asked/{name}"
+
+
+def blocks(name: str) -> str:
+    return f"blocks/{name}"
+
+
+def read_by(name: str) -> str:
+    """The reader under which is noted how far somebody has read; how far they have it is under their name."""
+    return f"r:{name}"
+
+
+def begins_for(name: str) -> str:
+    """The reader under which is noted where a conversation begins for somebody who joined it."""
+    return f"s:{name}"
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+NOT_YOURS: Final = Verdict(
+    Word.REFUSED,
+    reason="there is no such conversation or person, or you may not do that there",
+    cause="not_allowed",
+)
+"""The same words whether something does not exist or is not for them: nothing leaks."""
+
+
+REVOKED: Final = Verdict(
+    Word.REFUSED, reason="your login is no longer valid; log in again", cause="not_allowed"
+)
+
+
+class Precondition(Struct, frozen=True, gc=False):
+    """What has to be so: an item lies on a bucket (with this body, if one is named); or does not."""
+
+    bucket: str
+    name: str
+    body: bytes | None = None
+    wanted: bool = True
+    refusal: Verdict = NOT_YOURS
+
+
+class Request(Struct, frozen=True, eq=False):
+    """What somebody asks for. `line` is what becomes of it in the stream of `conv`."""
+
+    message: Message
+    conv: str
+    line: bytes
+    guards: tuple[Precondition, ...] = ()
+    also: tuple[Write, ...] = ()
+    joins: tuple[str, ...] = ()
+    """who is in the conversation from this line on"""
+    parts: tuple[str, ...] = ()
+    """who is not, after it"""
+    news: tuple[str, ...] = ()
+    """other conversations in which something is new then"""
+    live: bytes = b""
+    """what those who are here are told, if it is not the line itself"""
+    data: bytes = b""
+    """what the `server_ack` carries"""
+    shown: bool = True
+    """the sender may know the conversation and the number"""
+
+    def writes(self, until: int, now: int) -> tuple[Write, ...]:
+        """The one transaction that does it: look, admit, append."""
+        message = self.message
+        append = AppendEntry(stream(self.conv), self.line, now, message.key, ends=True)
+        write: Write = Admit(message, until, now, then=(append, *self.also))
+        for guard in reversed(self.guards):
+            # Who may no longer is still told what became of what he could.
+            refused = (Recall(message, guard.refusal, now),)
+            done, not_done = ((write,), refused) if guard.wanted else (refused, (write,))
+            write = CheckItem(guard.bucket, guard.name, guard.body, done, not_done)
+        return (write,)
+
+
+T = TypeVar("T")
+
+
+def read_data(frame: Frame, as_: type[T]) -> T:
+    """What is in a frame's `data`."""
+    try:
+        return msgspec.json.decode(frame.data, type=as_)
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise Malformed(f"the data of a {frame.type} does not fit: {problem}") from None
+
+
+def message_of(frame: Frame, sender: str, recipient: str) -> Message:
+    """The message in a frame. It carries only a digest of what was said: the text is in the stream."""
+    if frame.seq_id is None:
+        raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per message")
+    data = bytes(frame.data)
+    if len(data) > DATA_LIMIT:
+        raise TooLarge(f"data has {len(data)} bytes; {DATA_LIMIT} are allowed, send it in parts")
+    if frame.exp is not None and frame.exp < 10**11:
+        raise Malformed(f"exp is a time in milliseconds since 1970, not {frame.exp}")
+    said = blake2b(data, digest_size=16).digest()
+    return Message(sender, frame.seq_id, frame.type, recipient, said, expires=(frame.exp or 0) * MS)
+
+
+def line_of(frame: Frame, sender: str, data: Raw | None = None, *, edited: bool = False) -> bytes:
+    """What is stored of a line: everything but its number, time and place, which the stream knows."""
+    return encode(
+        Frame(
+            frame.type,
+            frame.seq_id,
+            from_=sender,
+            data=frame.data if data is None else data,
+            exp=frame.exp,
+            edited=edited,
+        )
+    )
+
+
+def edit_of(entry: StreamEntry) -> int | None:
+    """The number of the line that this entry says was edited. What was edited is in that line, so that
+    deleting it leaves nothing behind."""
+    if not entry.body.startswith(b'{"type":"edit"'):
+        return None
+    return int(msgspec.json.decode(read_line(entry).data)["n"])
+
+
+def edit_line(frame: Frame, sender: str, n: int, data: bytes) -> bytes:
+    """An edit with what the line says now; nothing, if it has been deleted since."""
+    said = b'{"n":%d,"data":%b}' % (n, data) if data else b'{"n":%d}' % n
+    return line_of(frame, sender, Raw(said))
+
+
+# ── showing ──────────────────────────────────────────────────────────────────────────────────────
+
+_decode: Final = msgspec.json.Decoder(Frame).decode
+
+
+def read_line(entry: StreamEntry) -> Frame:
+    return _decode(entry.body)
+
+
+def show(conv: str, n: int, line: bytes, at: int, attempt: int = 1) -> bytes:
+    """A line as it goes to its readers, without taking it apart."""
+    if attempt > 1:
+        return b'%b,"conv":"%b","n":%d,"time":%d,"attempt":%d}' % (
+            line[:-1], conv.encode(), n, at // MS, attempt,
+        )  # fmt: skip
+    return b'%b,"conv":"%b","n":%d,"time":%d}' % (line[:-1], conv.encode(), n, at // MS)
+
+
+def show_entry(conv: str, entry: StreamEntry, now: int, attempt: int = 1) -> bytes:
+    """An entry as it goes to its readers: what was deleted or has expired keeps its number alone."""
+    line = entry.body
+    if not line:
+        line = _remains("deleted", entry)
+    elif b'"exp":' in line and is_over(read_line(entry), now):
+        line = _remains("expired", entry)
+    return show(conv, entry.n, line, entry.at, attempt)
+
+
+def is_over(line: Frame, now: int) -> bool:
+    """Whether a line has expired: then nobody is shown what it said."""
+    return 0 < (line.exp or 0) * MS <= now
+
+
+def _remains(type_: str, entry: StreamEntry) -> bytes:
+    scope, id_ = names_in(entry.key)
+    return encode(Frame(type_, id_, from_=scope))
+
+
+def leaver_in(entry: StreamEntry) -> str | None:
+    """Who is no longer in the group after this line."""
+    if not entry.body.startswith((b'{"type":"group_leave"', b'{"type":"group_remove"')):
+        return None
+    frame = read_line(entry)
+    if frame.type == "group_leave":
+        return frame.from_
+    return str(msgspec.json.decode(frame.data)["user"])

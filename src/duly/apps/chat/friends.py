@@ -1,0 +1,85 @@
+"""Friends: ask, accept, remove, block.
+
+The law: what one of them decides holds in the same transaction for both. Who is blocked cannot tell it from a
+name that nobody has, and learns nothing when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from duly.apps.chat import conversations as c
+from duly.apps.chat.conversations import NOT_YOURS, Precondition, Request
+from duly.core.messages import Verdict, Word
+from duly.core.operations import CheckItem, DropItem, PutItem
+from duly.errors import NotAllowed
+from duly.storage.ledger import Ledger
+from duly.wire.frames import Frame
+
+ALREADY: Final = Verdict(Word.REFUSED, reason="you have asked already, or are friends", cause="already")
+
+FRIENDS: Final = frozenset({"friend_ask", "friend_accept", "friend_remove", "block", "unblock"})
+
+
+class FriendRequest(Struct, frozen=True):
+    """The `data` of these frames."""
+
+    user: str
+
+
+class Friends:
+    """`knows(name)` says whether this is somebody one can talk to."""
+
+    def __init__(self, ledger: Ledger, knows: Callable[[str], Awaitable[bool]]) -> None:
+        self._ledger = ledger
+        self._knows = knows
+
+    async def request(self, frame: Frame, me: str) -> Request:
+        other = c.read_data(frame, FriendRequest).user
+        if other == me or not await self._knows(other):
+            raise NotAllowed(NOT_YOURS.reason)
+        message = c.message_of(frame, me, other)
+        conv = c.direct(me, other)
+        apart = (
+            DropItem(c.friends(me), other), DropItem(c.friends(other), me),
+            DropItem(c.asked(me), other), DropItem(c.asked(other), me),
+        )  # fmt: skip
+        barred = Precondition(c.BARRED, conv, wanted=False)
+        line = c.line_of(frame, me)
+        mine, theirs = c.notes(me), c.notes(other)
+        match frame.type:
+            case "friend_ask":
+                fresh = (
+                    barred,
+                    Precondition(c.friends(me), other, wanted=False, refusal=ALREADY),
+                    Precondition(c.asked(other), me, wanted=False, refusal=ALREADY),
+                )
+                return Request(message, theirs, line, fresh, (PutItem(c.asked(other), me, b""),), shown=False)
+            case "friend_accept":
+                together = (
+                    PutItem(c.friends(me), other, b""), PutItem(c.friends(other), me, b""),
+                    DropItem(c.asked(me), other), DropItem(c.asked(other), me),
+                )  # fmt: skip
+                guards = (barred, Precondition(c.asked(me), other))
+                return Request(message, theirs, line, guards, together, shown=False)
+            case "friend_remove":
+                return Request(message, mine, line, (Precondition(c.friends(me), other),), apart)
+            case "block":
+                also = (PutItem(c.blocks(me), other, b""), PutItem(c.BARRED, conv, b""), *apart)
+                return Request(message, mine, line, (), also)
+            case _:
+                # The other may have blocked us as well; then the two stay apart.
+                free = CheckItem(c.blocks(other), me, otherwise=(DropItem(c.BARRED, conv),))
+                return Request(message, mine, line, (), (DropItem(c.blocks(me), other), free))
+
+    async def of(self, me: str) -> dict[str, list[str]]:
+        """Friends, those who ask to be (and are still there), and those who are blocked."""
+        asking = await self._ledger.bucket(c.asked(me))
+        return {
+            "friends": list(await self._ledger.bucket(c.friends(me))),
+            "asking": [name for name in asking if await self._knows(name)],
+            "blocked": list(await self._ledger.bucket(c.blocks(me))),
+        }

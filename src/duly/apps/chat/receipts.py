@@ -1,0 +1,151 @@
+"""Receipts: how far a line has come with each of its recipients, and what of it somebody has not read yet.
+
+The law: everything here is read from the ledger, so every hub says the same, also after a restart. Readers
+have cursors: how far they have acknowledged, and how far they have read. Who was told something and does not
+acknowledge it is noted by the hub they are connected to (`AwaitedReceipt`), a second after it was told and at
+every further attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed
+is old, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.apps.chat import conversations as c
+from duly.core.messages import Message, names_in
+from duly.core.operations import DropItem, PutItem, Write
+from duly.core.units import MS
+from duly.storage.ledger import Ledger, Record, StreamEntry
+
+SHOWN: Final = 1_000
+"""Recipients that a trace names; of more it shows the figures."""
+UNREAD_COUNTED: Final = 1_000
+"""Lines that are counted as unread, and no further: whoever has more has many."""
+PAGE: Final = 200
+
+
+class AwaitedReceipt(Struct, frozen=True, array_like=True):
+    """What somebody was told and has not acknowledged: after which line, up to which, how often, since when
+    (milliseconds)."""
+
+    acked: int
+    told: int
+    attempt: int
+    since: int
+
+
+class Recipient(Struct, frozen=True, omit_defaults=True):
+    """How far a line has come with one recipient. `state` is `read`, `delivered`, `sent` (told, and not
+    acknowledged) or `waiting` (not told yet: they were not connected since). Times in milliseconds."""
+
+    name: str
+    state: str
+    acknowledged: int = 0
+    """up to which line of the conversation"""
+    read: int = 0
+    attempts: int = 0
+    """how often it was told since it is waited for"""
+    since: int = 0
+    """since when it waits: for the acknowledgement, or to be told"""
+
+
+_decode: Final = msgspec.json.Decoder(AwaitedReceipt).decode
+
+
+def note_waiting(conv: str, name: str, waiting: AwaitedReceipt | None) -> Write:
+    """The note of somebody who does not acknowledge; None takes it away."""
+    bucket = c.waiting(conv)
+    return DropItem(bucket, name) if waiting is None else PutItem(bucket, name, msgspec.json.encode(waiting))
+
+
+def author_of(entry: StreamEntry) -> str:
+    return names_in(entry.key)[0] if entry.key else ""
+
+
+async def recipients(ledger: Ledger, conv: str, entry: StreamEntry) -> list[Recipient]:
+    """How far an entry of a conversation has come with everybody it is for."""
+    if c.is_group(conv):
+        names = set(await ledger.bucket(c.members(conv)))
+    else:
+        names = set(c.pair_in(conv)) or {conv.removeprefix("~")}
+    cursors = await ledger.cursors(c.stream(conv))
+    notes = await ledger.bucket(c.waiting(conv))
+    found = []
+    for name in sorted(names - {author_of(entry)}):
+        note = _decode(notes[name]) if name in notes else None
+        acknowledged, read = cursors.get(name, 0), cursors.get(c.read_by(name), 0)
+        found.append(_recipient(name, entry, max(acknowledged, read), read, note))
+    return found
+
+
+def _recipient(
+    name: str, entry: StreamEntry, acknowledged: int, read: int, note: AwaitedReceipt | None
+) -> Recipient:
+    n = entry.n
+    if read >= n:
+        return Recipient(name, "read", acknowledged, read)
+    if acknowledged >= n:
+        return Recipient(name, "delivered", acknowledged, read)
+    if note is not None and note.acked < n <= note.told:
+        return Recipient(name, "sent", acknowledged, read, note.attempt, note.since)
+    return Recipient(name, "waiting", acknowledged, read, since=entry.at // MS)
+
+
+async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, Any] | None:
+    """Where a message of chat lies, and how far it has come with its recipients, those who do not have it
+    first. None for any other message, and if it is `for_` somebody who is not in the conversation."""
+    conv = conversation_of(record.message)
+    answer = record.answer
+    if conv is None or answer is None or not answer.data.isdigit():
+        return None
+    if for_ is not None and c.is_group(conv) and await ledger.item(c.members(conv), for_) is None:
+        return None
+    n = int(answer.data)
+    found = await ledger.entries(c.stream(conv), n - 1, 1)
+    if not found or found[0].n != n or found[0].key != record.message.key:
+        return None
+    everybody = await recipients(ledger, conv, found[0])
+    everybody.sort(key=lambda one: one.state in ("delivered", "read"))
+    states = [one.state for one in everybody]
+    return {
+        "conv": conv,
+        "n": n,
+        "of": len(everybody),
+        "delivered": sum(state in ("delivered", "read") for state in states),
+        "read": states.count("read"),
+        "recipients": [msgspec.to_builtins(one) for one in everybody[:SHOWN]],
+    }
+
+
+def conversation_of(message: Message) -> str | None:
+    """Where a line lies, by what its message says."""
+    match message.kind:
+        case "one_chat":
+            return c.direct(message.scope, message.recipient)
+        case "group_chat" | "edit" | "delete":
+            return message.recipient
+        case _:
+            return None
+
+
+async def unread(ledger: Ledger, conv: str, me: str, read: int, last: int) -> int:
+    """How many lines others have said since, up to `UNREAD_COUNTED`. What was deleted or has expired is not
+    there to be read."""
+    count, now = 0, ledger.clock.now()
+    while read < last and count < UNREAD_COUNTED:
+        page = await ledger.entries(c.stream(conv), read, PAGE)
+        if not page:
+            break
+        read = page[-1].n
+        count += sum(_is_news(entry, me, now) for entry in page)
+    return min(count, UNREAD_COUNTED)
+
+
+def _is_news(entry: StreamEntry, me: str, now: int) -> bool:
+    if not entry.body or author_of(entry) == me:
+        return False
+    line = c.read_line(entry)
+    return line.type in c.LINES and not c.is_over(line, now)

@@ -1,0 +1,104 @@
+"""The machine that stores lines: what an engine drives for chat.
+
+The law: a request is one step, and its end is in the step: the message is admitted, its line has a number,
+and whatever comes with it is written, or none of it. So nothing is ever under way, a crash leaves nothing
+half done, and there is nothing to restore. A repeat gets the number of the first.
+
+The engine's one timer is also the subscriptions's: what was not acknowledged is told again when its time has
+come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, cast
+
+from msgspec import Struct
+
+from duly.apps.chat.conversations import HORIZON, Request
+from duly.core import horizon as horizons
+from duly.core.lifecycle import State
+from duly.core.messages import Message, Verdict, Word
+from duly.core.operations import Group, OpenDelivery, Recall, Results, numbered
+from duly.core.outbox import UNABLE
+from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Reply, Step, Todo
+from duly.wire.session import Session
+
+CHANNEL: Final = "chat"
+
+
+class RequestOrigin(Struct, frozen=True, eq=False):
+    """Who asked for what: the origin of a request."""
+
+    session: Session
+    request: Request
+
+
+class ChatTimers(Protocol):
+    """What else has to happen in time."""
+
+    def wake(self, now: int) -> None: ...
+    def next_wake(self) -> int | None: ...
+    def shift(self, by: int) -> None: ...
+    def restored(self) -> None: ...
+
+
+class LineStore:
+    channel = CHANNEL
+
+    def __init__(self, clockwork: ChatTimers) -> None:
+        self._clockwork = clockwork
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        if not isinstance(event, Arrived):
+            return []  # somebody came or went: the timers are looked at, no more
+        message, origin = event.message, cast("RequestOrigin", event.origin)
+        refusal = horizons.judge(message, HORIZON, now)
+        if refusal is not None:
+            writes: Group = (Recall(message, refusal, now),)
+        else:
+            writes = origin.request.writes(horizons.remember_until(message, HORIZON), now)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Reply(origin, message, _verdict(results))]
+
+        return [Step(writes, done, (Reply(origin, message, UNABLE),))]
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        return [Reply(origin, message, verdict)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
+
+    @property
+    def keys(self) -> list[bytes]:
+        return []
+
+    def restore(
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
+    ) -> list[Todo]:
+        self._clockwork.restored()
+        return []
+
+    def wake(self, now: int) -> list[Todo]:
+        self._clockwork.wake(now)
+        return []
+
+    def next_wake(self) -> int | None:
+        return self._clockwork.next_wake()
+
+    def shift(self, by: int) -> None:
+        self._clockwork.shift(by)
+
+
+def _verdict(results: Results) -> Verdict:
+    """What was said of the message, behind what its guards found; with its number, if it is new."""
+    at = next(i for i, result in enumerate(results) if isinstance(result, Verdict))
+    verdict = cast("Verdict", results[at])
+    if not verdict.fresh:
+        return verdict
+    return Verdict(Word.FRESH, State.DONE, numbered(cast("int", results[at + 1])))

@@ -1,0 +1,1 @@
+"""The gateway: commands from apps to devices, with two acknowledgements."""

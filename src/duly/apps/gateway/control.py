@@ -1,0 +1,50 @@
+"""Ordered control (seed 004): the lamp ends in the state its remote meant, whatever the network did.
+
+The law: per device and order key a sender's commands take effect in its order. Only a gap waits, at most
+the window; what comes later than that is superseded and its sender told. A command older than `max_age`
+when it first arrives is refused as stale: a late "unlock" is dangerous.
+
+The mechanism is `duly.core.ordering`; here are its numbers, validated once, and the check that ids are
+remembered longer than anything could still be repeated.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from duly.core.horizon import Horizon
+from duly.core.ordering import LanePolicy
+from duly.core.retry import COMMAND, RetryPolicy
+from duly.core.units import DAY, MINUTE, MS, SECOND
+from duly.errors import Malformed
+
+
+class ControlPolicy(Struct, frozen=True):
+    window: int = 300 * MS
+    """how long a gap is waited for"""
+    max_age: int = 10 * MINUTE
+    """how old a command may be when it first arrives, by its own seq_id"""
+    drift: int = 2 * SECOND
+    """how far ahead a sender's clock is believed where it has no counter"""
+    remember: int = DAY
+    """how long ids and answers are remembered"""
+    skew: int = 5 * MINUTE
+    """how wrong a sender's clock may be"""
+    lasts: int = 30 * SECOND
+    """how long an accepted command without `exp` may take to reach its device"""
+    patience: int = 10 * SECOND
+    """how long a device that has a command may take to answer before the outcome is called unknown"""
+    resend: RetryPolicy = COMMAND
+
+    def __post_init__(self) -> None:
+        for name in ("max_age", "remember", "lasts", "patience"):
+            if getattr(self, name) <= 0:
+                raise Malformed(f"{name} must be longer than 0")
+        self.horizon().covers(self.max_age, self.resend.span() or 0)
+        LanePolicy(self.window, self.drift)
+
+    def horizon(self) -> Horizon:
+        return Horizon(keep=self.remember, skew=self.skew, fresh=min(self.max_age, self.remember))
+
+    def lanes(self) -> LanePolicy:
+        return LanePolicy(self.window, self.drift, gated=True)

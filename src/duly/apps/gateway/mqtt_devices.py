@@ -1,0 +1,603 @@
+"""MQTT devices of the gateway: they are FD nodes (seed 001), and so is the hub.
+
+The laws. A command is a `pending` task whose action is the command's type and whose msg_id is
+`{app}:{seq_id}:{tag}`; `ack` means delivered, `complete` is code 0, `failed` its code; `status` is presence.
+What a device says is acknowledged to the broker (PUBACK) when it is committed, not before. An answer counts
+only with the tag under which its device was given the task (`duly.wire.task_ids`), and only if the task
+was handed over; from a device with a key, only with its signature.
+
+Answers and reports come in two sessions: a broker hands over only so much at a time that is not acknowledged,
+and a flood of reports would take all of it. What one device says makes no other wait
+(`duly.runtime.fair_reader`), and what it says too fast is refused. No message ends the reading: whatever is
+wrong with one is recorded, and it is acknowledged. What we did not subscribe to was planted in our session:
+it is unsubscribed.
+
+A will tells when a device is gone, unless the broker dies with it. So whoever says how often he speaks is
+given up after three times that in silence; and who is not heard of again after the broker has forgotten its
+sessions, or was started anew by us, after a while. Of the others we know only what the broker says.
+
+To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+
+Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
+was first; the others leave its answers and its news to that one, and compete again when it is gone. Whoever
+then takes it in also stores what it has told meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from math import inf
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from duly.apps.gateway.mqtt_frames import MqttPush, answer_to_push, data_of, failure_of, push_in
+from duly.apps.gateway.service import GatewayService
+from duly.core.acl import HUB
+from duly.core.ids import time_of
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, key_of
+from duly.core.quota import Quota, Rate
+from duly.core.signing import Keyring, read_key
+from duly.core.steps import Answered, Received
+from duly.core.units import MS, SECOND, seconds
+from duly.errors import (
+    DulyError,
+    Forged,
+    LedgerError,
+    Malformed,
+    NotAllowed,
+    Overloaded,
+    RateLimited,
+    SenderError,
+    Stopped,
+)
+from duly.identity.accounts import Accounts, Principal, Role
+from duly.runtime.audit import AuditLog
+from duly.runtime.engine import RECOVERY
+from duly.runtime.fair_reader import FairReader
+from duly.runtime.refusal_tally import RefusalTally
+from duly.runtime.tasks import Supervisor
+from duly.wire import fd, frames
+from duly.wire.fd import FdKind
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.frames import DeviceCode, ServerAck, ServerCode
+from duly.wire.session import UncongestedSession
+from duly.wire.task_ids import TaskId, TaskIds, answered_id, read_task_id
+
+LOG: Final = logging.getLogger("duly.mqtt")
+
+GRACE: Final = 30.0
+"""Seconds that a device has to come back after the broker was started anew."""
+
+MISSED: Final = 3
+"""Heartbeats that may be missed."""
+
+TOLD: Final = Rate(200, SECOND, burst=500)
+"""What a device may tell: reports of its status, and pushes. A large one counts as several."""
+TOLD_BYTES: Final = 4_096
+"""What counts as one."""
+
+LATE: Final = Rate(1, SECOND, burst=10)
+"""How often a command may be answered that is no longer under way: each costs a look into the ledger."""
+
+RUSH: Final = 200
+RUSH_SECONDS: Final = 0.1
+"""So many messages within so long are a reason to look who sends them. A large one counts as several."""
+
+STRAYS: Final = 100
+"""Topics that were planted in our session, of which we remember that we have unsubscribed them."""
+
+
+class DeviceLink(Protocol):
+    """What is needed of `duly.transports.mqtt.link.MqttLink`."""
+
+    def post(self, topic: str, payload: bytes) -> None: ...
+
+    async def unsubscribe(self, *filters: str) -> None: ...
+
+
+class _HeardMessage(Struct, frozen=True):
+    """A message from the broker; `old` if it may have been said before the broker started."""
+
+    topic: str
+    kind: FdKind
+    payload: bytes
+    old: bool
+    ack: Callable[[], None]
+
+
+class _Answer(Struct, frozen=True):
+    """An answer with a tag of ours, and the key of its command."""
+
+    said: fd.FdAck | fd.FdComplete | fd.FdFailed
+    task: TaskId
+    key: bytes
+
+
+class _Presence(Struct):
+    """Somebody who is there, by his own word. Times are the loop's."""
+
+    session: str
+    """which of his connections this is"""
+    silence: float
+    """seconds without a word after which he is given up; never, if he did not say how often he speaks"""
+    heard: float
+    until: float
+
+
+class MqttDevice(UncongestedSession):
+    """A device behind the broker."""
+
+    def __init__(
+        self,
+        name: str,
+        link: DeviceLink,
+        prefix: str,
+        session: str,
+        ids: TaskIds,
+        refusals: RefusalTally,
+        given: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._ids = ids
+        self._refusals = refusals
+        self._given = given
+        self.session = session
+        """which of its connections this is, by its own word"""
+        self._link = link
+        self._prefix = prefix
+
+    def push(self, frame: bytes) -> None:
+        command = frames.decode(frame)
+        if command.seq_id is None or command.from_ is None:
+            return  # a welcome: nodes have no use for it
+        task = fd.FdPending(
+            sender=HUB,
+            receiver=self.name,
+            msg_id=self._ids.mint(self.name, command.from_, command.seq_id),
+            action=command.type,
+            time=time_of(command.seq_id) or 0,
+            exp=(command.exp or 0) * MS,
+            payload=fd.Content(frames.payload_of(command)),
+            order=frames.dump_order(command.order),
+        )
+        topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
+        try:
+            # Without a connection it is lost here; the outbox repeats it.
+            self._link.post(topic, fd.encode(task))
+            self._given(self.name)
+        except DulyError as problem:
+            self._refusals.note(
+                command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
+            )
+
+    def close(self, reason: str) -> None:
+        pass
+
+
+class MqttDevices:
+    """All of them, over one link."""
+
+    def __init__(
+        self,
+        gateway: GatewayService,
+        accounts: Accounts,
+        journal: AuditLog,
+        ids: TaskIds,
+        tasks: Supervisor | None = None,
+        *,
+        prefix: str = fd.PREFIX,
+        on_rush: Callable[[], None] | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._accounts = accounts
+        self._ids = ids
+        self._prefix = prefix
+        self._on_rush = on_rush
+        """hears that more arrives than usual"""
+        self._tasks = tasks or Supervisor()
+        self.refusals = RefusalTally(journal, self._tasks)
+        self._reader: FairReader[_HeardMessage] = FairReader(
+            self._handle, self._failed, RECOVERY, self._tasks
+        )
+        self._told = Quota(TOLD)
+        self._late = Quota(LATE)
+        self._seals: dict[tuple[str, str], FdSignatures] = {}
+        """what checks the signatures of a device with this key"""
+        self._arrivals = 0
+        self._counted_at = -inf
+        self._strays: set[str] = set()
+        self._given: Counter[str] = Counter()
+        self._devices: dict[str, MqttDevice] = {}
+        self._new = False
+        """the broker is a new one: what it keeps was said since it started"""
+        self._lost = -inf
+        """when the broker was lost"""
+        self._online: dict[str, _Presence] = {}
+        self._claiming = asyncio.Lock()
+        self.link: DeviceLink | None = None
+        self.reports_link: DeviceLink | None = None
+
+    @property
+    def answers(self) -> list[str]:
+        """What is subscribed to in the session in which tasks are sent."""
+        return [fd.topic_of(self._prefix, HUB, kind) for kind in (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)]
+
+    @property
+    def reports(self) -> list[str]:
+        """What is subscribed to in the other session."""
+        return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
+
+    async def stop(self) -> None:
+        await self._reader.stop()
+        with suppress(DulyError):
+            await self.refusals.stop()
+
+    # ── what arrives ─────────────────────────────────────────────────────────────────────────────
+
+    def arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+        """Something from the broker. It is acknowledged when it is committed, or refused and recorded."""
+        self._count(1 + len(payload) // TOLD_BYTES)
+        try:
+            self._sort(topic, payload, old, ack)
+        except (SenderError, RateLimited) as problem:
+            self.refusals.note(HUB, topic, problem.word, str(problem))
+            ack()
+        except Stopped:
+            return  # not acknowledged: it comes again
+        except Exception as problem:
+            self._broken(HUB, topic, problem)
+            ack()
+
+    def given(self) -> dict[str, int]:
+        """How many tasks each device was given since this was last asked: that many it may answer."""
+        given, self._given = self._given, Counter()
+        return given
+
+    def _count(self, amount: int) -> None:
+        self._arrivals += amount
+        if self._arrivals >= RUSH:
+            self._arrivals = 0
+            before, self._counted_at = self._counted_at, _now()
+            if self._on_rush is not None and self._counted_at - before < RUSH_SECONDS:
+                self._on_rush()
+
+    def _sort(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+        """Find out who says it, cheaply: anybody can send anything, and as much as a broker can carry."""
+        try:
+            username, kind = fd.parse_topic(self._prefix, topic)
+        except SenderError:
+            self._stray(topic)
+            raise
+        heard = _HeardMessage(topic, kind, payload, old, ack)
+        if kind is FdKind.STATUS:
+            if self._reports(username, len(payload)):
+                self._reader.put(username, heard)
+            else:
+                ack()
+        elif username == HUB and kind is not FdKind.PENDING:
+            self._sort_answer(heard)
+        else:
+            self._stray(topic)
+            raise NotAllowed(f"the hub did not subscribe to {topic}; unsubscribed")
+
+    def _reports(self, name: str, size: int) -> bool:
+        """Whether a report of this account's status is of interest; raises if it must not come."""
+        role = self._accounts.role_of(name)
+        if name == HUB or role is Role.NODE:
+            return False
+        if role not in (
+            Role.DEVICE,
+            None,
+        ):  # one that is not known may have been made at another hub just now
+            raise Malformed(f"{name} reports its status, but there is no such device")
+        wait = self._told.take(name, seconds(_now()), 1 + size // TOLD_BYTES)
+        if wait:
+            self.refusals.note(
+                name, FdKind.STATUS.value, RateLimited.word, f"{name} reports too often; dropped"
+            )
+        return not wait
+
+    def _sort_answer(self, heard: _HeardMessage) -> None:
+        """An answer to a command that is under way needs no look into the ledger, and no waiting."""
+        task = self._task(heard)
+        device = self._gateway.under_way_to(key_of(task.app, task.seq_id))
+        if device is None:
+            late = f"{task.app}:{task.seq_id}"
+            if self._late.take(late, seconds(_now())):
+                raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
+            self._reader.put(late, heard)
+        elif self._reader.busy(device):
+            self._reader.put(device, heard)
+        else:
+            try:
+                self._gateway.engine.offer(self._end(heard, self._read(heard), device), heard.ack)
+            except (Overloaded, LedgerError):
+                self._reader.put(device, heard)
+
+    def _task(self, heard: _HeardMessage) -> TaskId:
+        """The task that an answer names, if a hub has given it: all that is read of a forged one."""
+        msg_id = answered_id(heard.payload)
+        task = read_task_id(msg_id)
+        if not self._ids.known(task):
+            raise Forged(f"{msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+        return task
+
+    def _read(self, heard: _HeardMessage) -> _Answer:
+        task = self._task(heard)
+        said = fd.decode(heard.kind, heard.payload)
+        assert isinstance(said, fd.FdAck | fd.FdComplete | fd.FdFailed)
+        return _Answer(said, task, key_of(task.app, task.seq_id))
+
+    def _stray(self, topic: str) -> None:
+        """Somebody has planted a subscription in our session: take it out."""
+        if topic not in self._strays and len(self._strays) < STRAYS:
+            self._strays.add(topic)
+            ours = {*self.answers, *self.reports}
+            for link in (self.link, self.reports_link):
+                if link is not None:
+                    filters = [each for each in _filters(topic) if each not in ours]
+                    self._tasks.do("mqtt unsubscription", self._unsubscribe(link, filters))
+
+    async def _unsubscribe(self, link: DeviceLink, filters: list[str]) -> None:
+        with suppress(DulyError):
+            await link.unsubscribe(*filters)
+
+    async def _handle(self, heard: _HeardMessage) -> None:
+        if heard.kind is FdKind.STATUS:
+            username, _ = fd.parse_topic(self._prefix, heard.topic)
+            await self._status(username, heard.payload, heard.old)
+            heard.ack()
+        else:
+            await self._answer(heard)
+
+    def _failed(self, sender: str, heard: _HeardMessage, problem: Exception) -> None:
+        """What was wrong with a message is recorded, never raised."""
+        if isinstance(problem, Stopped):
+            return  # not acknowledged: it comes again
+        if isinstance(problem, SenderError):
+            scope = sender if self._accounts.role_of(sender) is Role.DEVICE else HUB
+            self.refusals.note(scope, heard.topic, problem.word, str(problem))
+        else:
+            self._broken(sender, heard.topic, problem)
+        heard.ack()
+
+    def _broken(self, sender: str, topic: str, problem: Exception) -> None:
+        LOG.error("a message on %s could not be handled", topic, exc_info=problem)
+        self.refusals.note(
+            HUB, topic, "internal", f"what {sender} said could not be handled: {problem!r}"[:500]
+        )
+
+    def _check_signature(self, message: fd.Fd, device: str) -> None:
+        """Refuse what a device with a key has not signed."""
+        key = self._accounts.key_of(device)
+        if not key:
+            return
+        seal = self._seals.get((device, key))
+        if seal is None:
+            ring = Keyring(HUB).trust(device, read_key(key))
+            seal = self._seals[device, key] = FdSignatures(ring, prefix=self._prefix, required=True)
+        seal.check(message, by=device)
+
+    # ── presence ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _status(self, name: str, payload: bytes, old: bool) -> None:
+        if self._accounts.role_of(name) is None and await self._accounts.look(name, HUB) is not Role.DEVICE:
+            raise Malformed(f"{name} reports its status, but there is no such device")
+        status = fd.decode_status(payload)
+        if status is not None:
+            self._check_signature(status, name)
+        elif self._accounts.key_of(name):
+            raise Forged(f"the status of {name} was removed, which nobody can sign")
+        if status is not None and fd.is_question(status):
+            return
+        if not old:
+            self._heard(name)
+        known = self._ours(name)
+        push = None if status is None else push_in(status, payload)
+        if push is not None:
+            if known is not None:
+                await self._take_push(name, push, old)
+                return
+            if self._gateway.remote is not None:
+                self._gateway.check_push(push.kind)
+                self._gateway.remote.overheard.keep(name, *push[:4])
+        online = status is not None and status.online is not False
+        session = status.session if status is not None else ""
+        if status is not None and online:
+            self._online[name] = self._presence(name, status, old)
+            if known is None:
+                await self._claim(name)
+                if push is not None and self._gateway.remote is None:
+                    await self._take_push(name, push, old)  # it was the first we heard of it
+            elif known.session != session:
+                await self._connect(name, session)
+        elif name not in self._online or session in ("", self._online[name].session):
+            # An older connection's will that lands after the news of a newer one is not the newer one's.
+            await self._gone(name)
+
+    async def _take_push(self, name: str, push: MqttPush, old: bool = False) -> None:
+        """Store a push; one with an id is answered, on the device's own `ack` or `failed`."""
+        try:
+            verdict = await self._gateway.push_from(name, *push, old)
+        except SenderError as problem:
+            self._answer_push(
+                name,
+                push.seq_id,
+                frames.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
+            )
+            raise
+        if verdict is not None:
+            self._answer_push(name, push.seq_id, frames.server_ack(push.seq_id, verdict))
+
+    def _answer_push(self, name: str, seq_id: str | None, said: ServerAck) -> None:
+        if seq_id is None or self.link is None:
+            return
+        with suppress(DulyError):  # the device sends it again
+            kind, text = answer_to_push(seq_id, said)
+            self.link.post(fd.topic_of(self._prefix, name, kind), text)
+
+    def _presence(self, name: str, status: fd.FdStatus, old: bool) -> _Presence:
+        now, before = _now(), self._online.get(name)
+        silence = MISSED * status.heartbeat / SECOND or inf
+        if not old or self._new:
+            until = now + silence
+        elif before is None:  # it may have been said before the broker died, and he with it
+            until = now + GRACE
+        else:
+            until = before.until
+        return _Presence(status.session, silence, now, until)
+
+    def _heard(self, name: str) -> None:
+        """He has said something, whatever it was."""
+        presence = self._online.get(name)
+        if presence is not None:
+            presence.heard = _now()
+            presence.until = presence.heard + presence.silence
+
+    async def _gone(self, name: str) -> None:
+        self._online.pop(name, None)
+        if self._ours(name) is not None:
+            await self._disconnect(name)
+
+    def _ours(self, name: str) -> MqttDevice | None:
+        """The device, if this hub is its home."""
+        device = self._devices.get(name)
+        return device if device is not None and self._gateway.session(name) is device else None
+
+    async def _claim(self, name: str) -> None:
+        remote = self._gateway.remote
+        async with self._claiming:  # what it told before goes before what it tells next
+            if remote is None:
+                await self._connect(name, self._online[name].session)
+            elif await remote.registry.claim(name):
+                for push in await remote.overheard.left(name):
+                    await self._take_push(name, MqttPush(*push))
+                if self._ours(name) is None and name in self._online:
+                    await self._connect(name, self._online[name].session)
+
+    async def look(self) -> None:
+        """Whoever has lost his home gets another."""
+        with suppress(LedgerError, Stopped):
+            for name in list(self._online):
+                if not self._gateway.online(name):
+                    await self._claim(name)
+
+    async def _connect(self, name: str, session: str) -> None:
+        assert self.link is not None
+        device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals, self._give)
+        self._devices[name] = device
+        await self._gateway.connected(device, Principal(name, Role.DEVICE))
+
+    def _give(self, name: str) -> None:
+        self._given[name] += 1
+
+    async def _disconnect(self, name: str) -> None:
+        await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))
+
+    def broker_restarted(self) -> None:
+        """Every connection to it is gone, with the wills. Who lives comes back and says so; until then we
+        go on as if they all did."""
+        self._new = False
+        self._doubt(lambda _: True)
+
+    def _doubt(self, whom: Callable[[_Presence], bool]) -> None:
+        until = _now() + GRACE
+        for presence in filter(whom, self._online.values()):
+            presence.until = min(presence.until, until)
+
+    async def sweep(self) -> None:
+        """Give up those who are silent for too long."""
+        now = _now()
+        for name in [name for name, presence in self._online.items() if presence.until <= now]:
+            with suppress(LedgerError, Stopped):
+                await self._gone(name)
+
+    def lost(self) -> None:
+        """The link for reports has broken."""
+        self._lost = _now()
+
+    def reports_back(self, session_present: bool) -> None:
+        """The link for reports is up again."""
+        if not session_present:  # a device that was here before us is known only by what was kept of it
+            self._new = True
+            for presence in self._online.values():
+                presence.until = presence.heard + presence.silence
+            self._doubt(lambda presence: presence.heard < self._lost)
+
+    async def answers_back(self) -> None:
+        """The link for tasks is up again: what was on its way may be lost, so everybody gets it again."""
+        for name, device in list(self._devices.items()):
+            if self._ours(name) is device:
+                with suppress(LedgerError):  # then the outbox repeats it in its own time
+                    await self._connect(name, device.session)
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _answer(self, heard: _HeardMessage) -> None:
+        answer = self._read(heard)
+        device = await self._gateway.handed_to(answer.key)
+        if device is None:
+            name = f"{answer.task.app}:{answer.task.seq_id}"
+            raise Malformed(f"{name} is no task that was handed to a device (any more)")
+        event = self._end(heard, answer, device)
+        if await self._hears_it_too(answer.key, device):
+            heard.ack()
+        else:
+            await self._gateway.engine.put(event, heard.ack)
+
+    def _end(self, heard: _HeardMessage, answer: _Answer, device: str) -> Received | Answered:
+        """What an answer means, if it is this device's."""
+        if not self._ids.fits(answer.task, device):
+            raise Forged(
+                f"{answer.task.app}:{answer.task.seq_id} was given to {device}, under another msg_id"
+            )
+        self._check_signature(answer.said, device)
+        if not heard.old:
+            self._heard(device)
+        match answer.said:
+            case fd.FdAck(progress=progress):
+                if progress.data:
+                    self._gateway.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
+                return Received(answer.key)
+            case fd.FdComplete(value=value):
+                done = Answer(DeviceCode.DONE, data_of(value))
+                return Answered(answer.key, State.DONE, done, by=device)
+            case fd.FdFailed(error=error):
+                state, failed = frames.answer_of(failure_of(error))
+                return Answered(answer.key, state, failed, by=device)
+
+    async def _hears_it_too(self, key: bytes, device: str) -> bool:
+        """Whether an answer is another hub's business, which has heard it as well."""
+        remote = self._gateway.remote
+        if remote is None or self._gateway.has(key) or self._ours(device) is not None:
+            return False
+        return await remote.registry.ask(device)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _filters(topic: str) -> list[str]:
+    """The filters by which a topic may have been subscribed to.
+
+    >>> _filters("a/b")
+    ['a/b', 'a/+', '+/b', '+/+', '#', 'a/#', '+/#', 'a/b/#', 'a/+/#', '+/b/#', '+/+/#']
+    """
+    levels = topic.split("/")
+    if len(levels) > 4:
+        return [topic, "#"]
+    whole = ["/".join(each) for each in product(*((level, "+") for level in levels))]
+    below = [
+        "/".join([*each, "#"])
+        for n in range(len(levels) + 1)
+        for each in product(*((level, "+") for level in levels[:n]))
+    ]
+    return [*whole, *below]

@@ -1,0 +1,70 @@
+"""What MQTT devices say, in the words of the frames, and what the hub says of their pushes.
+
+The law: a device's own words reach the apps as they are; what has no place in a frame is said in its detail.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from duly.errors import Malformed
+from duly.wire import fd
+from duly.wire.fd import FdKind
+from duly.wire.fields import Fields
+from duly.wire.frames import DeviceCode, Frame, ServerAck, ServerCode
+
+
+class MqttPush(NamedTuple):
+    """What a device tells its apps; one with an id is acknowledged."""
+
+    kind: str
+    data: object
+    seq_id: str | None
+    more: Fields
+    said: bytes = b""
+    """the status that it came with, as it was sent"""
+
+
+def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
+    """What a device tells besides its status: it has no other topic of its own to say it on."""
+    match status.data.value if status.data.data else None:
+        case {"type": str(kind), **rest}:
+            data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
+            if seq_id is not None and not isinstance(seq_id, str):
+                raise Malformed(f"seq_id {str(seq_id)[:80]} of a push is no text; write it as a string")
+            more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
+            return MqttPush(kind, data, seq_id, more, said)
+        case _:
+            return None
+
+
+def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
+    """What a device is told of its push, and on which of its topics."""
+    if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
+        return FdKind.ACK, fd.encode(fd.FdAck(seq_id))
+    why = {"code": said.code, "error": said.error, "detail": said.detail}
+    return FdKind.FAILED, fd.encode(fd.FdFailed(seq_id, fd.Content(msgspec.json.encode(why))))
+
+
+def data_of(content: fd.Content) -> bytes:
+    """A node's bytes as the JSON data of an ack."""
+    return b"" if content.value is None else msgspec.json.encode(content.value)
+
+
+def failure_of(content: fd.Content) -> Frame:
+    """A failure as the ack it stands for: with its code, if it says one, and its words."""
+    match content.value:
+        case {"code": int(code), **rest} if 1 <= code <= 0xFFFF and code is not True:
+            said = rest.get("state")
+            return Frame(
+                "ack",
+                code=code,
+                detail=str(rest.get("detail", rest.get("error", "")))[:500],
+                state=said if isinstance(said, str) else None,
+            )
+        case None:
+            return Frame("ack", code=DeviceCode.HARDWARE_FAULT)
+        case value:
+            return Frame("ack", code=DeviceCode.HARDWARE_FAULT, detail=str(value)[:500])

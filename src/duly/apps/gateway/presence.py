@@ -1,0 +1,89 @@
+"""Presence: which devices are connected to a hub that has its ledger alone, as far as apps were told.
+
+The law: apps are told of every change once, in the same commit that notes it. So a hub that dies leaves
+behind which devices were online; after its next start each of them has `GRACE` to come back, and is reported
+offline if it does not.
+
+(Where hubs share a ledger, `registry` knows where each device is, and what a dead hub had.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from duly.apps.gateway.pushes import PushService
+from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
+from duly.errors import DulyError
+from duly.storage.ledger import Ledger
+from duly.wire.frames import DEVICE_STATUS
+
+PRESENT: Final = "present"
+"""The bucket of the devices that apps believe to be online."""
+GRACE: Final = 30.0
+"""Seconds that a device has to come back after its hub has started."""
+RETRY: Final = 5.0
+"""Seconds until a ledger that failed is asked again."""
+ONLINE: Final = msgspec.Raw(b'{"online":true}')
+OFFLINE: Final = msgspec.Raw(b'{"online":false}')
+
+
+class DevicePresence:
+    """Of one hub."""
+
+    def __init__(self, ledger: Ledger, pushes: PushService) -> None:
+        self._ledger = ledger
+        self._pushes = pushes
+        self._missing: set[str] = set()
+        """who was online when the hub died, and has not come back"""
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._missing = set(await self._ledger.bucket(PRESENT))
+        if self._missing:
+            self._later(GRACE)
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def came(self, device: str) -> None:
+        """A device is connected: the apps are told, unless they believe so already."""
+        self._missing.discard(device)
+        entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
+        await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
+
+    async def went(self, device: str) -> None:
+        """A device is gone: the apps are told, unless they know."""
+        entry = self._pushes.entry(device, DEVICE_STATUS, OFFLINE)
+        await self._note(device, CheckItem(PRESENT, device, then=(DropItem(PRESENT, device), entry)), entry)
+
+    async def _note(self, device: str, change: PutNewItem | CheckItem, entry: AppendEntry) -> None:
+        changed, *rest = await self._ledger.write(change)
+        if changed:
+            n = rest[-1]
+            assert isinstance(n, int)
+            await self._pushes.tell(device, n, entry.body)
+
+    def _later(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        """Report those who did not come back."""
+        with suppress(DulyError):
+            while self._missing:
+                device = next(iter(self._missing))
+                await self.went(device)
+                self._missing.discard(device)
+        if self._missing:
+            self._later(RETRY)

@@ -1,0 +1,256 @@
+"""Pushes: what devices tell the apps, stored in a stream per device and told from there.
+
+The laws. A push has a number in its device's stream before anybody sees it. One that carries an id is stored
+once: a repeat is answered, other content under the same id is a conflict. Every connection of an app is told
+every push of its devices once, in order. A connection that is behind, or whose socket is slow, reads on from
+the ledger, page by page, as fast as its socket drains: so what was missed never fills memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import Final
+from weakref import WeakSet
+
+import msgspec
+
+from duly.core import horizon as horizons
+from duly.core.horizon import Horizon
+from duly.core.messages import Message, Verdict
+from duly.core.operations import Admit, AppendEntry, PutItem, Recall, Write
+from duly.core.units import DAY, MINUTE, MS
+from duly.core.window import next_page
+from duly.errors import DulyError, LedgerError, LedgerUnavailable
+from duly.runtime.audit import AuditLog
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.fields import Fields, pack
+from duly.wire.frames import Frame
+from duly.wire.session import Session
+
+KEPT: Final = 10_000
+"""Per device: what an app that was away can catch up on."""
+TRIM_EVERY: Final = 1_000
+PAGE: Final = 100
+LAST: Final = "last_push"
+"""The bucket of the marks of pushes without an id."""
+SHOWN_BYTES: Final = 500
+"""What a push says is shown to those who watch, unless it is long."""
+HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
+"""How old a push with an id may be when it comes: a device that was away for weeks still reports. What is
+remembered is its id and a digest, not what it said."""
+
+
+def stream_of(device: str) -> str:
+    return f"push/{device}"
+
+
+class PushService:
+    """Those of one hub. `listeners(device)` are the connections that may hear a device; `stored(device)`
+    hears of every new push."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: AuditLog,
+        listeners: Callable[[str], Iterable[Session]],
+        stored: Callable[[str], None],
+        born: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._listeners = listeners
+        self._stored = stored
+        self._born = born
+        self._told: dict[Session, dict[str, int]] = {}
+        """how far each connection has been told what each device pushed"""
+        self._behind: dict[Session, dict[str, None]] = {}
+        """the devices of which a connection is just being told what it missed"""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """one push of a device after the other"""
+        self._cut: WeakSet[Session] = WeakSet()
+        """connections by which a push came that could not be stored"""
+
+    # ── storing ──────────────────────────────────────────────────────────────────────────────────
+
+    def entry(
+        self, device: str, kind: str, data: msgspec.Raw, key: bytes = b"", more: Fields | None = None
+    ) -> AppendEntry:
+        """The write that stores a push and its own fields; with a `key`, as the end of that message."""
+        now = self._ledger.clock.now()
+        body = frames.push(Frame(kind, from_=device, data=data, time=now // MS), more)
+        return AppendEntry(stream_of(device), body, now, key, ends=bool(key))
+
+    async def store(
+        self,
+        device: str,
+        kind: str,
+        data: msgspec.Raw,
+        more: Fields | None = None,
+        said: bytes = b"",
+        old: bool = False,
+    ) -> None:
+        """Store a push without an id, and tell it. Of the last one that came over a broker a mark is kept:
+        the same bytes (`said`) that a broker keeps (`old`) and says again at every connection are not new."""
+        entry = self.entry(device, kind, data, more=more)
+        mark = blake2b(said, digest_size=16).digest()
+        if old and await self._ledger.item(LAST, device) == mark:
+            return
+        n, *_ = await self._ledger.write(entry, *([PutItem(LAST, device, mark)] if said else []))
+        assert isinstance(n, int)
+        await self.tell(device, n, entry.body)
+
+    async def receive(self, session: Session, device: str, frame: Frame) -> Verdict:
+        """Store a push with an id that came by this connection; what to answer. After one that could not be
+        stored nothing more is taken from there: the device comes back and sends both, in order."""
+        assert frame.seq_id is not None
+        async with self._turns.setdefault(device, asyncio.Lock()):
+            if session in self._cut:
+                raise LedgerUnavailable("an earlier push could not be stored and comes first")
+            try:
+                more = frames.more_in_push(frame)
+                return await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
+            except LedgerError as problem:
+                self._cut.add(session)
+                session.close(f"come back soon: {problem}")
+                raise
+
+    async def store_once(
+        self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
+    ) -> Verdict:
+        """Store a push under its id, unless it is stored already; what to answer."""
+        now = self._ledger.clock.now()
+        message = Message(device, seq_id, kind, device, _digest(data, more))
+        known = self._ledger.recall(message, now)
+        if known is not None:
+            return known
+        entry = self.entry(device, kind, data, message.key, more)
+        refusal = horizons.judge(message, HORIZON, now)
+        write: Write = Recall(message, refusal, now) if refusal is not None else Admit(
+            message, horizons.remember_until(message, HORIZON), now, then=(entry,)
+        )  # fmt: skip
+        verdict, *rest = await self._ledger.write(write)
+        assert isinstance(verdict, Verdict)
+        if rest:
+            assert isinstance(rest[0], int)
+            await self.tell(device, rest[0], entry.body)
+        return verdict
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+
+    def enter(self, session: Session, told: dict[str, int]) -> None:
+        """A connection has been greeted: tell it what it missed, and what comes."""
+        self._told[session] = told
+        for device in told:
+            self._read_on(session, device)
+
+    def leave(self, session: Session) -> None:
+        self._told.pop(session, None)
+
+    async def tell(self, device: str, n: int, body: bytes) -> None:
+        """Tell a push that was stored."""
+        if self._journal.watchers:
+            said = frames.decode(body)
+            shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
+            self._journal.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
+        self._stored(device)
+        frame = _numbered(body, n)
+        for session in self._listeners(device):
+            self._tell(session, device, n, frame)
+        if n % TRIM_EVERY == 0:
+            await self._ledger.trim(stream_of(device), n - KEPT)
+
+    def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
+        """Tell a connection the next push; if it is behind, or slow, it hears it from the ledger."""
+        told = self._told.get(session)
+        if told is None:
+            return
+        if n == told.setdefault(device, n - 1) + 1 and not session.congested:
+            told[device] = n
+            session.push(frame)
+        elif n > told[device]:
+            self._read_on(session, device)
+
+    def heads(self) -> dict[str, int]:
+        """The devices that are listened to, and how far the connection furthest behind has heard."""
+        heads: dict[str, int] = {}
+        for told in self._told.values():
+            for device, n in told.items():
+                heads[device] = min(n, heads.get(device, n))
+        return heads
+
+    def look(self, device: str) -> None:
+        """Something may be new of this device."""
+        for session in self._listeners(device):
+            self._read_on(session, device)
+
+    def _read_on(self, session: Session, device: str) -> None:
+        behind = self._behind.get(session)
+        if behind is not None:
+            behind[device] = None
+            return
+        self._behind[session] = {device: None}
+        task = asyncio.get_running_loop().create_task(self._feed(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _feed(self, session: Session) -> None:
+        behind = self._behind[session]
+        try:
+            while behind:
+                device = next(iter(behind))
+                del behind[device]
+                await self._catch_up(session, device)
+        except DulyError as problem:  # then it must not go on as if it had heard everything
+            session.close(f"come back soon: {problem}")
+        finally:
+            del self._behind[session]
+
+    async def _catch_up(self, session: Session, device: str) -> None:
+        stream, count, size = stream_of(device), 0, 0
+        extent = await self._ledger.extent(stream)
+        told = self._told.get(session)
+        if told is not None and told.setdefault(device, extent.last) + 1 < extent.first:
+            gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
+            session.push(msgspec.json.encode(gap))
+            told[device] = extent.first - 1
+        while told is not None and session in self._told:
+            if session.congested:
+                await session.drained()
+            entries = await self._ledger.entries(stream, told[device], next_page(count, size, PAGE))
+            if not entries or session not in self._told:
+                return
+            count, size = len(entries), sum(len(entry.body) for entry in entries)
+            for entry in entries:
+                if entry.n > told[device]:  # it may have been told while we read
+                    told[device] = entry.n
+                    if entry.at >= self._born(device):  # else another device of that name said it
+                        session.push(_numbered(entry.body, entry.n))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
+    """What is remembered of a push, so that other content under its id is noticed."""
+    return b'"%b"' % blake2b(pack(data, more or {}), digest_size=16).hexdigest().encode()
+
+
+def _numbered(stored: bytes, n: int) -> bytes:
+    """A stored push with its cursor, without taking it apart."""
+    return b'%b,"cursor":%d}' % (stored[:-1], n)
+
+
+async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
+    """When each device last told something, or came, or went (ms); without those never heard of."""
+    heard: dict[str, int] = {}
+    for device in devices:
+        extent = await ledger.extent(stream_of(device))
+        for entry in await ledger.entries(stream_of(device), extent.last - 1, 1):
+            heard[device] = entry.at // MS
+    return heard

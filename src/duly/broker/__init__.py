@@ -1,0 +1,1 @@
+"""The embedded MQTT broker, and access rules for any broker."""

@@ -1,0 +1,415 @@
+"""`duly outcome trace why watch`: what became of a message, and why nothing happened.
+
+The law: every question has an answer, from the hub if it runs and from its ledger if it does not. An id is
+unique within its sender only; where several senders used one, all of them are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.common import (
+    CommandFailed,
+    Data,
+    Exit,
+    HubClient,
+    HubUnreachable,
+    Json,
+    LedgerUrl,
+    Token,
+    Url,
+    clock,
+    find_hub,
+    need_hub,
+    note,
+    open_to_read,
+    pad,
+    print_json,
+    say,
+    state_code,
+    style,
+    table,
+    tint,
+    took,
+)
+
+if TYPE_CHECKING:
+    from duly.storage.ledger import Ledger
+
+Id = Annotated[str, typer.Argument(metavar="ID")]
+Scope = Annotated[str | None, typer.Option("--scope", metavar="APP", help="Whose id it is.")]
+
+
+def outcome(
+    id_: Id,
+    scope: Scope = None,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show how a message ended.
+
+    Exits with 0 if it was done, 1 if it failed, 5 if nobody can tell (yet), 6 if it was refused.
+    """
+    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    if json:
+        print_json(_single(records) if records else {"id": id_, "state": "refused", "refusals": refusals})
+    else:
+        for record in records:
+            say(_headline(record))
+        if not records:
+            _show_refusals(refusals)
+    raise typer.Exit(state_code(records[0]["state"]) if records else Exit.REFUSED)
+
+
+def trace(
+    id_: Id,
+    scope: Scope = None,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show every hop of a message: times, attempts, reasons."""
+    from duly.core.ids import time_of
+    from duly.core.units import MS
+
+    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    made = (time_of(id_) or 0) / MS or None
+    if json:
+        print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
+        return
+    for record in records:
+        say(_headline(record))
+        for line in _hops(record, made):
+            say(f"  {line}")
+    if refusals:
+        if records:
+            say("", "under this id these were refused:")
+        _show_refusals(refusals)
+
+
+def why(
+    id_: Annotated[str | None, typer.Argument(metavar="ID")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")] = 20,
+    data: Data = None,
+    ledger: LedgerUrl = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show why nothing happened: what was refused, and the reasons."""
+    found = _source(data, ledger, url, token).refusals(limit if id_ is None else 10_000)
+    refusals = [one for one in found if id_ in (None, one["id"])][:limit]
+    if json:
+        print_json(refusals)
+    elif refusals:
+        _show_refusals(refusals)
+    elif id_ is None:
+        say("nothing has been refused")
+    if id_ is not None and not refusals:
+        raise CommandFailed(
+            Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}"
+        )
+
+
+def watch(data: Data = None, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Show live what goes through the hub. Ctrl-C ends it.
+
+    Needs an admin's token, or the data folder of the hub.
+    """
+    hub = need_hub(data, url, token)
+    asyncio.run(_watch(hub, lambda: find_hub(data, url, token), json))
+
+
+# ── asking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Asked:
+    """A hub that is asked over HTTP."""
+
+    def __init__(self, hub: HubClient) -> None:
+        self._hub = hub
+
+    def scopes(self, id_: str) -> list[str]:
+        """Who used this id."""
+        from urllib.parse import quote
+
+        found = self._hub.ask(f"/v1/messages?id={quote(id_, safe='')}")["messages"]
+        return [record["scope"] for record in found]
+
+    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
+        from urllib.parse import quote
+
+        try:
+            answer: dict[str, Any] = self._hub.ask(
+                f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}"
+            )
+        except CommandFailed as problem:
+            if problem.code is Exit.UNKNOWN:
+                return None
+            raise
+        return answer
+
+    def refusals(self, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._hub.ask(f"/v1/refusals?limit={limit}")["refusals"]
+        return found
+
+
+class _Read:
+    """A ledger that is read; it answers as the hub would."""
+
+    def __init__(self, data: str | None, ledger: str | None) -> None:
+        self._data, self._ledger = data, ledger
+
+    def scopes(self, id_: str) -> list[str]:
+        """Who used this id."""
+
+        async def read(ledger: Ledger) -> list[str]:
+            return [record.message.scope for record in await ledger.with_id(id_)]
+
+        found: list[str] = self._with(read)
+        return found
+
+    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
+        async def read(ledger: Ledger) -> dict[str, Any] | None:
+            from duly.apps.chat import receipts
+            from duly.core.messages import key_of
+            from duly.transports.http.messages import show, show_delivery
+
+            record = await ledger.outcome(scope, id_)
+            if record is None:
+                return None
+            deliveries = await ledger.deliveries(key_of(scope, id_))
+            line = await receipts.trace(ledger, record)
+            shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+            return shown if line is None else shown | {"line": line}
+
+        found: dict[str, Any] | None = self._with(read)
+        return found
+
+    def refusals(self, limit: int) -> list[dict[str, Any]]:
+        async def read(ledger: Ledger) -> list[dict[str, Any]]:
+            import msgspec
+
+            from duly.core.units import MS
+
+            found = await ledger.refusals(limit)
+            return [msgspec.to_builtins(one) | {"at": one.at // MS} for one in found]
+
+        refused: list[dict[str, Any]] = self._with(read)
+        return refused
+
+    def _with(self, read: Callable[[Ledger], Awaitable[Any]]) -> Any:
+        import msgspec
+
+        async def run() -> bytes:
+            async with await open_to_read(self._data, self._ledger) as ledger:
+                return msgspec.json.encode(await read(ledger))
+
+        return msgspec.json.decode(asyncio.run(run()))
+
+
+def _source(data: str | None, ledger: str | None, url: str | None, token: str | None) -> _Asked | _Read:
+    hub = None if ledger is not None else find_hub(data, url, token)
+    if hub is None:
+        return _Read(data, ledger)
+    if hub.local:
+        try:
+            hub.ask("/v1/state")
+        except HubUnreachable:
+            return _Read(data, ledger)  # its note is of one that was killed
+        except CommandFailed:
+            pass
+    return _Asked(hub)
+
+
+def _find(
+    id_: str, scope: str | None, source: _Asked | _Read
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages under an id, and what was refused under it."""
+    scopes = [scope] if scope is not None else source.scopes(id_)
+    found = [record for one in scopes if (record := source.one(one, id_)) is not None]
+    refusals = [one for one in source.refusals(10_000) if one["id"] == id_ and scope in (None, one["scope"])]
+    if not found and not refusals:
+        raise CommandFailed(
+            Exit.UNKNOWN,
+            f"nothing is known of {id_}; it never arrived, or it is older than what is remembered",
+        )
+    return found, refusals
+
+
+# ── showing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _single(records: list[dict[str, Any]]) -> object:
+    return records[0] if len(records) == 1 else records
+
+
+def _headline(record: dict[str, Any]) -> str:
+    ack = record.get("ack")
+    return (
+        f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
+        f"{tint(record['state'])}{_how(ack)}{_data(ack)}"
+    )
+
+
+def _how(ack: dict[str, Any] | None) -> str:
+    return "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
+
+
+def _data(ack: dict[str, Any] | None) -> str:
+    import msgspec
+
+    data = (ack or {}).get("data")
+    return "" if data is None else "  " + msgspec.json.encode(data).decode()
+
+
+def _hops(record: dict[str, Any], made: float | None) -> list[str]:
+    """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
+    was sent; when each hop was, only the hub that did it, for as long as it runs."""
+    accepted, hops = record["accepted_at"], record.get("hops", [])
+    told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
+    if record["state"] != "accepted":
+        ack = record.get("ack")
+        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_data(ack)}"))
+    # Within a millisecond: stored, sent, ended, and then the sender was told.
+    told += [(hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record)) for hop in hops]
+    lines = [f"{clock(made)}             made by {record['scope']}, by its own clock"] if made else []
+    for at, _, what in sorted(told, key=lambda one: one[:2]):
+        since = at - accepted
+        after = f"+{took(since)}" if since or at != accepted else ""
+        lines.append(f"{clock(at)}  {after:>9}  {what}")
+    blank = f"{'':12}  {'':9}  "
+    lines += [blank + line for one in record.get("deliveries", []) for line in _delivery(one, record, hops)]
+    if "line" in record:
+        lines += [blank + line for line in _line(record["line"])]
+    if record["state"] == "accepted":
+        until = f" until {clock(record['exp'])}" if "exp" in record else ""
+        lines.append(f"{blank}waiting for its turn or its device{until}")
+    return lines
+
+
+def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[str, Any]]) -> Iterator[str]:
+    """What the ledger says of a delivery, as far as the hops have not."""
+    to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
+    if tries > len({hop["attempt"] for hop in hops if hop["what"] == "sent"}):
+        times = "once" if tries == 1 else f"{tries} times"
+        yield f"sent to {to} {times} in all; when exactly, only the hub knew that did it"
+    if "next_at" in delivery:
+        yield f"next attempt to {to} at {clock(delivery['next_at'])}"
+    if delivery["error"] not in ("", (record.get("ack") or {}).get("detail")):
+        yield f"the last attempt to {to}: {delivery['error']}"
+
+
+def _line(line: dict[str, Any]) -> Iterator[str]:
+    """How far a line of chat has come with each of those it is for."""
+    of = line["of"]
+    yield (
+        f"line {line['n']} of {line['conv']}: {line['delivered']} of {of} have it, {line['read']} of {of} "
+        "have read it"
+    )
+    for one in line["recipients"]:
+        name, has = one["name"], one.get("acknowledged", 0)
+        match one["state"]:
+            case "read":
+                yield f"read by {name}, up to {one['read']}"
+            case "delivered":
+                yield f"delivered to {name}: acknowledged up to {has}; read up to {one.get('read', 0)}"
+            case "sent":
+                times = "once" if one["attempts"] == 1 else f"{one['attempts']} times"
+                yield f"sent to {name} {times}, not acknowledged since {clock(one['since'])}; has up to {has}"
+            case _:
+                yield f"waits for {name} to come or catch up since {clock(one['since'])}; has up to {has}"
+    if of > len(line["recipients"]):
+        yield f"… and {of - len(line['recipients'])} more"
+
+
+def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
+    match hop["what"]:
+        case "sent":
+            return f"sent to {record['to']}, attempt {hop['attempt']}"
+        case "fresh":
+            return f"told {record['scope']}: accepted"
+        case "duplicate":
+            return f"{record['scope']} asked again, and was told how far it is"
+        case what:
+            return f"told {record['scope']}: {what}"
+
+
+def _show_refusals(refusals: list[dict[str, Any]]) -> None:
+    rows = [
+        [clock(one["at"]), one["scope"], one["id"] or "-", one["word"], one["reason"]] for one in refusals
+    ]
+    table(["time", "from", "id", "refused", "because"], rows)
+
+
+# ── watching ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: bool) -> None:
+    from duly.clients.websocket_link import WebSocketLink
+    from duly.wire import frames
+    from duly.wire.frames import Frame
+
+    heard: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def where() -> tuple[str, str]:
+        now = find() or hub  # after a restart its own note has another token
+        return now.url, now.token
+
+    def up(_: Frame) -> None:
+        link.send(frames.encode(Frame("watch")))
+        note(f"watching {hub.url}; Ctrl-C ends it")
+
+    def down() -> None:
+        note("the hub has hung up; waiting for it")
+
+    hub.knock()
+    link = WebSocketLink(
+        hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, where=where, tls=hub.tls
+    )
+    await link.start()
+    try:
+        await link.ready()
+        while True:
+            frame = await heard.get()
+            if frame.type == "server_ack":
+                raise CommandFailed(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
+            if frame.type == "seen":
+                seen = {"time": frame.time, **frames.load(frame.data)}
+                print_json(seen) if json else say(_seen(seen))
+    finally:
+        await link.stop()
+
+
+def _seen(seen: dict[str, Any]) -> str:
+    who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
+    match seen["what"]:
+        case "said" if seen["word"] == "fresh":
+            what = f"{seen.get('kind', '')} {tint('accepted')}".lstrip()
+        case "said":
+            what = tint(seen["word"]) if seen["word"] == "duplicate" else f"{tint('refused')}: {seen['word']}"
+        case "line":
+            what = f"{seen['kind']} {tint('accepted')}, number {seen['n']}"
+        case "sent":
+            what = "sent" if seen["attempt"] == 1 else f"sent again, attempt {seen['attempt']}"
+        case "ended":
+            what = f"{tint(seen['state'])}, code {seen['code']}"
+        case "told":
+            what = f"told: {seen['fate']}"
+        case "pushed":
+            what = f"{seen['kind']} #{seen['cursor']}{_data(seen)}"
+        case "refused":
+            what = f"{tint('refused')}: {seen['reason']}"
+        case other:
+            what = str(other)
+    id_ = style(f"  [{seen['id']}]", "dim") if seen.get("id") else ""
+    return f"{clock(seen['time'])}  {who:<20}  {pad(what, 26) if id_ else what}{id_}"

@@ -1,0 +1,220 @@
+"""A device's connection through an MQTT broker: to its hub it is an FD node (seed 001).
+
+The law is that of `duly.clients.websocket_link`, with one thing more: a task is acknowledged, to the broker
+(PUBACK) and to the hub (`ack`), when it is stored here, not before. What a device pushes rides on its own
+status topic, the only one that nobody else may write. It says how often it says that it is there: a broker
+that dies takes the wills with it, and then only silence tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from duly.core.signing import Keyring
+from duly.core.units import MS, SECOND, seconds
+from duly.errors import ConnectionRefused, DulyError, Malformed, NotAuthenticated, SenderError
+from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.link import MqttLink, Will
+from duly.wire import fd, frames
+from duly.wire.fd import FdKind
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.frames import Frame, ServerCode
+from duly.wire.task_ids import read_task_id
+
+HEARTBEAT: Final = 60
+
+TASKS_KEPT: Final = 4_096
+"""Commands whose msg_id is remembered until they are answered."""
+LETTERS: Final = (FdKind.PENDING, FdKind.ACK, FdKind.FAILED)
+"""Commands, and what the hub says of our pushes."""
+
+
+class MqttDeviceLink:
+    """The same as `Link`, for a URL like mqtt://lock-1:token@host. With `keys` what it says is signed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        up: Callable[[Frame], None],
+        heard: Callable[[Frame, Callable[[], None]], None],
+        name: str = "",
+        prefix: str = fd.PREFIX,
+        keys: Keyring | None = None,
+    ) -> None:
+        address = BrokerAddress.parse(url)
+        self.name = fd.check_username(name or address.username)
+        self._up = up
+        self._heard = heard
+        self._prefix = prefix
+        self._session = ""
+        self._beating: asyncio.TimerHandle | None = None
+        self._seal = None if keys is None else FdSignatures(keys, prefix=prefix)
+        self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+        """who sent each command, and under which msg_id; the hub sends what is unanswered again to a device
+        that was started anew"""
+        self._link = MqttLink(
+            address,
+            self._arrived,
+            subscriptions=[fd.topic_of(prefix, self.name, kind) for kind in LETTERS],
+            will=self._will,
+            on_connect=self._connected,
+            on_disconnect=lambda _: self._still(),
+        )
+
+    @property
+    def connected(self) -> bool:
+        return self._link.up
+
+    async def start(self) -> None:
+        await self._link.start()
+
+    async def ready(self) -> Frame:
+        try:
+            await self._link.connected(within=30)
+        except ConnectionRefused as problem:
+            raise NotAuthenticated(str(problem)) from None
+        return Frame("welcome", you=self.name)
+
+    async def stop(self) -> None:
+        """Say goodbye properly: the will is for those who cannot."""
+        self._still()
+        if self._link.up:
+            with suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._link.publish(
+                        self._topic(self.name, FdKind.STATUS), self._status(online=False), retain=True
+                    )
+        await self._link.stop()
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _will(self) -> Will:
+        """For the connection that is about to be made: its will and its news are of one session."""
+        self._session = secrets.token_hex(8)
+        return Will(self._topic(self.name, FdKind.STATUS), self._status(online=False))
+
+    def _connected(self, session_present: bool) -> None:
+        self._beat()
+        self._up(Frame("welcome", you=self.name))
+
+    def _beat(self) -> None:
+        self._link.post(self._topic(self.name, FdKind.STATUS), self._status(online=True), retain=True)
+        self._beating = asyncio.get_running_loop().call_later(HEARTBEAT, self._beat)
+
+    def _still(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+
+    def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+        try:
+            _, kind = fd.parse_topic(self._prefix, topic)
+            if kind is not FdKind.PENDING:
+                ack()
+                self._heard(_push_ack(kind, payload), ack)
+                return
+            task = fd.decode_pending(payload)
+            id_ = read_task_id(task.msg_id)
+            if task.receiver and task.receiver != self.name:
+                ack()  # not for us: nothing to run and nothing to say
+                return
+        except SenderError:
+            ack()
+            return
+        value = task.payload.value
+        frame = Frame(
+            task.action,
+            id_.seq_id,
+            from_=id_.app,
+            data=frames.dump(value),
+            exp=task.exp // MS if task.exp else None,
+            order=frames.load_order(task.order),
+        )
+        self._tasks[id_.app, id_.seq_id] = (task.sender, task.msg_id)
+        if len(self._tasks) > TASKS_KEPT:
+            self._tasks.popitem(last=False)
+
+        def stored() -> None:
+            self._answer(task.sender, FdKind.ACK, fd.FdAck(task.msg_id))
+            ack()
+
+        self._heard(frame, stored)
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, frame: bytes) -> None:
+        said = frames.decode(frame)
+        if said.type != "ack":
+            push = msgspec.json.encode(
+                {"type": said.type, "data": frames.load(said.data), "seq_id": said.seq_id}
+            )
+            self._link.post(self._topic(self.name, FdKind.STATUS), self._status(online=True, data=push))
+            return
+        command = (said.to or "", said.seq_id or "")
+        hub, msg_id = self._tasks.get(command, ("", ""))
+        if not msg_id:
+            return  # only the hub knows under which msg_id; it asks again
+        if frames.is_working(said):
+            progress = fd.Content(bytes(said.progress) or b"true")
+            self._answer(hub, FdKind.ACK, fd.FdAck(msg_id, progress=progress))
+            return
+        del self._tasks[command]
+        if said.code == 0:
+            self._answer(hub, FdKind.COMPLETE, fd.FdComplete(msg_id, fd.Content(bytes(said.data))))
+            return
+        why = {"code": said.code, "detail": said.detail or "", "state": said.state}
+        self._answer(hub, FdKind.FAILED, fd.FdFailed(msg_id, fd.Content(msgspec.json.encode(why))))
+
+    def _answer(self, to: str, kind: FdKind, answer: fd.FdAck | fd.FdComplete | fd.FdFailed) -> None:
+        signed = answer if self._seal is None else self._signed(self._seal, answer, to)
+        self._link.post(self._topic(to, kind), fd.encode(signed))
+
+    def _signed(self, seal: FdSignatures, answer: fd.FdAck | fd.FdComplete | fd.FdFailed, to: str) -> fd.Fd:
+        match answer:
+            case fd.FdAck():
+                return seal.sign(answer, to)
+            case fd.FdComplete():
+                return seal.sign(answer, to)
+            case fd.FdFailed():
+                return seal.sign(answer, to)
+
+    def _topic(self, username: str, kind: FdKind) -> str:
+        return fd.topic_of(self._prefix, username, kind)
+
+    def _status(self, *, online: bool, data: bytes = b"") -> bytes:
+        now = round(time.time()) * SECOND
+        status = fd.FdStatus(
+            now,
+            online,
+            session=self._session,
+            data=fd.Content(data),
+            heartbeat=seconds(HEARTBEAT) if online else 0,
+        )
+        return fd.encode(status) if self._seal is None else self._seal.encode(status)
+
+
+def _push_ack(kind: FdKind, payload: bytes) -> Frame:
+    """What the hub says of a push, as the `server_ack` it stands for."""
+    match fd.decode(kind, payload):
+        case fd.FdAck(msg_id=seq_id):
+            return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)
+        case fd.FdFailed(msg_id=seq_id, error=error):
+            why = error.value if isinstance(error.value, dict) else {}
+            code = why.get("code")
+            return Frame(
+                "server_ack",
+                seq_id,
+                code=code if isinstance(code, int) else ServerCode.BAD_PARAMETERS,
+                error=str(why.get("error", "")),
+                detail=str(why.get("detail", "")),
+            )
+        case other:
+            raise Malformed(f"{type(other).__name__} is no answer to a push")

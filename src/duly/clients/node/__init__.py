@@ -1,0 +1,1 @@
+"""`duly.Node`: tasks from node to node over any MQTT broker."""

@@ -1,0 +1,309 @@
+"""The tasks a node is sent: stored, run once, answered in kind, and answered again to every repeat.
+
+The laws. PUBACK and `ack` go out when a task is stored, not before. A handler's end is stored before it is
+told; a repeat never runs, it gets the stored answer. A task that has expired, is for somebody else, or is not
+signed where that is demanded, is not run and not answered. After a crash in the middle `at_least_once` runs
+again; `at_most_once` does not, and its sender is told that nobody can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from duly.clients.node.mailbox import Mailbox
+from duly.clients.node.peers import Peers, Refusals
+from duly.clients.node.tasks import Task, as_kept, asked_as, pack, pack_task, unpack
+from duly.core.budget import Budget
+from duly.core.horizon import Horizon
+from duly.core.inbox import Inbox
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Order, Verdict, Word
+from duly.core.ordering import LanePolicy
+from duly.core.outbox import TIMED_OUT, OutboxPolicy
+from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
+from duly.core.units import FOREVER
+from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TaskFailed, TooLarge
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import fd
+from duly.wire.fd import FdKind, Form
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.session import Acknowledge
+
+REASON: Final = 500
+"""Characters of an exception that are told."""
+
+BACKLOG: Final = 10_000
+"""Tasks under way or waiting for their turn. More are left to the broker, by not acknowledging them."""
+
+ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
+"""Bytes of JSON in an answer, with room for everything around them."""
+
+_ITSELF: Final = "/self"
+"""Behind the scope of a task a node sent to itself: no username has a slash, so it meets nobody's ids."""
+
+Handler: TypeAlias = Callable[[Task], Awaitable[Any]]
+
+
+class Action(Struct, frozen=True):
+    """What is done with tasks of one action."""
+
+    handler: Handler
+    repeatable: bool
+    deadline: float | None
+
+
+class Incoming:
+    """A node's inbox, and its handlers at work. `do` runs a chore in the background."""
+
+    def __init__(
+        self,
+        name: str,
+        form: Form,
+        actions: Mapping[str, Action],
+        horizon: Horizon,
+        lanes: LanePolicy,
+        budget: Budget,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        seal: FdSignatures,
+        peers: Peers,
+        refusals: Refusals,
+        do: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
+        self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
+        self._seal, self._budget, self._do, self._ordered = seal, budget, do, ordered
+        self._inbox = Inbox(
+            OutboxPolicy("run", None, patience=FOREVER),
+            ledger.worker,
+            lanes=lanes,
+            horizon=lambda _: horizon,
+            repeatable=self._repeatable,
+            refuse=self._unaffordable,
+        )
+        self.engine = Engine(self._inbox, ledger, self._perform)
+        self._held: deque[tuple[Arrived, Acknowledge]] = deque()
+        self._offered = 0
+        """tasks that the engine has and that are not stored"""
+        self._running: set[asyncio.Task[None]] = set()
+        self._asked: dict[bytes, Message] = {}
+        """the tasks that run"""
+
+    async def drain(self, within: float) -> None:
+        """Let handlers finish, and cancel those that do not."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=within)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, payload: bytes, ack: Acknowledge) -> None:
+        """A task came. Raises `SenderError` if it is none."""
+        task = fd.decode_pending(payload)
+        if task.receiver and task.receiver != self._name:
+            reason = f"it is for {task.receiver}, not for {self._name}"
+            self._refusals.note(task.sender, task.msg_id, "other_receiver", reason)
+            ack()
+            return
+        try:
+            self._seal.check(task, by=task.sender)
+        except NotAuthenticated as problem:
+            self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
+            ack()
+            return
+        self._peers.read(task.sender, task.payload)
+        message = Message(
+            task.sender + _ITSELF if task.sender == self._name else task.sender,
+            task.msg_id,
+            task.action,
+            self._name,
+            pack_task(task),
+            task.time,
+            task.exp,
+            Order(task.sender) if self._ordered else None,
+        )
+        if self._held or self._full:
+            self._held.append((Arrived(message), ack))
+        else:
+            self._offer(Arrived(message), ack)
+
+    def _offer(self, event: Arrived, ack: Acknowledge) -> None:
+        self._offered += 1
+
+        def stored() -> None:
+            self._offered -= 1
+            ack()
+
+        try:
+            self.engine.offer(event, stored)
+        except Overloaded:
+            self._do(self._put(event, stored))
+        except Stopped:
+            return  # not acknowledged: it comes again
+
+    @property
+    def _full(self) -> bool:
+        return self._inbox.live + self._offered >= BACKLOG
+
+    def reconnected(self) -> None:
+        """What was held back or could not be stored was not acknowledged: it comes again."""
+        self._held.clear()
+        self._offered = 0
+
+    async def _put(self, event: Arrived | Answered, ack: Acknowledge | None = None) -> None:
+        with suppress(Stopped):
+            await self.engine.put(event, ack)
+
+    def _repeatable(self, message: Message) -> bool:
+        action = self._actions.get(message.kind)
+        return action is None or action.repeatable
+
+    def _unaffordable(self, event: Arrived, now: int) -> Verdict | None:
+        message, budget = event.message, self._budget
+        if message.expires <= now + self._horizon.keep or budget.afford(message.scope, message.expires, now):
+            return None
+        return Verdict(
+            Word.REFUSED,
+            reason=f"{message.scope} has used up its budget of {budget.limit} ids that are kept for long; "
+            "send tasks that expire sooner",
+            cause="budget",
+        )
+
+    # ── what follows, once it is stored ──────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message, attempt=attempt):
+                self._asked[message.key] = message
+                task = asyncio.get_running_loop().create_task(self._run(message, attempt))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            case Reply(message=message, verdict=verdict):
+                self._reply(message, verdict)
+            case ReportOutcome(key=key, state=state, answer=answer):
+                while self._held and not self._full:
+                    self._offer(*self._held.popleft())
+                asked = self._asked.pop(key, None)
+                if asked is None:
+                    self._do(self._find_and_tell(key, state, answer))
+                else:
+                    self._tell(asked, state, answer)
+
+    def _reply(self, message: Message, verdict: Verdict) -> None:
+        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+            _, old = asked_as(message.body)
+            sender = _sender(message.scope)
+            said = self._seal.encode(fd.FdAck(message.id, old_names=old), sender)
+            self._mailbox.post(sender, FdKind.ACK, said)
+            if verdict.state is not None and verdict.state.terminal:
+                self._tell(message, verdict.state, verdict.answer or Answer())
+        elif verdict.retry:
+            self._mailbox.link.reconnect("the ledger cannot store now; what was not stored comes again")
+        else:
+            self._refusals.count(verdict.named)  # the ledger has recorded it
+
+    async def _find_and_tell(self, key: bytes, state: State, answer: Answer) -> None:
+        """It ended without running here: only the ledger knows how it was asked."""
+        with suppress(LedgerError):
+            record = await self._ledger.find(key)
+            if record is not None:
+                self._tell(record.message, state, answer)
+
+    def _tell(self, task: Message, state: State, answer: Answer) -> None:
+        _, old = asked_as(task.body)
+        _, form = self._asked_with(task)
+        if state in (State.DONE, State.FAILED) and answer.data:
+            content = as_kept(answer.data)
+            form = content.form or form  # told again as it was told first, whatever was learned since
+        else:
+            why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
+            content = fd.content_of(why, form)
+        sender, seal = _sender(task.scope), self._seal
+        if state is State.DONE:
+            kind, text = (
+                FdKind.COMPLETE,
+                seal.encode(fd.FdComplete(task.id, content, old_names=old), sender, form),
+            )
+        else:
+            kind, text = (
+                FdKind.FAILED,
+                seal.encode(fd.FdFailed(task.id, content, old_names=old), sender, form),
+            )
+        self._mailbox.keep(task.key, sender, kind, text)
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, message: Message, attempt: int) -> None:
+        _, old = asked_as(message.body)
+        payload, form = self._asked_with(message)
+        sender = _sender(message.scope)
+
+        def progress(value: Any) -> None:
+            said = fd.FdAck(message.id, old_names=old, progress=fd.content_of(value, form))
+            self._mailbox.post(sender, FdKind.ACK, self._seal.encode(said, sender, form))
+
+        state, error = State.FAILED, ""
+        try:
+            try:
+                task = Task(message, payload, sender, attempt, progress)
+                said = _within(fd.content_of(await self._act(message, task), form))
+                state = State.DONE
+            except TaskFailed as problem:
+                said, error = _within(fd.content_of(problem.error, form)), str(problem)
+        except asyncio.CancelledError as problem:
+            us = asyncio.current_task()
+            if us is None or us.cancelling():
+                raise
+            error = repr(problem)  # something it waited for was cancelled: that is its failure, not our end
+            said = fd.content_of(error, form)
+        except Exception as problem:
+            error = repr(problem)[:REASON]
+            said = fd.content_of(error, form)
+        answer = Answer(int(state is State.FAILED), pack(said, form), error[:REASON])
+        ended = Answered(message.key, state, answer, attempt)
+        try:
+            self.engine.offer(ended)
+        except (Overloaded, Stopped):
+            await self._put(ended)
+
+    def _asked_with(self, message: Message) -> tuple[fd.Content, Form]:
+        """What a task brings, and the form it is answered in, by what is known of its sender by now."""
+        sender = _sender(message.scope)
+        content = self._peers.meant(sender, unpack(message.body))
+        return content, content.form or self._peers.form(sender) or self._form
+
+    async def _act(self, message: Message, task: Task) -> Any:
+        action = self._actions.get(message.kind)
+        if action is None:
+            raise TaskFailed(f"{self._name} does not know {message.kind}")
+        if action.deadline is None:
+            return await action.handler(task)
+        timeout = asyncio.timeout(action.deadline)
+        try:
+            async with timeout:
+                return await action.handler(task)
+        except TimeoutError:
+            if timeout.expired():
+                raise TaskFailed(f"it took longer than {action.deadline:g} s") from None
+            raise
+
+
+def _within(said: fd.Content) -> fd.Content:
+    if len(said.raw) > ANSWER_LIMIT:
+        raise TooLarge(f"the answer takes {len(said.raw)} bytes, the limit is {ANSWER_LIMIT}")
+    return said
+
+
+def _sender(scope: str) -> str:
+    return scope.removesuffix(_ITSELF)

@@ -1,0 +1,397 @@
+"""A node's mailbox at a broker: its topics, its status and will, and the one process that may empty it.
+
+The laws. What arrives is acknowledged by whoever hears it, once it is stored. What is posted is lost without
+a connection, as it might be on the way, except what is `kept`: it goes out again until the broker has
+confirmed it. Status is retained and renewed; a will that lands after the news of a newer session is
+corrected.
+
+Only one process empties a mailbox (docs/adr/0007). The broker lets one connection have a client id, and
+throws the older one out; so before it connects, a process looks whether somebody else is at it, without
+disturbing him, and stands by for as long as he answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import seconds
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, SenderError
+from duly.runtime.clock import Clock
+from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.link import MqttLink, Will
+from duly.wire import fd
+from duly.wire.fd import FdKind, FdStatus
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.session import Acknowledge
+
+HEARTBEAT: Final = 60.0
+"""Seconds between two reports of one's own status, as the seed has it; three missed ones make it stale."""
+
+LOOK_WITHIN: Final = 0.3
+"""Seconds a broker has to show a retained status after the subscription is in force."""
+ANSWER_WITHIN: Final = 3.0
+"""Seconds a process has to say that it is there; without a word it is dead, whatever the broker remembers."""
+RETURN_WITHIN: Final = 5.0
+"""Seconds a process that was there has to come back after its connection broke."""
+ASK_EVERY: Final = 20.0
+SETTLE: Final = 0.25
+"""Seconds between connecting and taking the first message, at least: brokers that show a retained status
+late have that long. Two processes that found the mailbox free at the same moment mostly meet in it."""
+KEPT: Final = 10_000
+STABLE: Final = 0.5
+"""Seconds after which a connection counts as a success: nobody throws us out, only networks break it."""
+READY_WITHIN: Final = 30.0
+
+
+class Mailbox:
+    """`heard(kind, payload, ack)` is called for everything in this mailbox but its status; `up(present)` at
+    every connect, with whether the broker had kept the session. `identity` names the memory behind it: a
+    process with the same one is our own former life, and no rival. Without `serve` it has no status and no
+    claim."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        name: str,
+        *,
+        clock: Clock,
+        seal: FdSignatures,
+        identity: str,
+        heard: Callable[[FdKind, bytes, Acknowledge], None],
+        up: Callable[[bool], None],
+        status: Callable[[str, bytes, bool], None],
+        kinds: tuple[FdKind, ...] = (FdKind.PENDING, FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED),
+        prefix: str = fd.PREFIX,
+        heartbeat: float = HEARTBEAT,
+        serve: bool = True,
+        clean: bool = False,
+    ) -> None:
+        self.name = fd.check_username(name)
+        self.prefix = fd.check_prefix(prefix)
+        self.standby = ""
+        """for whom this process stands by, in a sentence; empty when it does not"""
+        self.about = FdStatus()
+        """what is told about this node besides that it is online"""
+        self._clock, self._seal, self._identity = clock, seal, identity
+        self._heard, self._up, self._others = heard, up, status
+        self._heartbeat, self._serve = heartbeat, serve
+        self._began = clock.now()
+        self._sessions = 0
+        self._session = ""
+        self._sure = False
+        """connected, and no other process can be at it"""
+        self._was_ours = False
+        """the last process at it was this one, or one with the same memory"""
+        self._present = False
+        self._seen = ""
+        """the session in the retained status when this process last found the mailbox free"""
+        self._question = ""
+        """what this process asked on its new connection, until the broker has brought it back"""
+        self._rival = False
+        """the retained status is another process's, and newer than what was found before connecting"""
+        self._told = self._claimed = False
+        """this session has published its own status; the broker has confirmed it"""
+        self._held: list[tuple[FdKind, bytes, Acknowledge]] | None = []
+        """what arrives before it is ours to take; None when it is"""
+        self._closed = False
+        self._ours = asyncio.Event()
+        self._kept: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
+        self._mine = self.topic(self.name, FdKind.STATUS)
+        self._topics = {self.topic(self.name, kind): kind for kind in kinds}
+        self.link = MqttLink(
+            address,
+            self._arrived,
+            subscriptions=self._topics,
+            latest=[self._mine] if serve else [],
+            will=self._will if serve else None,
+            on_connect=self._connected,
+            on_disconnect=self._disconnected,
+            before=self._claim if serve else None,
+            clean=clean,
+            stable=STABLE,
+        )
+
+    def topic(self, username: str, kind: FdKind) -> str:
+        return fd.topic_of(self.prefix, username, kind)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        await self.link.start()
+
+    async def ready(self, within: float | None = READY_WITHIN) -> None:
+        """Until this mailbox is ours to empty. Standing by is no failure; without a connection `within` so
+        many seconds, or a broker that refuses us, `ConnectionLost` and `ConnectionRefused` are raised."""
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
+        while not self._ours.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._ours.wait()
+            if self.link.refused:
+                raise ConnectionRefused(self.link.problem)
+            if self.standby:
+                until = None if within is None else loop.time() + within
+            if until is not None and loop.time() > until:
+                raise self.link.lost()
+
+    @property
+    def is_ours(self) -> bool:
+        """Connected, and nobody else is at it."""
+        return self.link.up and self._sure
+
+    def open(self) -> None:
+        """What arrives may be handed over from now on."""
+        self._closed = False
+        self._open()
+
+    def hold(self) -> None:
+        """Hand nothing over: we are not ready, or about to go. What is not acknowledged comes again."""
+        if self._held is None:
+            self._held = []
+        self._closed = True
+
+    async def stop(self) -> None:
+        """Say goodbye properly: the will is for those who cannot."""
+        self._cancel_timers()
+        if self.link.up and self._serve:
+            with suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self.link.publish(self._mine, self._status(online=False), retain=True)
+        await self.link.stop()
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _arrived(self, topic: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
+        kind = self._topics.get(topic)
+        if kind is None:
+            self._heard_status(topic, payload, old)
+            ack()
+        elif self._held is not None:
+            self._held.append((kind, payload, ack))
+        else:
+            self._heard(kind, payload, ack)
+
+    def _heard_status(self, topic: str, payload: bytes, old: bool) -> None:
+        if topic == self._mine and self._serve:
+            with suppress(SenderError):
+                status = self._seal.open_status(payload, self.name)
+                if status is not None:
+                    self._heard_own(status, old)
+        with suppress(SenderError):
+            username, kind = fd.parse_topic(self.prefix, topic)
+            if kind is FdKind.STATUS:
+                self._others(username, payload, old)
+
+    def _heard_own(self, status: FdStatus, old: bool) -> None:
+        """A status in this mailbox's own name: from this session, an older one, or another process."""
+        if fd.is_question(status):
+            if status.session == self._question:
+                self._question = ""
+                self._looked_again()
+            elif self._told and not old:
+                self.report()
+        elif self._told:
+            if not old and status.online is False and status.session != self._session:
+                self.report()  # an older session's will
+        elif not self._is_former(status) and (status.session != self._seen or (status.online and not old)):
+            self._rival = True
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────
+
+    def post(
+        self, username: str, kind: FdKind, payload: bytes, done: Callable[[bool], None] | None = None
+    ) -> None:
+        """Put something into somebody's mailbox, if we are connected; `done` hears whether it got there."""
+        self.link.post(self.topic(username, kind), payload, done=done)
+
+    def keep(self, id: bytes, username: str, kind: FdKind, payload: bytes) -> None:
+        """The same, again and again until the broker has confirmed it: he may not ask for it twice."""
+        topic = self.topic(username, kind)
+        self._kept[id] = (topic, payload)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        self._send_kept(id, topic, payload)
+
+    def _send_kept(self, id: bytes, topic: str, payload: bytes) -> None:
+        def done(confirmed: bool) -> None:
+            if confirmed:
+                self._kept.pop(id, None)
+
+        self.link.post(topic, payload, done=done)
+
+    def report(self) -> None:
+        """Tell now how this node is."""
+        if self._serve:
+            self.link.post(self._mine, self._status(online=True), retain=True)
+
+    async def withdraw(self) -> None:
+        """Remove what the broker retains of our status."""
+        await self.link.publish(self._mine, b"", retain=True)
+
+    def _status(self, *, online: bool) -> bytes:
+        now = self._clock.now()
+        status = msgspec.structs.replace(
+            self.about,
+            time=now,
+            online=online,
+            uptime=(now - self._began) if online else 0,
+            session=self._session,
+            heartbeat=seconds(self._heartbeat) if online else 0,
+        )
+        return self._seal.encode(status)
+
+    def _will(self) -> Will:
+        self._sessions += 1
+        self._session = f"{self._identity}.{secrets.token_hex(4)}"
+        return Will(self._mine, self._status(online=False))
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────
+
+    def _connected(self, present: bool) -> None:
+        self.standby = ""
+        self._present = present
+        loop = asyncio.get_running_loop()
+        for id_, (topic, payload) in list(self._kept.items()):
+            self._send_kept(id_, topic, payload)
+        if not self._serve:
+            self._settled()
+            return
+        self._settling = loop.call_later(0 if self._was_ours else SETTLE, self._waited)
+        self._question = question = fd.question(secrets.token_hex(4))
+        self.link.post(self._mine, self._seal.encode(FdStatus(session=question)))
+        self._timer = loop.call_later(self._heartbeat, self._beat)
+
+    def _looked_again(self) -> None:
+        """Claim the mailbox, now that the broker has brought the question back and, before it, what it
+        retains; or leave it to the process that claimed it after this one looked and before it connected."""
+        if self._rival:
+            self.link.reconnect(f"another process is at the mailbox of {self.name}")
+            return
+        session, self._told = self._session, True
+
+        def confirmed(is_stored: bool) -> None:
+            if is_stored and session == self._session:
+                self._claimed = True
+                self._settle()
+
+        self.link.post(self._mine, self._status(online=True), retain=True, done=confirmed)
+
+    def _waited(self) -> None:
+        self._settling = None
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._claimed and self._settling is None and not self._sure:
+            self._settled()
+
+    def _settled(self) -> None:
+        self._sure = True
+        self._ours.set()
+        self._up(self._present)
+        self._open()
+
+    def _open(self) -> None:
+        if self._held is None or self._closed or not self._sure or not self.link.up:
+            return
+        held, self._held = self._held, None
+        for each in held:
+            self._heard(*each)
+
+    def _disconnected(self, reason: str) -> None:
+        self._cancel_timers()
+        self._held = []  # they come again
+        self._sure = self._told = self._claimed = False
+
+    def _beat(self) -> None:
+        self.report()
+        self._timer = asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._settling):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._settling = None
+
+    # ── one at a time ────────────────────────────────────────────────────────────────────────────
+
+    async def _claim(self) -> None:
+        """Until nobody else is at this mailbox. Raises `ConnectionLost` when the broker cannot be asked."""
+        statuses: asyncio.Queue[tuple[FdStatus | None, bool]] = asyncio.Queue()
+
+        def heard(_: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
+            ack()
+            with suppress(SenderError):
+                statuses.put_nowait((self._seal.open_status(payload, self.name), old))
+
+        there = self.link.address
+        address = msgspec.structs.replace(there, client_id=f"{there.client_id}-{secrets.token_hex(4)}")
+        look = MqttLink(address, heard, subscriptions=[self._mine], clean=True, retry=RetryPolicy.never())
+        await look.start()
+        try:
+            await look.connected()
+            await self._until_free(look, statuses)
+        finally:
+            self.standby = ""
+            await look.stop()
+
+    async def _until_free(
+        self, look: MqttLink, statuses: asyncio.Queue[tuple[FdStatus | None, bool]]
+    ) -> None:
+        there, self._rival, self._was_ours = self._rival, False, False
+        """another process has been seen, or claimed to be there"""
+        wait = RETURN_WITHIN if there else LOOK_WITHIN
+        while True:
+            try:
+                async with asyncio.timeout(wait):
+                    status, old = await statuses.get()
+            except TimeoutError:
+                if not look.up:
+                    raise ConnectionLost("the broker was lost while standing by") from None
+                if wait != ASK_EVERY:
+                    return  # nobody has shown up, or come back
+                await self._ask(look)
+                wait = ANSWER_WITHIN
+                continue
+            if status is not None and fd.is_question(status):
+                continue
+            self._seen = "" if status is None else status.session
+            ours = status is not None and self._is_former(status)
+            if ours and (status is None or status.online or not self._sessions):
+                self._was_ours = True
+                return
+            if ours and not there:
+                # Our own will: it fires when a connection breaks, and also when somebody takes it from us.
+                await self._ask(look)
+            elif status is None or status.online is False:
+                if not there:
+                    return
+                wait = RETURN_WITHIN
+            elif not ours:
+                there = True
+                if old:
+                    await self._ask(look)
+                    wait = ANSWER_WITHIN
+                else:
+                    self.standby = f"another process is at the mailbox of {self.name}"
+                    wait = ASK_EVERY
+
+    async def _ask(self, look: MqttLink) -> None:
+        """Have the process that empties this mailbox report its status now."""
+        with suppress(DulyError):
+            question = FdStatus(session=fd.question(secrets.token_hex(4)))
+            await look.publish(self._mine, self._seal.encode(question))
+
+    def _is_former(self, status: FdStatus) -> bool:
+        """Whether this process said so, or an earlier one with the same memory."""
+        return status.session.partition(".")[0] == self._identity

@@ -1,0 +1,460 @@
+"""`duly.Node`: tasks from node to node over any MQTT broker, with nobody in the middle (seed 001).
+
+The laws. A task that comes in is stored before it is acknowledged; it runs once, and every repeat gets the
+stored answer. A task that goes out is stored before it is sent, and sent again until it is answered or has
+expired, over reconnects and restarts. Both live in one ledger: a file, PostgreSQL, or memory. What is wrong
+with anything that arrives is counted and recorded, never raised.
+
+`incoming` and `outgoing` are the two halves, `mailbox` is the connection, `statuses` what others tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from msgspec.structs import replace
+
+from duly.clients.node.incoming import Action, Handler, Incoming
+from duly.clients.node.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
+from duly.clients.node.outgoing import Outgoing
+from duly.clients.node.peers import Peers, Refusals
+from duly.clients.node.statuses import NodeStatus, Statuses
+from duly.clients.node.tasks import SentTask
+from duly.core.budget import Budget
+from duly.core.horizon import Horizon
+from duly.core.operations import PutItem, PutNewItem
+from duly.core.ordering import LanePolicy
+from duly.core.retry import RetryPolicy
+from duly.core.signing import Keyring
+from duly.core.units import DAY, HOUR, MINUTE, SECOND
+from duly.errors import (
+    DulyError,
+    LedgerError,
+    LedgerInUse,
+    Malformed,
+    ProgramError,
+    SenderError,
+    Stopped,
+    Unknown,
+)
+from duly.identity.keyring import load
+from duly.storage import file_url, open_ledger
+from duly.storage.ledger import Ledger
+from duly.transports.mqtt.address import BrokerAddress
+from duly.wire import fd
+from duly.wire.fd import FdKind, Form
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.session import Acknowledge
+
+RESEND: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
+"""Until it is answered or has expired. By then the broker has confirmed it, and after a reconnect everything
+goes again at once: this is for brokers that lose what they confirmed, and for whoever sleeps it is one copy
+more to read."""
+
+HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
+"""`exp` alone decides, give or take a clock's error; without it `time` must be of the last day."""
+
+CHORES_EVERY: Final = 60.0
+DRAIN: Final = 5.0
+"""Seconds that handlers get to finish when the node stops."""
+STAND_BY: Final = 0.5
+
+EffectWord: TypeAlias = Literal["at_most_once", "at_least_once"]
+FormWord: TypeAlias = Literal["base64", "json"]
+
+_TASKS: Final = (FdKind.PENDING,)
+_ANSWERS: Final = (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)
+_BUDGET: Final = "budget"
+
+
+class Node:
+    """A node: does the tasks it is sent, and sends tasks.
+
+    node = duly.Node("mqtt://B:secret@localhost", data="b.db")
+
+    @node.task("turn_on", effect="at_least_once")
+    async def turn_on(task):
+        return {"on": True}
+
+    await node.run()
+
+    `data` is its memory: a file, or the URL of a ledger; without it the node forgets with its process. `name`
+    is for brokers where it logs in under another name. `concurrency` tasks run at a time; with `ordered`
+    those of one sender run one by one, in its order. A node without handlers only sends, and as many as you
+    like may do that in the same name; `serve=True` makes it the one that has the name.
+
+    `keys` is a keyring, or the file of one ('duly keys new'): what the node says is signed. With
+    `require_signed` it takes in nothing that is not signed by the one it is from.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        data: str | None = None,
+        name: str = "",
+        prefix: str = fd.PREFIX,
+        form: FormWord = "base64",
+        concurrency: int = 100,
+        ordered: bool = False,
+        heartbeat: float = HEARTBEAT,
+        serve: bool | None = None,
+        keys: str | Keyring | None = None,
+        require_signed: bool = False,
+        horizon: Horizon = HORIZON,
+        resend: RetryPolicy = RESEND,
+    ) -> None:
+        self._address = BrokerAddress.parse(url)
+        if not (name or self._address.username):
+            raise Malformed(
+                "a node needs a name: log in with one, as in mqtt://NAME:PASSWORD@HOST, or give name= (--as)"
+            )
+        self.name = fd.check_username(name or self._address.username)
+        self.refused: Counter[str] = Counter()
+        """what was not taken, by the word for why"""
+        self._data, self._prefix, self._form = data, fd.check_prefix(prefix), Form(form)
+        self._seal = self._sealed(keys, require_signed)
+        self._ordered, self._heartbeat, self._serve = ordered, heartbeat, serve
+        self._horizon, self._resend = horizon, resend
+        self._lanes = LanePolicy(serial=True, width=concurrency)
+        self._actions: dict[str, Action] = {}
+        self._ledger: Ledger | None = None
+        self._begun = asyncio.Event()
+        self._standby = ""
+        self._chores: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _sealed(self, keys: str | Keyring | None, required: bool) -> FdSignatures:
+        ring = load(keys) if isinstance(keys, str) else keys or Keyring(self.name)
+        if ring.name != self.name:
+            raise Malformed(f"these are the keys of {ring.name}, not of {self.name}")
+        if required and ring.own is None:
+            raise Malformed(
+                f"{self.name} has no key to sign with itself; 'duly keys new {self.name}' makes one"
+            )
+        return FdSignatures(ring, prefix=self._prefix, required=required)
+
+    def task(
+        self, *actions: str, effect: EffectWord = "at_most_once", deadline: float | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Handle these actions. Return the answer's value, or raise `TaskFailed`. `effect` says what a crash
+        in the middle means. After `deadline` seconds the handler is cancelled, and the task has failed."""
+        if effect not in ("at_most_once", "at_least_once"):
+            raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
+
+        def decorate(handler: Handler) -> Handler:
+            if not inspect.iscoroutinefunction(handler):
+                raise ProgramError(f"the handler of {', '.join(actions)} must be an async function")
+            for action in actions:
+                self._actions[action] = Action(handler, effect == "at_least_once", deadline)
+            return handler
+
+        return decorate
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        try:
+            await self.ready()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def run(self) -> None:
+        """Serve until cancelled, also while the broker is away."""
+        await self.start()
+        try:
+            await self._mailbox.ready(None)
+            await asyncio.gather(self._incoming.engine.wait(), self._outgoing.engine.wait())
+        finally:
+            await self.stop()
+
+    @property
+    def standby(self) -> str:
+        """For whom this process stands by, in a sentence; empty when it does not."""
+        return self._standby or (self._mailbox.standby if self._ledger is not None else "")
+
+    @property
+    def situation(self) -> str:
+        """What this process is doing about its broker, in a few words."""
+        if self._ledger is None and not self._standby:
+            return "starting"
+        if self.standby:
+            return f"standing by: {self.standby}"
+        if self._mailbox.is_ours:
+            return "online"
+        link = self._mailbox.link
+        return str(link.lost()) if link.tried and not link.up else "connecting"
+
+    async def start(self) -> None:
+        """Begin, without waiting for the broker."""
+        if self._ledger is not None:
+            raise ProgramError("this node is running already")
+        serve = bool(self._actions) if self._serve is None else self._serve
+        ledger = await self._open_ledger(serve)
+        self._budget = Budget(await ledger.bucket(_BUDGET))
+        self._mailbox = mailbox = await self._open_mailbox(ledger, serve)
+        peers, self._refusals = Peers(ledger, self._do), Refusals(self.refused, ledger, self._do)
+        await peers.load()
+        self._incoming = Incoming(
+            self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
+            ledger, mailbox, self._seal, peers, self._refusals, self._do, ordered=self._ordered,
+        )  # fmt: skip
+        self._outgoing = Outgoing(
+            self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals, self._do
+        )
+        self._statuses = Statuses(ledger.clock, self._seal, self._heartbeat, self._listen, self._ignore)
+        self._ledger = ledger
+        try:
+            if ledger.sole:
+                await self._begin()
+            else:
+                mailbox.hold()  # another process may be at work on the same tasks
+            await mailbox.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
+
+    async def ready(self, within: float | None = READY_WITHIN) -> None:
+        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost`: it was not
+        reached in so many seconds; `ConnectionRefused`: it does not let us."""
+        self._running()
+        await self._mailbox.ready(within)
+
+    async def stop(self) -> None:
+        """Take in nothing more, let handlers finish, store and send what they said, say goodbye."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._mailbox.hold()
+        await self._incoming.drain(DRAIN)
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._incoming.engine.stop()
+        self._outgoing.flush()
+        await self._outgoing.engine.stop()
+        await self._mailbox.stop()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._save(ledger)
+        await ledger.close()
+        self._outgoing.close()
+        self._begun.clear()
+
+    async def _open_ledger(self, serve: bool) -> Ledger:
+        url = self._data or "memory:"
+        if "://" not in url and url != "memory:":
+            url = file_url(url)
+        try:
+            while True:
+                try:
+                    return await open_ledger(url)
+                except LedgerInUse:
+                    if not serve:
+                        raise
+                    self._standby = f"another process of {self.name} writes {self._data}"
+                    await asyncio.sleep(STAND_BY)
+        finally:
+            self._standby = ""
+
+    async def _open_mailbox(self, ledger: Ledger, serve: bool) -> Mailbox:
+        """Who serves has the name for himself. Who only sends has a client id of his own, and leaves no
+        session behind if he remembers nothing."""
+        mine = secrets.token_hex(6)
+        await ledger.write(
+            PutNewItem("node", "id", mine.encode()), PutItem("node", "name", self.name.encode())
+        )
+        if ledger.sole:
+            mine = (await ledger.item("node", "id") or b"").decode()
+        address = self._address
+        if not serve and address.client_id in ("", address.username):
+            address = replace(address, client_id=f"{self.name}-{mine}")
+        elif not address.client_id:
+            address = replace(address, client_id=self.name)
+        return Mailbox(
+            address,
+            self.name,
+            clock=ledger.clock,
+            seal=self._seal,
+            identity=mine,
+            heard=self._heard,
+            up=self._up,
+            status=self._heard_status,
+            kinds=(*_TASKS, *_ANSWERS) if serve else _ANSWERS,
+            prefix=self._prefix,
+            heartbeat=self._heartbeat,
+            serve=serve,
+            clean=not serve and self._data is None,
+        )
+
+    async def _begin(self) -> None:
+        await self._incoming.engine.start()
+        await self._outgoing.engine.start()
+        self._begun.set()
+
+    def _up(self, present: bool) -> None:
+        if self._begun.is_set():
+            self._incoming.reconnected()
+            self._outgoing.reconnected()
+        else:
+            self._do(self._begin_late())
+
+    async def _begin_late(self) -> None:
+        await self._begin()
+        self._mailbox.open()
+
+    def _heard(self, kind: FdKind, payload: bytes, ack: Acknowledge) -> None:
+        try:
+            if kind is FdKind.PENDING:
+                self._incoming.hear(payload, ack)
+            else:
+                self._outgoing.hear(kind, payload, ack)
+        except SenderError as problem:
+            self._refusals.note("", kind.value, problem.word, str(problem))
+            ack()
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    async def call(
+        self,
+        to: str,
+        action: str,
+        payload: object = None,
+        *,
+        expires: float = 60.0,
+        id: str | None = None,
+        form: FormWord | None = None,
+    ) -> Any:
+        """Send a task and wait for its result, at most until it has expired. Raises `TaskFailed`, `Expired`,
+        or `Unknown` if nobody can tell (yet). Options as for `send`."""
+        if id is None and self._begun.is_set():
+            self._running()
+            sent = self._outgoing.begin(to, action, payload, expires, Form(form) if form else None)
+        else:
+            sent = await self.send(to, action, payload, expires=expires, id=id, form=form)
+        try:
+            return await sent.result.within(expires + HORIZON.grace / SECOND)
+        except TimeoutError:
+            raise Unknown(f"{to} is still at work on the task {sent.id}") from None
+
+    async def send(
+        self,
+        to: str,
+        action: str,
+        payload: object = None,
+        *,
+        expires: float = 86_400.0,
+        id: str | None = None,
+        form: FormWord | None = None,
+    ) -> SentTask:
+        """Send a task; returns when it is stored. It is not to take effect later than `expires` seconds from
+        now. The same `id` again is the same task."""
+        self._running()
+        await self._begun.wait()
+        return await self._outgoing.send(to, action, payload, expires, id, Form(form) if form else None)
+
+    async def find(self, id: str) -> SentTask:
+        """A task that this node sent, also before it was restarted."""
+        self._running()
+        await self._begun.wait()
+        return await self._outgoing.find(id)
+
+    async def cancel(self, id: str) -> SentTask:
+        """No longer send a task, nor wait for it. What its receiver has, it may still do."""
+        self._running()
+        await self._begun.wait()
+        return await self._outgoing.cancel(id)
+
+    async def retry(self, id: str, *, expires: float = 86_400.0) -> SentTask:
+        """Send a task that has ended once more, as a new one."""
+        self._running()
+        await self._begun.wait()
+        return await self._outgoing.retry(id, expires)
+
+    # ── status ───────────────────────────────────────────────────────────────────────────────────
+
+    async def status(self, name: str, within: float = 2.0) -> NodeStatus | None:
+        """How a node is, by its own word; None if the broker knows nothing of it."""
+        self._running()
+        return await self._statuses.get(name, within)
+
+    def watch_status(self, name: str = "+") -> AsyncGenerator[NodeStatus, None]:
+        """Every status of a node (+: of all nodes), beginning with what the broker retains."""
+        self._running()
+        return self._statuses.watch(name)
+
+    def report(
+        self,
+        *,
+        battery: int | None = None,
+        rssi: int | None = None,
+        ip: str = "",
+        version: str = "",
+        data: object = None,
+    ) -> None:
+        """Tell how this node is, now and with every heartbeat."""
+        self._running()
+        said = fd.content_of(data, self._form)
+        self._mailbox.about = fd.FdStatus(battery=battery, rssi=rssi, ip=ip, version=version, data=said)
+        self._mailbox.report()
+
+    async def remove_status(self) -> None:
+        """Remove what the broker retains of this node's status, until its next report."""
+        self._running()
+        await self._mailbox.withdraw()
+
+    async def _listen(self, who: str) -> None:
+        await self._mailbox.link.subscribe(f"{self._prefix}/{who}/{FdKind.STATUS}", latest=True)
+
+    async def _ignore(self, who: str) -> None:
+        if who != self.name:
+            with suppress(DulyError):
+                await self._mailbox.link.unsubscribe(f"{self._prefix}/{who}/{FdKind.STATUS}")
+
+    def _heard_status(self, name: str, payload: bytes, old: bool) -> None:
+        try:
+            self._statuses.hear(name, payload, old)
+        except SenderError as problem:
+            self._refusals.note(name, "status", problem.word, str(problem))
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
+        self._do(self._forget())
+
+    async def _forget(self) -> None:
+        if self._ledger is not None:
+            await self._save(self._ledger)
+            with suppress(LedgerError, Stopped):
+                while await self._ledger.prune() == 1_000:
+                    pass
+
+    async def _save(self, ledger: Ledger) -> None:
+        with suppress(LedgerError, Stopped):
+            if changed := self._budget.save(_BUDGET):
+                await ledger.write(*changed)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    def _running(self) -> None:
+        if self._ledger is None:
+            raise Stopped("this node is not running; use 'async with node', or run()")

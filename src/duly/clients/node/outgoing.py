@@ -1,0 +1,385 @@
+"""The tasks a node sends: stored, sent again until answered or expired, and how they ended.
+
+The laws. A task is stored before it leaves, and goes again with the same id and the same bytes; after a
+reconnect at once, otherwise ever more slowly. An answer counts only for a task that this node sent, and where
+signing is demanded only if the task's receiver signed it. The first one stands; a late one settles what is
+`unknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from duly.clients.node.mailbox import Mailbox
+from duly.clients.node.peers import Peers, Refusals
+from duly.clients.node.tasks import SentTask, pack
+from duly.core.ids import Uuid7Ids
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.operations import Advance, DeliveryRef, Finish
+from duly.core.outbox import Outbox, OutboxPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.steps import (
+    Answered,
+    Arrived,
+    Effect,
+    Event,
+    Reachable,
+    Received,
+    Reply,
+    ReportOutcome,
+    Transmit,
+)
+from duly.core.units import DAY, HOUR, SECOND, seconds
+from duly.errors import Conflict, DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger, Record
+from duly.wire import fd
+from duly.wire.fd import FdKind, Form
+from duly.wire.fd_signatures import FdSignatures
+from duly.wire.session import Acknowledge
+
+PATIENCE: Final = HOUR
+"""How long after its expiry a task that was received may still be answered before it is called unknown."""
+
+REMEMBER: Final = 7 * DAY
+RECEIPTS_AFTER: Final = 0.5
+CHANNEL: Final = "task"
+CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
+UNSETTLED: Final = 10_000
+"""Tasks that ended as unknown whose holders still hear of a late result."""
+
+Said: TypeAlias = fd.FdAck | fd.FdComplete | fd.FdFailed
+
+_READ: Final[dict[FdKind, Callable[[bytes], Said]]] = {
+    FdKind.ACK: fd.decode_ack,
+    FdKind.COMPLETE: fd.decode_complete,
+    FdKind.FAILED: fd.decode_failed,
+}
+_key_of: Final = lru_cache(4_096)(key_of)
+"""A task's id comes back at least twice, with its `ack` and its end."""
+
+
+class Outgoing:
+    """A node's outbox. `do` runs a chore in the background."""
+
+    def __init__(
+        self,
+        name: str,
+        form: Form,
+        resend: RetryPolicy,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        seal: FdSignatures,
+        peers: Peers,
+        refusals: Refusals,
+        do: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
+        self._seal, self._peers, self._refusals, self._do = seal, peers, refusals, do
+        policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
+        self._outbox = Outbox(policy, ledger.worker)
+        self.engine = Engine(self._outbox, ledger, self._perform)
+        self._sent: OrderedDict[bytes, SentTask] = OrderedDict()
+        self._leaving: set[bytes] = set()
+        """tasks that the transport has and the broker has not confirmed"""
+        self._receipts: dict[bytes, None] = {}
+        """received by the other side, in order; not stored yet"""
+        self._storing: asyncio.TimerHandle | None = None
+        self._ids = Uuid7Ids()
+        self._random = b""
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    async def send(
+        self, to: str, action: str, payload: object, expires: float, id: str | None, form: Form | None
+    ) -> SentTask:
+        """Send a task, and return when it is stored."""
+        if id:
+            sent = await self._send_again(to, action, payload, expires, id, form or self._form)
+        else:
+            sent = self.begin(to, action, payload, expires, form)
+        await sent.stored
+        return sent
+
+    def begin(
+        self, to: str, action: str, payload: object, expires: float, form: Form | None = None
+    ) -> SentTask:
+        """Send a new task; it is stored, and on its way, before long."""
+        now, how = self._ledger.clock.now(), form or self._form
+        content = fd.content_of(payload, how)
+        return self._launch(
+            fd.FdPending(self._name, to, self._mint(now), action, now, _until(now, expires), content), how
+        )
+
+    async def retry(self, id: str, expires: float) -> SentTask:
+        record = await self._record(id)
+        if not record.state.terminal:
+            raise Malformed(f"{id} has not ended; it is sent again by itself")
+        task, now = fd.decode_pending(record.message.body), self._ledger.clock.now()
+        anew = replace(task, msg_id=self._mint(now), time=now, exp=_until(now, expires))
+        sent = self._launch(anew, task.form or self._form)
+        await sent.stored
+        return sent
+
+    async def _send_again(
+        self, to: str, action: str, payload: object, expires: float, id: str, form: Form
+    ) -> SentTask:
+        """Send a task under an id that may have been used: for the same task it is that task, whatever the
+        clock says now."""
+        now, key = self._ledger.clock.now(), key_of(self._name, id)
+        task = fd.FdPending(
+            self._name, to, id, action, now, _until(now, expires), fd.content_of(payload, form)
+        )
+        known = await self._ledger.find(key)
+        if known is not None and _meaning(known.message.body) != _meaning(fd.encode(task, form)):
+            raise Conflict(f"{id} was used before for something else; nothing was sent; use a new id")
+        if (sent := self._sent.get(key)) is not None:
+            return sent
+        return self._launch(task, form) if known is None else self._store(known.message)
+
+    def _launch(self, task: fd.FdPending, form: Form) -> SentTask:
+        body = self._seal.encode(task, task.receiver, form)
+        return self._store(
+            Message(self._name, task.msg_id, task.action, task.receiver, body, expires=task.exp)
+        )
+
+    def _store(self, message: Message) -> SentTask:
+        event = Arrived(message)
+        try:
+            self.engine.offer(event)
+        except Overloaded:
+            self._do(self._put(event, None))
+        sent = self._sent[message.key] = SentTask(message)
+        return sent
+
+    def _mint(self, now: int) -> str:
+        if not self._random:
+            self._random = secrets.token_bytes(10 * 256)  # one call to the system for many ids
+        bits, self._random = self._random[:10], self._random[10:]
+        return self._ids.next(now, int.from_bytes(bits, "big"))
+
+    async def find(self, id: str) -> SentTask:
+        key = key_of(self._name, id)
+        sent = self._sent.get(key)
+        if sent is None:
+            record = await self._record(id)
+            sent = SentTask(record.message, record.state)
+            if record.state.terminal:
+                sent._end(record.state, record.answer or Answer())
+            if not record.state.terminal or record.state is State.UNKNOWN:
+                self._sent[key] = sent
+        return sent
+
+    async def cancel(self, id: str) -> SentTask:
+        sent = await self.find(id)
+        stored = asyncio.Event()
+        await self.engine.put(Answered(key_of(self._name, id), State.CANCELLED, CANCELLED), stored.set)
+        await stored.wait()
+        return sent
+
+    async def _record(self, id: str) -> Record:
+        record = await self._ledger.find(key_of(self._name, id))
+        if record is None:
+            raise Malformed(f"{self._name} has sent no task {id}, or has forgotten it")
+        return record
+
+    def reconnected(self) -> None:
+        """Whether or not the broker kept our session: what it had of ours may be lost."""
+        self._offer(Reachable(""))
+
+    def flush(self) -> None:
+        """Store what has waited for that."""
+        if self._storing is not None:
+            self._storing.cancel()
+        self._store_receipts()
+
+    def close(self) -> None:
+        for sent in self._sent.values():
+            sent._refuse(Stopped("the node was stopped before the task ended; with data= it goes on"))
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, kind: FdKind, payload: bytes, ack: Acknowledge) -> None:
+        """An answer came. Raises `SenderError` if it is none."""
+        said = _READ[kind](payload)
+        key = _key_of(self._name, said.msg_id)
+        recipient = self._outbox.recipient(key)
+        if recipient is None:
+            self._do(self._late(key, said, ack))
+        else:
+            self._answered(key, said, recipient, ack)
+
+    async def _late(self, key: bytes, said: Said, ack: Acknowledge) -> None:
+        """Not under way here: it may settle what is unknown, or belong to no task of ours."""
+        try:
+            record = await self._ledger.find(key)
+        except LedgerError:
+            self._mailbox.link.reconnect("the ledger cannot be read now; what was not stored comes again")
+            return
+        if record is None:
+            self._refusals.note(
+                "", said.msg_id, "unknown_task", f"an answer to no task that {self._name} sent"
+            )
+            ack()
+        elif isinstance(said, fd.FdAck):
+            ack()
+        else:
+            self._answered(key, said, record.message.recipient, ack)
+
+    def _answered(self, key: bytes, said: Said, by: str, ack: Acknowledge) -> None:
+        try:
+            self._seal.check(said, by)
+        except NotAuthenticated as problem:
+            self._refusals.note(by, said.msg_id, problem.word, str(problem))
+            ack()
+            return
+        sent = self._sent.get(key)
+        match said:
+            case fd.FdAck(progress=progress):
+                if sent is not None and progress is not fd.NOTHING:
+                    sent._tell(self._peers.read(by, progress).value)
+                self._received(key, sent)
+                ack()
+            case fd.FdComplete(value=value):
+                content = self._peers.read(by, value)
+                self._offer(Answered(key, State.DONE, Answer(0, pack(content, content.form))), ack)
+            case fd.FdFailed(error=error):
+                content = self._peers.read(by, error)
+                state, reason = _failure(content.value)
+                self._offer(Answered(key, state, Answer(1, pack(content, content.form), reason)), ack)
+
+    def _received(self, key: bytes, sent: SentTask | None) -> None:
+        """The other side has it. That is stored with a little delay: most tasks are answered before, and who
+        forgets it in a crash asks again and is told again."""
+        if sent is not None and not sent.delivered.done:
+            sent._move(State.DELIVERED)
+        self._receipts[key] = None
+        if self._storing is None:
+            self._storing = asyncio.get_running_loop().call_later(RECEIPTS_AFTER, self._store_receipts)
+
+    def _store_receipts(self) -> None:
+        self._storing = None
+        receipts, self._receipts = self._receipts, {}
+        for key in receipts:
+            if self._outbox.state(key) is State.SENT:
+                self._offer(Received(key))
+
+    def _offer(self, event: Event, ack: Acknowledge | None = None) -> None:
+        try:
+            self.engine.offer(event, ack)
+        except Overloaded:
+            self._do(self._put(event, ack))
+        except Stopped:
+            return  # not acknowledged: it comes again
+
+    async def _put(self, event: Event, ack: Acknowledge | None) -> None:
+        with suppress(Stopped):
+            await self.engine.put(event, ack)
+
+    # ── what follows, once it is stored ──────────────────────────────────────────────────────────
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self._transmit(message)
+            case Reply(message=message, verdict=verdict):
+                self._stored(message.key, verdict)
+            case ReportOutcome(key=key, state=state, answer=answer):
+                self._ended(key, state, answer)
+
+    def _transmit(self, message: Message) -> None:
+        key = message.key
+        if key not in self._leaving:
+            self._leaving.add(key)
+            left = self._leaving.discard
+            self._mailbox.post(message.recipient, FdKind.PENDING, message.body, lambda _: left(key))
+
+    def _stored(self, key: bytes, verdict: Verdict) -> None:
+        sent = self._sent.get(key)
+        if sent is None:
+            return
+        if verdict.state is not None and verdict.state.terminal:
+            self._ended(key, verdict.state, verdict.answer or Answer())
+        elif verdict.word in (Word.FRESH, Word.DUPLICATE):
+            sent._move(verdict.state or State.SENT)
+        elif verdict.retry:
+            self._do(self._look(key, sent, verdict))
+        else:
+            self._refused(key, sent, verdict)
+
+    async def _look(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
+        """A commit that failed may have gone through all the same: then the task is on its way, and whoever
+        was told to try again would have it done twice."""
+        record = None
+        with suppress(LedgerError, Stopped):
+            record = await self._ledger.find(key)
+        if record is None:
+            self._refused(key, sent, verdict)
+        elif record.state.terminal and not sent.result.done:
+            self._ended(key, record.state, record.answer or Answer())
+        elif not sent.stored.done:
+            sent._move(record.state)
+
+    def _refused(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
+        self._sent.pop(key, None)
+        try:
+            verdict.require()
+        except DulyError as problem:
+            sent._refuse(problem)
+
+    def _ended(self, key: bytes, state: State, answer: Answer) -> None:
+        sent = self._sent.get(key)
+        if sent is None:
+            return
+        sent._end(state, answer)
+        if state is not State.UNKNOWN:
+            del self._sent[key]
+        elif len(self._sent) > UNSETTLED:
+            oldest = next((k for k, s in self._sent.items() if s.result.done), None)
+            if oldest is not None:
+                del self._sent[oldest]
+
+
+async def cancel_stored(ledger: Ledger, id: str) -> bool:
+    """Cancel a task in the memory of a node that does not run. False: it has ended, or there is no such
+    task."""
+    name = (await ledger.item("node", "name") or b"").decode()
+    record = await ledger.find(key_of(name, id)) if name else None
+    if record is None or record.state.terminal:
+        return False
+    message, now = record.message, ledger.clock.now()
+    ref = DeliveryRef(message.key, CHANNEL, message.recipient)
+    end = Advance(message.key, State.CANCELLED, now, CANCELLED)
+    finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
+    return bool(finished)
+
+
+def _until(now: int, expires: float) -> int:
+    """When a task expires: the wire has whole seconds, and none is lost."""
+    if expires < 0:
+        raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
+    return -(-(now + seconds(expires)) // SECOND) * SECOND
+
+
+def _meaning(body: bytes) -> tuple[str, str, Any]:
+    """What makes two tasks with one id the same: times and signatures may differ."""
+    task = fd.decode_pending(body)
+    return task.receiver, task.action, task.payload.value
+
+
+def _failure(error: Any) -> tuple[State, str]:
+    """How a task ended, by the error it failed with. A duly node says so if it is not plainly failed."""
+    match error:
+        case {"state": "unknown" | "expired" | "superseded" | "cancelled" as state, **rest}:
+            return State[state.upper()], str(rest.get("detail", ""))[:500]
+        case _:
+            return State.FAILED, str(error)[:500]

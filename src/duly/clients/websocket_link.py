@@ -1,0 +1,175 @@
+"""A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
+
+The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
+outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
+`down` of every end of one that was not our own doing. `where` says before each try where the hub is and
+which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
+asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
+
+Several hubs may be named, with commas between: when one no longer answers, the next is tried. Which is the
+first is told by the token, so that they share their clients. When none of them answers, whoever reads the log
+is told, once: a program that waits should not look like one that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from ssl import SSLContext
+from typing import Final
+from zlib import crc32
+
+import aiohttp
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.errors import Malformed, NotAuthenticated, SenderError
+from duly.runtime.backoff import Backoff
+from duly.wire import frames
+from duly.wire.frames import FRAME_LIMIT, Frame
+
+LOG: Final = logging.getLogger("duly.link")
+
+RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
+
+
+class WebSocketLink:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        up: Callable[[Frame], None],
+        heard: Callable[[Frame], None],
+        down: Callable[[], None] = lambda: None,
+        cursors: Callable[[], dict[str, int] | None] = lambda: None,
+        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
+        tls: SSLContext | None = None,
+        denied: Callable[[NotAuthenticated], None] | None = None,
+    ) -> None:
+        self._urls, self._token = hubs(url), token
+        self._where = where
+        self._up = up
+        self._heard = heard
+        self._down = down
+        self._cursors = cursors
+        self._denied = denied
+        self._tls: SSLContext | bool = tls or True
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.denial: NotAuthenticated | None = None
+        """why the hub does not want us, since it last said so"""
+        self._stopping = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def ready(self) -> Frame:
+        """The first welcome. Raises `NotAuthenticated` if the hub does not want us."""
+        return await asyncio.shield(self._first)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not self._first.done():
+            self._first.cancel()
+
+    def send(self, frame: bytes) -> None:
+        """Hand a frame to the connection; without one it is lost, as it might be on the way."""
+        if self._socket is not None:
+            self._queue.put_nowait(frame)
+
+    async def _run(self) -> None:
+        hub, failures, backoff = crc32(self._token.encode()), 0, Backoff(RECONNECT, self._token)
+        async with aiohttp.ClientSession() as http:
+            while not self._stopping.is_set():
+                try:
+                    if self._where is not None:
+                        url, self._token = await self._where()
+                        self._urls = hubs(url)
+                    url = self._urls[hub % len(self._urls)] + "/v1/ws"
+                    async with http.ws_connect(
+                        url, heartbeat=20, max_msg_size=FRAME_LIMIT, ssl=self._tls
+                    ) as socket:
+                        welcome = await self._introduce(socket)
+                        backoff.worked()
+                        failures = 0
+                        await self._serve(socket, welcome)
+                except NotAuthenticated as problem:
+                    self.denial = problem
+                    if self._denied is not None:
+                        self._denied(problem)
+                    elif not self._first.done():
+                        self._first.set_exception(problem)
+                        return
+                except (aiohttp.ClientError, OSError, SenderError, TimeoutError) as problem:
+                    failures += 1  # a hub that is down, or talks nonsense, is tried again
+                    if failures == len(self._urls):
+                        why = str(problem) or "no answer in time"
+                        LOG.warning(
+                            "%s cannot be reached, and is tried again: %s", ", ".join(self._urls), why
+                        )
+                finally:
+                    self._socket = None
+                hub += 1
+                await backoff.wait(self._stopping, among=len(self._urls))
+
+    async def _introduce(self, socket: aiohttp.ClientWebSocketResponse) -> Frame:
+        auth = Frame("auth", token=self._token, cursors=self._cursors())
+        await socket.send_frame(frames.encode(auth), aiohttp.WSMsgType.TEXT)
+        async with asyncio.timeout(10):
+            message = await socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError("the hub hung up before its welcome")  # it is dying: tried again
+        answer = frames.decode(message.data)
+        if answer.type != "welcome":
+            raise NotAuthenticated(answer.detail or "the hub does not know this token")
+        return answer
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse, welcome: Frame) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()  # meant for the connection that broke
+        self._socket = socket
+        self.denial = None
+        writer = asyncio.get_running_loop().create_task(self._write(socket))
+        try:
+            self._up(welcome)
+            if not self._first.done():
+                self._first.set_result(welcome)
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    with suppress(SenderError):
+                        self._heard(frames.decode(message.data))
+        finally:
+            self._socket = None
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            if not self._stopping.is_set():
+                self._down()
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+
+def hubs(urls: str) -> list[str]:
+    """The hubs that are named, with commas between.
+
+    >>> hubs("ws://a:7800/, https://b")
+    ['http://a:7800', 'https://b']
+    """
+    named = [url.strip().rstrip("/") for url in urls.split(",")]
+    for url in named:
+        if not url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise Malformed(f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
+    return [url.replace("ws://", "http://", 1).replace("wss://", "https://", 1) for url in named]

@@ -1,0 +1,1 @@
+"""Several hubs on one ledger: hints between them, and which hub holds which device."""

@@ -1,0 +1,108 @@
+"""A notifier over PostgreSQL's LISTEN and NOTIFY: no other server than the ledger's is needed.
+
+One connection, outside any transaction, so that no ring waits for a commit of ours and no commit for a ring:
+PostgreSQL lets notifying transactions through one at a time. When the connection breaks it is made again.
+
+A connection carries one statement at a time, and asyncpg fails in ways of its own (`InternalClientError`)
+when two tasks use it: whoever executes something here holds the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+from duly.cluster.notifier import Notifier
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.errors import Malformed
+from duly.runtime.backoff import Backoff
+from duly.runtime.tasks import SupervisedTask
+
+try:
+    import asyncpg
+except ImportError:
+    raise Malformed(
+        "this notifier needs a driver that is not installed: pip install duly[postgres]"
+    ) from None
+
+CHANNEL: Final = "duly_notifier"
+AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
+SEND_SECONDS: Final = 0.5
+"""A ring that takes longer is lost: the others have looked by then."""
+ALIVE_SECONDS: Final = 10.0
+"""How long it may be quiet before we look whether the connection still lives."""
+ANSWER_SECONDS: Final = 5.0
+TROUBLE: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+
+
+class _ListenConnection:
+    """A connection, and whose turn it is."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._turn = asyncio.Lock()
+
+    async def execute(self, statement: str, *args: object, within: float) -> None:
+        """Carry out one statement, after those before it; `TimeoutError` when that takes too long."""
+        async with asyncio.timeout(within), self._turn:
+            await self._connection.execute(statement, *args)
+
+
+class PostgresNotifier(Notifier):
+    def __init__(self, me: str, url: str) -> None:
+        super().__init__(me)
+        self._url = url
+        self._line: _ListenConnection | None = None
+        self._listening: SupervisedTask | None = None
+
+    async def start(self) -> None:
+        self._listening = self.tasks.spawn("notifier", self._listen)
+
+    async def stop(self) -> None:
+        if self._listening is not None:
+            await self._listening.stop()
+        await super().stop()
+
+    async def _listen(self) -> None:
+        backoff = Backoff(AGAIN, self._me)
+        while True:
+            connection = None
+            gone = asyncio.Event()
+            try:
+                connection = await asyncpg.connect(
+                    self._url, timeout=ANSWER_SECONDS, command_timeout=ANSWER_SECONDS,
+                    server_settings={"application_name": "duly notifier"},
+                )  # fmt: skip
+                connection.add_termination_listener(lambda _, gone=gone: gone.set())
+                await connection.add_listener(CHANNEL, self._note)
+                line = self._line = _ListenConnection(connection)
+                backoff.worked()
+                while not gone.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(gone.wait(), ALIVE_SECONDS)
+                        break
+                    await line.execute("SELECT 1", within=ANSWER_SECONDS)
+            except TROUBLE:
+                pass
+            finally:
+                self._line = None
+                if connection is not None:
+                    connection.terminate()
+            await backoff.wait()
+
+    def _note(self, _line: object, _pid: int, _channel: str, note: object) -> None:
+        self._heard(str(note))
+
+    async def _send(self, note: bytes) -> None:
+        line = self._line
+        if line is not None:
+            with suppress(*TROUBLE):
+                await line.execute("SELECT pg_notify($1, $2)", CHANNEL, note.decode(), within=SEND_SECONDS)

@@ -1,0 +1,99 @@
+"""A notifier over Redis pub/sub.
+
+Redis may be killed, flushed, paused or unplugged at any time: rings are lost then, and that is all. Two
+connections: one listens, one rings, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+from duly.cluster.notifier import Notifier
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.errors import Malformed
+from duly.runtime.backoff import Backoff
+from duly.runtime.tasks import SupervisedTask
+
+try:
+    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+except ImportError:
+    raise Malformed("this notifier needs a driver: pip install duly[redis]") from None
+
+CHANNEL: Final = "duly:notifier"
+AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
+SEND_SECONDS: Final = 0.5
+"""A ring that takes longer is lost: the others have looked by then."""
+PING_SECONDS: Final = 5.0
+"""A Redis that stands still keeps its connections open; only asking finds that out."""
+TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+
+
+class RedisNotifier(Notifier):
+    def __init__(self, me: str, url: str) -> None:
+        super().__init__(me)
+        self._url = url
+        try:
+            self._out = self._connection()
+        except ValueError as problem:
+            raise Malformed(f"this is not the address of a Redis: {problem}") from None
+        self._listening: SupervisedTask | None = None
+
+    def _connection(self) -> Any:
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        # Its own retries would wait for a bell that nobody should wait for.
+        return Redis.from_url(
+            self._url,
+            socket_connect_timeout=2,
+            socket_timeout=PING_SECONDS * 2,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=2,
+        )
+
+    async def start(self) -> None:
+        self._listening = self.tasks.spawn("notifier", self._listen)
+
+    async def stop(self) -> None:
+        if self._listening is not None:
+            await self._listening.stop()
+        await super().stop()
+        with suppress(*TROUBLE):
+            await self._out.aclose()
+
+    async def _listen(self) -> None:
+        backoff = Backoff(AGAIN, self._me)
+        while True:
+            connection = self._connection()
+            try:
+                async with connection.pubsub() as ears:
+                    await ears.subscribe(CHANNEL)
+                    asked = False
+                    while True:
+                        message = await ears.get_message(timeout=PING_SECONDS)
+                        if message is None:
+                            if asked:
+                                raise TimeoutError("it does not answer")
+                            asked = True
+                            await ears.ping()
+                            continue
+                        asked = False
+                        self.problem = ""
+                        backoff.worked()
+                        if message["type"] == "message":
+                            self._heard(message["data"])
+            except TROUBLE as problem:
+                self.problem = str(problem) or type(problem).__name__
+            finally:
+                with suppress(*TROUBLE):
+                    await connection.aclose()
+            await backoff.wait()
+
+    async def _send(self, note: bytes) -> None:
+        with suppress(*TROUBLE):
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._out.publish(CHANNEL, note)

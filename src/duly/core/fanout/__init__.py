@@ -1,0 +1,1 @@
+"""One message to many recipients: plan, attempts, a queue per recipient."""

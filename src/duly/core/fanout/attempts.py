@@ -1,0 +1,264 @@
+"""Endings: how attempts fared, and what follows. Another one, or the end; the last one ends the message.
+
+The laws. An end is recorded before anything builds on it. An attempt that was cut off (a crash between
+sending and recording, a connection that broke in the middle) is in doubt, and its recipient's channel has
+declared what that means: `RESEND` with the same key, since the receiver can tell; `REPEAT` once, marked as
+such; `STOP` and show it. The doubt is written down before the repeat goes out, so that there is never a
+second one. What is given up after a doubt is not `failed` but `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from duly.core.fanout.active import ActiveMessage, ActiveMessages
+from duly.core.fanout.plan import (
+    CORRECTION,
+    CUT_OFF,
+    DOUBT,
+    NOT_WANTED,
+    AttemptEnded,
+    AttemptResult,
+    DeliveryPlan,
+    DoubtPolicy,
+    FanoutCounts,
+    GroupingTraits,
+    correction,
+)
+from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.operations import Advance, DeliveryRef, Finish, Group, Postpone, Results
+from duly.core.outbox import EXPIRED
+from duly.core.retry import RetryPolicy
+from duly.core.steps import MachineEffect, ReportOutcome, Step, Todo
+
+AT_ONCE: Final = 500
+"""Writes of a large parcel that are committed together: others want to store something, too."""
+
+Ends: TypeAlias = list[tuple[QueuedDelivery, State, Answer]]
+
+
+def _always(_: DeliveryRef) -> bool:
+    return True
+
+
+def _never(_: bytes) -> bool:
+    return False
+
+
+def _any(_: Message) -> int:
+    return 0
+
+
+def _nothing(_: Message, __: State) -> Group:
+    return ()
+
+
+class FanoutQueries(Struct, frozen=True):
+    """What a fanout asks its application."""
+
+    plan: Callable[[Message, int], DeliveryPlan]
+    traits: Callable[[Message], GroupingTraits]
+    route: Callable[[str], RecipientPolicy]
+    doubt: Callable[[str], DoubtPolicy]
+    tries: Callable[[Message], int] = _any
+    """how often each of its deliveries goes out at most; 0: until it expires"""
+    wanted: Callable[[DeliveryRef], bool] = _always
+    """whether a delivery should still be tried"""
+    cancelled: Callable[[bytes], bool] = _never
+    """whether a message was taken back, so that what was just on its way is followed by a correction"""
+    notes: Callable[[Message, State], Group] = _nothing
+    """what is stored together with the end of a message"""
+
+
+class Attempts:
+    """One fanout's. `sole`: nobody else could be delivering what is not in the active."""
+
+    def __init__(
+        self,
+        retry: Callable[[], RetryPolicy],
+        active: ActiveMessages,
+        counts: FanoutCounts,
+        asks: FanoutQueries,
+        *,
+        sole: bool,
+    ) -> None:
+        self._retry = retry
+        self._active = active
+        self._counts = counts
+        self._asks = asks
+        self._sole = sole
+
+    def carried(self, carried: AttemptEnded, now: int) -> list[Todo]:
+        parcel, fate, reason = carried.parcel, carried.fate, carried.reason
+        where = (parcel.recipient, parcel.urgent)
+        route = self._active.routes[where]
+        items = [
+            item
+            for load in parcel.loads
+            if (item := self._active.items.get(load.ref)) is not None
+            and item.flying
+            and item.attempt == load.attempt
+        ]
+        todo: list[Todo] = []
+        if fate in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
+            # A refusal is an answer, too: the way is open.
+            if route.arrived():
+                self._active.routes.hurry(parcel.recipient, now)
+        elif fate is AttemptResult.CALLED_OFF:
+            route.abandoned()
+        else:
+            route.failed(now + max(carried.rest, self._delay(items)))
+        ends: Ends = []
+        for item in items:
+            item.flying = False
+            match fate:
+                case AttemptResult.ARRIVED:
+                    self._counts.arrived += 1
+                    self._counts.retried_well += item.attempt > 1
+                    self._counts.retries_well += item.attempt - 1
+                    ends.append((item, State.DONE, Answer()))
+                case AttemptResult.REFUSED:
+                    ends.append((item, State.FAILED, Answer(1, b"", reason)))
+                case AttemptResult.CALLED_OFF:
+                    ends.append(given_up(item, State.CANCELLED, reason))
+                case AttemptResult.NOT_SENT:
+                    todo += self._again(item, reason, carried.rest, now, ends)
+                case AttemptResult.IN_DOUBT:
+                    todo += self._in_doubt(item, reason, carried.rest, now, ends)
+        todo += self.end_all(ends, now)
+        self._active.routes.schedule(where)
+        return todo
+
+    def _delay(self, items: Sequence[QueuedDelivery]) -> int:
+        """How long a way is left alone after these could not go it."""
+        delays = (self._retry().delay(item.attempt, item.salt) for item in items)
+        return min((delay for delay in delays if delay is not None), default=self._retry().first)
+
+    def _again(self, item: QueuedDelivery, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
+        """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
+        if item.doubtful and not reason.startswith(DOUBT):
+            reason = DOUBT + reason  # an earlier one may have arrived all the same
+        item.error = reason
+        # Who travelled together tries again together.
+        delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
+        if delay is None or 1 <= self._asks.tries(item.message) <= item.attempt:
+            ends.append(given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
+            return []
+        if item.expires and item.expires <= now:
+            ends.append(given_up(item, State.EXPIRED, f"{EXPIRED.reason}; the last attempt: {reason}"))
+            return []
+        if not self._asks.wanted(item.ref):
+            ends.append(given_up(item, State.CANCELLED, f"{NOT_WANTED}; the last attempt: {reason}"))
+            return []
+        item.due = now if rest is None else now + max(delay, rest)
+        write = Postpone(item.ref, item.attempt, item.due, reason)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if not results[0]:
+                return self.lose(item, now)
+            if not item.gone:
+                self._active.routes[item.where].add(item)
+                self._active.routes.schedule(item.where)
+            return []
+
+        return [Step((write,), done)]
+
+    def _in_doubt(
+        self, item: QueuedDelivery, reason: str, rest: int | None, now: int, ends: Ends
+    ) -> list[Todo]:
+        self._counts.in_doubt += 1
+        declared = self._asks.doubt(item.ref.recipient)
+        if declared is DoubtPolicy.RESEND or (declared is DoubtPolicy.REPEAT and not item.doubtful):
+            return self._again(item, DOUBT + reason, rest, now, ends)
+        why = "once repeated, and again " if item.doubtful else ""
+        ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
+        return []
+
+    def end_all(self, ends: Ends, now: int) -> list[Todo]:
+        """End deliveries, some at a time; the last one of a message ends the message."""
+        if not ends:
+            return []
+        some, left = ends[:AT_ONCE], ends[AT_ONCE:]
+        writes: list[Finish] = []
+        over: dict[bytes, tuple[ActiveMessage, State, Answer]] = {}
+        for item, state, answer in some:
+            then: Group = ()
+            key = item.ref.key
+            live = self._active.lives.get(key)
+            self._active.strike(item)
+            if live is not None:
+                first = state is State.DONE and not live.reached
+                live.reached |= state is State.DONE
+                live.in_doubt |= state is State.UNKNOWN
+                if not live.items:
+                    how = self._summary(live, state, answer)
+                    then = (Advance(key, how[0], now, how[1]), *self._asks.notes(live.message, how[0]))
+                    over[key] = (live, *how)
+                elif first:
+                    then = (Advance(key, State.DELIVERED, now),)
+            if (
+                self._asks.cancelled(key)
+                and state in (State.DONE, State.UNKNOWN)
+                and item.ref.round < CORRECTION
+            ):
+                then = (*then, correction(item.ref, now, item.expires))
+            self._counts.failed += state is State.FAILED
+            writes.append(Finish(item.ref, item.attempt, state, answer.reason, then))
+
+        def done(results: Results, now: int) -> list[Todo]:
+            todo: list[Todo] = []
+            left_over = iter(results)
+            for write in writes:
+                if not next(left_over):
+                    continue  # fenced: a newer attempt is under way, or it had ended already
+                for _ in write.then:
+                    next(left_over)
+                key = write.ref.key
+                if key in over:
+                    live, state, answer = over[key]
+                    todo.append(
+                        ReportOutcome(key, state, answer, tuple(live.origins), live.message.recipient)
+                    )
+                if self._asks.cancelled(key):
+                    todo.append(MachineEffect(write.ref))
+            return [*todo, *self.end_all(left, now)]
+
+        return [Step(tuple(writes), done)]
+
+    def _summary(self, live: ActiveMessage, state: State, answer: Answer) -> tuple[State, Answer]:
+        if live.reached:
+            return State.DONE, Answer()
+        if live.in_doubt:
+            return State.UNKNOWN, answer
+        return state, answer
+
+    def cut_off(self, item: QueuedDelivery, now: int) -> list[Todo]:
+        """Whoever was delivering it died over it."""
+        item.leased = False
+        ends: Ends = []
+        todo = self._in_doubt(item, CUT_OFF, None, now, ends)
+        return todo + self.end_all(ends, now)
+
+    def lose(self, item: QueuedDelivery, now: int) -> list[Todo]:
+        """Somebody ended it in the ledger, or another worker has it. If it was the last of its message here,
+        and nobody else could have others, the message is over."""
+        live = self._active.lives.get(item.ref.key)
+        self._active.strike(item)
+        if live is None or live.items or not self._sole:
+            return []
+        end, answer = (State.DONE if live.reached else State.CANCELLED), Answer()
+
+        def done(results: Results, now: int) -> list[Todo]:
+            return [ReportOutcome(live.message.key, end, answer, tuple(live.origins), live.message.recipient)]
+
+        return [Step((Advance(live.message.key, end, now, answer),), done)]
+
+
+def given_up(item: QueuedDelivery, state: State, reason: str) -> tuple[QueuedDelivery, State, Answer]:
+    """The end of what is not tried any more. If one attempt was in doubt, nobody can tell."""
+    return item, State.UNKNOWN if item.doubtful else state, Answer(EXPIRED.code, b"", reason)

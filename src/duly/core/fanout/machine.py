@@ -1,0 +1,382 @@
+"""The fanout: brings one message to many recipients, each once, and knows how it ended for each.
+
+The laws. A message and its deliveries are committed together, before anybody is told. A delivery is claimed
+(an attempt's number, a lease) before it goes out, and its end is recorded before anything builds on it. What
+may go out at once is born claimed: one commit. The message ends when its last delivery has: `done` if
+somebody was reached, `failed` if nobody could be, `unknown` if nobody can tell.
+
+To whom and when is the application's plan; with whom it travels, `Route` decides; what follows an attempt,
+`Attempts` does; what is under way is in the `ActiveMessages`. Here is how a message comes in, goes out, and
+is taken up again after somebody died over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from duly.core import horizon as horizons
+from duly.core.fanout.active import ActiveMessage, ActiveMessages
+from duly.core.fanout.attempts import AT_ONCE, Attempts, Ends, FanoutQueries, given_up
+from duly.core.fanout.plan import (
+    NOT_WANTED,
+    RAISED,
+    Amendment,
+    AttemptEnded,
+    DeliveriesChanged,
+    DeliveryPlan,
+    DoubtPolicy,
+    FanoutCounts,
+    FanoutPolicy,
+    GroupingTraits,
+    ParcelItem,
+    StartAttempt,
+)
+from duly.core.fanout.recipient_queue import QueuedDelivery, Where
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.operations import (
+    Admit,
+    Advance,
+    Deliver,
+    DeliveryRef,
+    Group,
+    OpenDelivery,
+    Recall,
+    Results,
+    Take,
+)
+from duly.core.outbox import EXPIRED, UNABLE, unable
+from duly.core.steps import (
+    Arrived,
+    Effect,
+    Ended,
+    Event,
+    MachineEffect,
+    MachineEvent,
+    Origin,
+    Reply,
+    ReportOutcome,
+    Step,
+    Todo,
+)
+
+LISTENERS: Final = 16
+"""Of those who ask again while it is under way, so many hear how it ended."""
+
+
+class Fanout:
+    """The machine. `sole`: no other worker delivers from the same ledger."""
+
+    def __init__(self, policy: FanoutPolicy, worker: str, asks: FanoutQueries, *, sole: bool = True) -> None:
+        self.policy = policy
+        self.worker = worker
+        self.counts = FanoutCounts()
+        self._asks = asks
+        self._sole = sole
+        self._active = ActiveMessages(asks.route)
+        self._attempts = Attempts(lambda: self.policy.retry, self._active, self.counts, asks, sole=sole)
+
+    @property
+    def channel(self) -> str:
+        return self.policy.channel
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [*self._active.lives]
+
+    def __len__(self) -> int:
+        """How many deliveries are open here."""
+        return len(self._active.items)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        match event:
+            case Arrived():
+                return self._receive(event.message, event.origin, now)
+            case MachineEvent(what=AttemptEnded() as carried):
+                return self._attempts.carried(carried, now)
+            case MachineEvent(what=Amendment() as amend):
+                return [self._amend(amend, now)]
+            case MachineEvent(what=DeliveriesChanged() as look):
+                return self._look(look, now)
+            case _:
+                return []
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        self.counts.duplicates += 1
+        return [Reply(origin, message, verdict)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return unable(event)
+
+    def _receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
+        live = self._active.lives.get(message.key)
+        if live is not None and live.message.fingerprint == message.fingerprint:
+            self.counts.duplicates += 1
+            if not live.committed:
+                live.origins.append(origin)
+                return []  # it hears with the first, once that is stored
+            if len(live.origins) < LISTENERS and origin not in live.origins:
+                live.origins.append(origin)
+            return [Reply(origin, message, Verdict(Word.DUPLICATE, self._active.state(live)))]
+        refusal = horizons.judge(message, self.policy.horizon, now)
+        if refusal is not None or live is not None:
+            return [self._recall(message, refusal or UNABLE, origin, now)]
+        plan = self._asks.plan(message, now)
+        if not plan.deliveries:
+            return [self._note(message, plan, origin, now)]
+        live = self._active.lives[message.key] = ActiveMessage(message, [origin], committed=False)
+        return [self._admit(live, plan, now)]
+
+    def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [Reply(origin, message, verdict)]
+
+        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+
+    def _until(self, message: Message, now: int) -> int:
+        return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
+
+    def _note(self, message: Message, plan: DeliveryPlan, origin: Origin, now: int) -> Step:
+        """A message for nobody: it is stored, and has ended."""
+        end, answer = plan.end
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self.counts.duplicates += 1
+                return [Reply(origin, message, verdict)]
+            self.counts.accepted += 1
+            return [Reply(origin, message, verdict), ReportOutcome(message.key, end, answer, (origin,))]
+
+        plain = answer == Answer()
+        then: Group = () if plain else (Advance(message.key, end, now, answer),)
+        then += self._asks.notes(message, end)
+        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
+    def _admit(self, live: ActiveMessage, plan: DeliveryPlan, now: int) -> Step:
+        message, traits = live.message, plan.traits
+        launched: list[QueuedDelivery] = []
+        waiting: list[QueuedDelivery] = []
+        writes: list[Deliver] = []
+        for one in plan.deliveries:
+            ref = DeliveryRef(message.key, self.channel, one.recipient, one.round)
+            item = self._item(ref, message, one.due, one.expires, traits)
+            if self._active.routes[item.where].admits(item, now):
+                item.attempt = 1
+                launched.append(item)
+                writes.append(Deliver(ref, now + self.policy.lease, one.expires, 1, self.worker))
+            else:
+                waiting.append(item)
+                writes.append(Deliver(ref, one.due, one.expires))
+        state = State.SENT if launched else State.ACCEPTED
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            if not verdict.fresh:
+                self._not_fresh(live, launched)
+                return [Reply(origin, message, verdict) for origin in live.origins]
+            live.committed = True
+            self.counts.accepted += 1
+            todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
+            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
+            for item in waiting:
+                self._active.enter(live, item)
+                self._active.routes[item.where].add(item)
+                self._active.routes.schedule(item.where)
+            for item in launched:
+                self._active.enter(live, item)
+                todo.append(self._carry([item], item.urgent))
+            return todo
+
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
+        failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
+        return Step((admit,), done, failed)
+
+    def _not_fresh(self, live: ActiveMessage, launched: Iterable[QueuedDelivery]) -> None:
+        self.counts.duplicates += 1
+        for item in launched:
+            self._active.routes[item.where].abandoned()
+            self._active.routes.schedule(item.where)
+        if self._active.lives.get(live.message.key) is live:
+            del self._active.lives[live.message.key]
+
+    def _amend(self, amend: Amendment, now: int) -> Step:
+        message, origin = amend.message, amend.origin
+        refusal = horizons.judge(message, self.policy.horizon, now)
+        if refusal is not None:
+            return self._recall(message, refusal, origin, now)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [Reply(origin, message, verdict), *([MachineEffect(amend)] if verdict.fresh else [])]
+
+        admit = Admit(message, self._until(message, now), now, State.DONE, amend.writes)
+        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+
+    # ── on the way ───────────────────────────────────────────────────────────────────────────────
+
+    def _item(
+        self, ref: DeliveryRef, message: Message, due: int, expires: int, traits: GroupingTraits
+    ) -> QueuedDelivery:
+        # What is urgent, and what follows a message that somebody was told of, waits for nobody.
+        alone = traits.urgent or ref.round >= RAISED
+        urgent = traits.urgent or ref.round == RAISED
+        return QueuedDelivery(ref, message, due, expires, "" if alone else traits.episode, urgent)
+
+    def _carry(self, parcel: Sequence[QueuedDelivery], urgent: bool) -> MachineEffect:
+        self.counts.parcels += 1
+        self.counts.attempts += len(parcel)
+        self.counts.retries += sum(item.attempt > 1 for item in parcel)
+        marked = self._asks.doubt(parcel[0].ref.recipient) is DoubtPolicy.REPEAT
+        loads = tuple(
+            ParcelItem(item.ref, item.attempt, item.message, marked and item.doubtful) for item in parcel
+        )
+        return MachineEffect(StartAttempt(parcel[0].ref.recipient, loads, urgent))
+
+    def _launch(self, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+        """Claim all of a parcel, some at a time, and send what is ours."""
+        if not parcel:
+            self._active.routes[where].abandoned()
+            return []
+        ours: list[QueuedDelivery] = []
+
+        def claim(start: int, now: int) -> Step:
+            some = parcel[start : start + AT_ONCE]
+            writes = tuple(
+                Take(item.ref, item.attempt, self.worker, now + self.policy.lease) for item in some
+            )
+
+            def done(results: Results, now: int) -> list[Todo]:
+                todo: list[Todo] = []
+                for item, taken in zip(some, results, strict=True):
+                    if taken:
+                        item.attempt += 1
+                        ours.append(item)
+                    else:
+                        todo += self._attempts.lose(item, now)
+                if start + AT_ONCE < len(parcel):
+                    return [*todo, claim(start + AT_ONCE, now)]
+                if ours:
+                    return [*todo, self._carry(ours, where[1])]
+                self._active.routes[where].abandoned()
+                self._active.routes.schedule(where)
+                return todo
+
+            return Step(writes, done)
+
+        return [claim(0, now)]
+
+    # ── changed from outside ─────────────────────────────────────────────────────────────────────
+
+    def _look(self, look: DeliveriesChanged, now: int) -> list[Todo]:
+        still = {one.delivery.ref: one for one in look.open}
+        live = self._active.lives.get(look.key)
+        known = sorted(live.items if live is not None else (), key=lambda ref: (ref.recipient, ref.round))
+        todo: list[Todo] = []
+        ends: Ends = []
+        for ref, one in still.items():
+            if ref not in self._active.items:  # before others are lost: the message is not over
+                todo += self._take_up(one, now)
+        for ref in known:
+            item = self._active.items[ref]
+            self._hasten(item)
+            if item.flying:
+                continue
+            if ref not in still:
+                todo += self._attempts.lose(item, now)
+            elif not self._asks.wanted(ref):
+                ends.append(given_up(item, State.CANCELLED, NOT_WANTED))
+            elif still[ref].delivery.due < item.due:
+                # Somebody wants it tried now, so the way is tried.
+                item.due = still[ref].delivery.due
+                self._active.routes[item.where].add(item)
+                self._active.routes.hurry(ref.recipient, now)
+        return todo + self._attempts.end_all(ends, now)
+
+    def _hasten(self, item: QueuedDelivery) -> None:
+        """What has become urgent goes the way of what is urgent from here on, with its next attempt if it is
+        just on its way."""
+        if item.urgent or not self._asks.traits(item.message).urgent:
+            return
+        if not item.flying:
+            self._active.routes[item.where].drop(item)
+            self._active.routes.schedule(item.where)
+        item.urgent, item.episode, item.bundle = True, "", None
+        if not item.flying:
+            self._active.routes[item.where].add(item)
+            self._active.routes.schedule(item.where)
+
+    def restore(
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
+    ) -> list[Todo]:
+        before, known = self._active.begin_anew()
+        flying = {ref: item for ref, item in known.items() if item.flying}
+        todo: list[Todo] = [
+            ReportOutcome(end.key, end.state, end.answer, tuple(before[end.key].origins)) for end in ended
+        ]
+        for one in open_:
+            old = flying.get(one.delivery.ref)
+            if old is not None and one.delivery.worker == self.worker and old.attempt == one.delivery.attempt:
+                # Our attempt goes on; what comes of it is still to be heard.
+                live = self._active.revive(one, before)
+                self._active.enter(live, old)
+                continue
+            todo += self._take_up(one, now, before)
+        return todo
+
+    def _take_up(
+        self, one: OpenDelivery, now: int, before: Mapping[bytes, ActiveMessage] | None = None
+    ) -> list[Todo]:
+        """Go on with an open delivery of the ledger."""
+        message, delivery = one.message, one.delivery
+        traits = self._asks.traits(message)
+        live = self._active.revive(one, before or {})
+        item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
+        item.attempt, item.error = delivery.attempt, delivery.error
+        self._active.enter(live, item)
+        if delivery.state is State.SENT:
+            if self._sole or delivery.due <= now:
+                return self._attempts.cut_off(item, now)
+            item.leased = True
+        elif not self._asks.wanted(item.ref):
+            return self._attempts.end_all([given_up(item, State.CANCELLED, NOT_WANTED)], now)
+        self._active.routes[item.where].add(item)
+        self._active.routes.schedule(item.where)
+        return []
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Todo]:
+        todo: list[Todo] = []
+        late: Ends = []
+        for item in self._active.expired(now):
+            why = f"; the last attempt: {item.error}" if item.error else ""
+            late.append(given_up(item, State.EXPIRED, EXPIRED.reason + why))
+        todo += self._attempts.end_all(late, now)
+        for where, parcel in self._active.routes.collect(now):
+            dead = [item for item in parcel if item.leased]
+            for item in dead:
+                item.flying = False
+                todo += self._attempts.cut_off(item, now)
+            todo += self._launch([item for item in parcel if item not in dead], where, now)
+        return todo
+
+    def next_wake(self) -> int | None:
+        wakes = (self._active.routes.next_wake(), self._active.next_expiry())
+        return min((when for when in wakes if when is not None), default=None)
+
+    def shift(self, by: int) -> None:
+        self._active.routes.shift(by)

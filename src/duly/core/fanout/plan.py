@@ -1,0 +1,161 @@
+"""What a fanout is asked and answers: plans, parcels, and how they fared."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.operations import Deliver, DeliveryRef, Group, OpenDelivery
+from duly.core.retry import DELIVERY, RetryPolicy
+from duly.core.steps import Origin
+from duly.core.units import DAY, MINUTE
+from duly.errors import Malformed
+
+FALLBACK: Final = 49
+"""The round of those who are told of something urgent because it could not be told to anybody else."""
+RAISED: Final = 50
+"""The round of those who are told that it has become urgent. Below it are the steps of an escalation."""
+CORRECTION: Final = 100
+"""The round of corrections."""
+BY_HAND: Final = 200
+"""The rounds of resends by hand begin here."""
+
+NOT_WANTED: Final = "nobody needs to be told any more"
+CUT_OFF: Final = "we stopped before we knew whether it had arrived"
+
+DOUBT: Final = "in doubt: "
+"""How the recorded error of an attempt begins that may have arrived."""
+
+
+class DoubtPolicy(Enum):
+    """What a channel declares about an attempt that may have arrived."""
+
+    RESEND = "resend"
+    """the same key again: the receiver can tell"""
+    REPEAT = "repeat"
+    """once more, marked; then stop"""
+    STOP = "stop"
+    """end it as unknown, and show it"""
+
+
+class AttemptResult(Enum):
+    """How an attempt went, by the channel's word."""
+
+    ARRIVED = "arrived"
+    NOT_SENT = "not sent"
+    """it had no effect and may be tried again"""
+    REFUSED = "refused"
+    """it had no effect and never will"""
+    IN_DOUBT = "in doubt"
+    """it may have had one"""
+    CALLED_OFF = "called off"
+    """it was not sent: nobody wants it any more"""
+
+
+class FanoutPolicy(Struct, frozen=True):
+    channel: str = "alert"
+    """the name of its deliveries in the ledger"""
+    retry: RetryPolicy = DELIVERY
+    lease: int = MINUTE
+    """how long a claimed delivery belongs to its worker; longer than any attempt can last"""
+    horizon: Horizon = Horizon(keep=30 * DAY, skew=3_660 * DAY)
+    """an alert may be so old; a sentinel's clock may be years ahead: an emergency is not refused for that"""
+    keep: int = 90 * DAY
+    """how long a message stays after it was accepted, with its deliveries"""
+
+    def __post_init__(self) -> None:
+        if self.lease <= 0 or self.keep <= 0:
+            raise Malformed("a fanout's lease and keep are lengths of time, more than 0")
+
+
+class PlannedDelivery(Struct, frozen=True, gc=False):
+    """A delivery to be made."""
+
+    recipient: str
+    due: int
+    expires: int
+    round: int = 0
+
+
+class GroupingTraits(Struct, frozen=True, gc=False):
+    """What decides with whom a message travels. What is urgent has a way of its own."""
+
+    episode: str = ""
+    urgent: bool = False
+
+
+class DeliveryPlan(Struct, frozen=True):
+    """To whom a message goes, and with whom it travels; or, if to nobody, how it ends at once."""
+
+    deliveries: tuple[PlannedDelivery, ...] = ()
+    end: tuple[State, Answer] = (State.DONE, Answer())
+    traits: GroupingTraits = GroupingTraits()
+
+
+class ParcelItem(Struct, frozen=True, gc=False):
+    """One delivery in a parcel."""
+
+    ref: DeliveryRef
+    attempt: int
+    message: Message
+    repeat: bool = False
+    """an earlier attempt may have arrived"""
+
+
+class StartAttempt(Struct, frozen=True):
+    """Effect: take this parcel to its recipient, and tell with `AttemptEnded` how it went."""
+
+    recipient: str
+    loads: tuple[ParcelItem, ...]
+    urgent: bool = False
+
+
+class AttemptEnded(Struct, frozen=True):
+    """Event: how it went. `rest` is how long the recipient wants to be left alone, if it said so."""
+
+    parcel: StartAttempt
+    fate: AttemptResult
+    reason: str = ""
+    rest: int = 0
+
+
+class Amendment(Struct, frozen=True):
+    """Event: a message about another one. Its `writes` are committed with it, once."""
+
+    message: Message
+    origin: Origin
+    writes: Group
+
+
+class DeliveriesChanged(Struct, frozen=True):
+    """Event: somebody has changed a message's deliveries in the ledger; these are the open ones."""
+
+    key: bytes
+    open: tuple[OpenDelivery, ...]
+
+
+class FanoutCounts(Struct):
+    """What has happened since the start."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    attempts: int = 0
+    retries: int = 0
+    retried_well: int = 0
+    """deliveries that arrived after a retry"""
+    retries_well: int = 0
+    """how many retries those took, together"""
+    arrived: int = 0
+    failed: int = 0
+    in_doubt: int = 0
+    parcels: int = 0
+
+
+def correction(ref: DeliveryRef, now: int, expires: int) -> Deliver:
+    """What follows a delivery whose message has been taken back."""
+    return Deliver(DeliveryRef(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)

@@ -1,0 +1,1 @@
+"""The sentinel's machine: signals, device state, suppression."""

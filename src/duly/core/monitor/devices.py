@@ -1,0 +1,212 @@
+"""What a sentinel remembers of each device it watches: limits, cancels, which events may be called off, and
+which signals are held back.
+
+The laws. What is remembered is what lies on the bucket: a change is committed with `save`, in the same step
+as what it is about. A signal that is held back is remembered until its window ends; then it is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from duly.core.monitor.signals import Severity, Signal
+from duly.core.monitor.suppression import DeviceSnapshot, Suppressor, SuppressPolicy
+from duly.core.operations import DropItem, PutItem
+from duly.core.units import DAY, HOUR
+
+DEVICES: Final = "devices"
+"""The bucket."""
+
+RECENT: Final = 32
+"""Events of one device that can still be changed and called off, for a day."""
+
+SWEEP: Final = 256
+"""Devices that are remembered before those with nothing left are forgotten: addresses may be random."""
+
+
+class HeldSignal(Struct, frozen=True, omit_defaults=True):
+    """A signal that was held back and may still have to be told. `at` is when it was noticed, `until` when
+    it is judged again."""
+
+    at: int
+    until: int
+    severity: Severity
+    meta: str = ""
+    location: str = ""
+    countdown: int | None = None
+    limited: bool = False
+    """the limit held it back: the summary counts it"""
+
+    def signal(self, device: str, reason: str) -> Signal:
+        """The signal, as it was noticed."""
+        return Signal(
+            device, reason, self.at, self.severity, self.meta.encode(), self.location.encode(), self.countdown
+        )
+
+
+class _Saved(Struct, omit_defaults=True):
+    """A device as it lies on its bucket."""
+
+    marks: DeviceSnapshot | None = None
+    cancels: int = 0
+    back: int = 0
+    events: dict[str, int] = {}
+    covered: str = ""
+    held: dict[str, HeldSignal] = {}
+
+
+_decode: Final = msgspec.json.Decoder(_Saved).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class MonitoredDevice:
+    """One device, besides its limits."""
+
+    __slots__ = ("back", "cancels", "covered", "events", "held")
+
+    def __init__(self, saved: _Saved | None = None) -> None:
+        saved = saved or _Saved()
+        self.cancels = saved.cancels
+        self.back = saved.back
+        """when it came back; 0: it has not"""
+        self.events = dict(saved.events)
+        """those the tower has or will have, with their times"""
+        self.covered = saved.covered
+        """the event that tells of its present absence; empty: there is none"""
+        self.held = dict(saved.held)
+        """signals that wait to be judged again, by reason"""
+
+    @property
+    def idle(self) -> bool:
+        return not (self.cancels or self.held)
+
+    def hold(self, signal: Signal, until: int, *, limited: bool = False) -> None:
+        """Remember a signal until it is judged again. Of several for one reason the first one's time counts,
+        the last one's words, and the highest severity."""
+        before = self.held.get(signal.reason)
+        at, severity = signal.at, signal.severity
+        if before is not None:
+            at, until = min(at, before.at), min(until, before.until)
+            severity = max(severity, before.severity, key=_RANKS.__getitem__)
+        self.held[signal.reason] = HeldSignal(
+            at, until, severity, signal.meta.decode(), signal.location.decode(), signal.countdown, limited
+        )
+
+    def recent(self, at: int, span: int = HOUR) -> list[str]:
+        """The events of the last hour, or so."""
+        return [event for event, then in self.events.items() if abs(at - then) < span]
+
+    def add(self, event: str, at: int) -> None:
+        self.events = {recent: self.events[recent] for recent in self.recent(at, DAY)}
+        self.events[event] = at
+        while len(self.events) > RECENT:
+            del self.events[next(iter(self.events))]
+
+
+_RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+class MonitoredDevices:
+    """All devices of one sentinel."""
+
+    def __init__(self, policy: SuppressPolicy) -> None:
+        self.suppressor = Suppressor(policy)
+        self._longest = max(policy.debounce, policy.cooldown, policy.summary)
+        self._devices: dict[str, MonitoredDevice] = {}
+        self._sweep_at = SWEEP
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def remember(self, bucket: Mapping[str, bytes]) -> None:
+        """Take in what lies on the bucket, forgetting what is here."""
+        saved = {name: _decode(body) for name, body in bucket.items()}
+        self._devices = {name: MonitoredDevice(one) for name, one in saved.items()}
+        self.suppressor.restore({name: one.marks for name, one in saved.items() if one.marks is not None})
+
+    def save(self, name: str) -> PutItem | DropItem:
+        """What to commit, now that something has changed."""
+        device, marks = self._devices[name], self.suppressor.marks(name)
+        if marks is None and device.idle and not (device.back or device.events):
+            return DropItem(DEVICES, name)
+        saved = _Saved(marks, device.cancels, device.back, device.events, device.covered, device.held)
+        return PutItem(DEVICES, name, _encode(saved))
+
+    def at(self, name: str) -> MonitoredDevice:
+        """A device that something has happened to."""
+        return self._devices.setdefault(name, MonitoredDevice())
+
+    def get(self, name: str) -> MonitoredDevice | None:
+        return self._devices.get(name)
+
+    def of(self, event: str) -> str:
+        """The device an event may be called off at; empty if there is none."""
+        return next((name for name, device in self._devices.items() if event in device.events), "")
+
+    def forget(self, name: str, event: str) -> list[PutItem | DropItem]:
+        """The tower will never have this event: there is nothing to correct."""
+        device = self._devices.get(name)
+        if device is None or device.events.pop(event, None) is None:
+            return []
+        if device.covered == event:
+            device.covered = ""
+        return [self.save(name)]
+
+    # ── what is held back ────────────────────────────────────────────────────────────────────────
+
+    def lapsed(self, now: int) -> list[tuple[str, str, HeldSignal]]:
+        """The signals whose window is over: device, reason, and what is remembered. Each is given out once;
+        of one that still stands, remember it again or tell it."""
+        over = [
+            (name, reason, held)
+            for name, device in self._devices.items()
+            if device.held
+            for reason, held in device.held.items()
+            if held.until <= now
+        ]
+        for name, reason, _ in over:
+            del self._devices[name].held[reason]
+        return sorted(over, key=lambda one: one[2].at)
+
+    @property
+    def holding(self) -> int:
+        """How many signals are held back."""
+        return sum(len(device.held) for device in self._devices.values())
+
+    def next_wake(self) -> int | None:
+        return min(
+            (held.until for device in self._devices.values() for held in device.held.values()), default=None
+        )
+
+    def bound(self, now: int) -> None:
+        """After a restart: a clock that was set back must not hold anything longer than a window lasts."""
+        self.suppressor.bound(now)
+        for device in self._devices.values():
+            for reason, held in device.held.items():
+                until = min(held.until, now + self._longest)
+                device.held[reason] = structs.replace(held, until=until)
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set: windows go on as if it had not been."""
+        self.suppressor.shift(by)
+        for device in self._devices.values():
+            for reason, held in device.held.items():
+                device.held[reason] = structs.replace(held, until=held.until + by)
+
+    def sweep(self, now: int) -> list[DropItem]:
+        """Forget who has nothing left to remember, now and then."""
+        if len(self._devices) < self._sweep_at:
+            return []
+        idle = [
+            name
+            for name, device in self._devices.items()
+            if device.idle and not device.recent(now, DAY) and self.suppressor.marks(name) is None
+        ]
+        for name in idle:
+            del self._devices[name]
+        self._sweep_at = max(SWEEP, 2 * len(self._devices))
+        return [DropItem(DEVICES, name) for name in idle]

@@ -1,0 +1,597 @@
+"""The monitor: what a sentinel makes of the signals of its devices. Signal → suppression → countdown →
+upload.
+
+The laws. A signal that passes is an event with an id, on the disk, before anybody is told; from then on it
+ends one way only: the tower has it, a person called it off, or it expired. The id is minted once, from the
+signal's own time, and never worked out again. An event that has not left can be called off without a trace;
+one that may have left is corrected. What belongs to an event follows it: an update or a correction waits
+until the tower has the event.
+
+No emergency is swallowed. A signal that is held back, and that no event tells of, is judged again when its
+window ends, unless what it says is over by then (the device is back) or a person has called it off. What is
+critical is never held back but as a repeat of an event that tells the same. It never expires here, either.
+
+A countdown is a delivery that is booked and not yet due; offline, what is due stays booked. So a restart
+finds every countdown and everything queued in the ledger, and the rest (limits, cooldowns, counters) on the
+bucket of the devices, written together with what changed it.
+
+What the tower has stored is withdrawn here: a sentinel's file does not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from duly.core.ids import SeqId, SeqIds, event_id
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, key_of, names_in
+from duly.core.monitor.devices import MonitoredDevice, MonitoredDevices
+from duly.core.monitor.pending import PendingEvent, PendingEvents
+from duly.core.monitor.signals import (
+    CANCEL,
+    DISCONNECT,
+    EVENT,
+    SUMMARY,
+    UPDATE,
+    CancelData,
+    CancelRequest,
+    CancelResult,
+    ClockOffset,
+    DeviceBack,
+    EventChange,
+    EventData,
+    EventQueued,
+    HeartbeatDue,
+    Identity,
+    NothingToChange,
+    SentinelPolicy,
+    Severity,
+    Signal,
+    SignalRuling,
+    StopHeartbeat,
+    SummaryData,
+    UpdateData,
+    encode,
+    raw,
+    read_event,
+)
+from duly.core.monitor.suppression import Ruling, Summary, SuppressionDecision
+from duly.core.operations import (
+    Admit,
+    Advance,
+    Deliver,
+    DropItem,
+    Finish,
+    Group,
+    OpenDelivery,
+    PutItem,
+    RaiseMark,
+    Results,
+    Withdraw,
+    Write,
+)
+from duly.core.outbox import EXPIRED, Outbox, unable
+from duly.core.steps import (
+    Answered,
+    Effect,
+    Ended,
+    Event,
+    MachineEffect,
+    MachineEvent,
+    Origin,
+    Reachable,
+    Reply,
+    ReportOutcome,
+    Step,
+    Todo,
+    Unreachable,
+)
+from duly.core.units import FOREVER, MS, seconds
+
+SCOPE: Final = "sentinel"
+TOWER: Final = "tower"
+SELF: Final = "sentinel"
+OFFSET: Final = "offset"
+"""The bucket of what a sentinel knows of itself, and the clock offset on it."""
+MINTED: Final = "ids"
+
+CALLED_OFF: Final = Answer(0, b"", "a person called it off before it went out")
+SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended")
+OVERTAKEN: Final = Answer(0, b"", "a critical event for the same reason took its place")
+
+
+class Monitor:
+    """The sentinel's machine. `remember` it first what lies on its buckets, then `restore` it."""
+
+    def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
+        self._policy = policy
+        self._identity = identity
+        self._watched = MonitoredDevices(policy.suppress)
+        self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
+        self._booked = PendingEvents()
+        self._starting: set[bytes] = set()
+        self._promised = policy.heartbeat > 0
+        self._beat_at: int | None = None
+        """when the tower is to hear next that we are there; None: it cannot be reached, or need not hear"""
+        self._ids = SeqIds()
+        self._reachable = False
+        self.offset: int | None = None
+
+    @property
+    def channel(self) -> str:
+        return self._outbox.channel
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [*self._outbox.keys, *self._booked]
+
+    def __len__(self) -> int:
+        """How much has not ended: messages, and signals that may become one."""
+        return len(self._outbox) + len(self._booked) + len(self._starting) + self._watched.holding
+
+    # ── from the ledger ──────────────────────────────────────────────────────────────────────────
+
+    def remember(self, devices: Mapping[str, bytes], offset: bytes | None) -> None:
+        """Take in what lies on the buckets."""
+        self._watched.remember(devices)
+        if offset is not None:
+            self.offset = int(offset)
+
+    def restore(
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
+    ) -> list[Todo]:
+        before = self._outbox.keys
+        n, ms = marks.get(MINTED, (-1, 0))
+        self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
+        self._booked = PendingEvents()
+        self._starting.clear()
+        self._watched.bound(now)
+        # What was stored together is not kept in order; the signals' own times say what it was.
+        open_ = sorted(open_, key=lambda item: item.message.time)
+        todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
+        todo += self._outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
+        for item in open_:
+            if not item.delivery.attempt:
+                todo += self._rebook(PendingEvent(item.message, item.delivery.due), now)
+        told = {end.key for end in ended}.union(item.message.key for item in open_)
+        # What went out and is gone without a trace was withdrawn: the tower has it.
+        todo += [ReportOutcome(key, State.DONE, Answer()) for key in before if key not in told]
+        return todo + self._advance(now)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        match event:
+            case MachineEvent(what=Signal() as signal):
+                return self._signal(signal, now)
+            case MachineEvent(what=DeviceBack() as back):
+                return self._back(back)
+            case MachineEvent(what=CancelRequest() as call):
+                return self._call_off(call, now)
+            case MachineEvent(what=EventChange() as change):
+                return self._change(change, now)
+            case MachineEvent(what=ClockOffset(by=by)):
+                return self._measured(by, now)
+            case Reachable():
+                self._reachable = True
+                self._beat_at = now if self._promised else None
+                return self._outbox.reached("", now) + self._advance(now)
+            case Unreachable():
+                self._reachable, self._beat_at = False, None
+                return []
+            case MachineEvent(what=StopHeartbeat()):
+                self._promised, self._beat_at = False, None
+                return []
+            case Answered(state=State.DONE):
+                return self._outbox.handle(msgspec.structs.replace(event, burn=False), now)
+            case _:
+                return self._outbox.handle(event, now)
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        return [Reply(origin, message, verdict)]
+
+    def unable(self, event: Event) -> list[Effect]:
+        return unable(event)
+
+    def _measured(self, offset: int, now: int) -> list[Todo]:
+        """The tower's clock is known. What was noticed before it was, and has not left, learns it too: else
+        the alarms of a clock that starts in 1970 would be refused for ever."""
+        self.offset = offset
+        todo: list[Todo] = [Step((PutItem(SELF, OFFSET, b"%d" % offset),), _nothing)]
+        for waiting in self._booked.all():
+            if waiting.data is not None and waiting.data.offset_ms is None:
+                data = msgspec.structs.replace(waiting.data, offset_ms=offset // MS)
+                todo.append(self._rewrite(waiting, data, now))
+        return todo
+
+    # ── signals ──────────────────────────────────────────────────────────────────────────────────
+
+    def _signal(self, signal: Signal, now: int) -> list[Todo]:
+        device, suppressor = self._watched.at(signal.device), self._watched.suppressor
+        fell = signal.lasting and device.back != 0
+        if fell:
+            device.back, device.covered = 0, ""
+        id_ = self._id_of(signal, device)
+        counting = self._booked.counting(signal.device, signal.reason, signal.critical)
+        changed = fell
+        if id_ in device.events:
+            decision = SuppressionDecision(Ruling.PASS)  # the same signal again, after a ledger that failed
+        elif counting is not None:
+            id_, decision = counting.event, SuppressionDecision(Ruling.DEBOUNCED, counting.due)
+            if signal.lasting and device.covered != id_:
+                device.covered, changed = id_, True
+        else:
+            if signal.critical and signal.lasting and not device.covered:
+                suppressor.forgive(signal.device, signal.reason, critical=True)
+            decision = suppressor.signal(signal.device, signal.at, signal.critical, signal.reason)
+            if decision.passes:
+                return [self._pass(signal, device, id_, signal.at, now)]
+            changed |= self._hold(signal, device, decision)
+            if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
+                decision = SuppressionDecision(Ruling.LIMITED, suppressor.told_by(signal.device))
+            id_ = ""
+        ruled = MachineEffect(SignalRuling(signal.origin, signal.device, signal.reason, decision, id_))
+        if not changed:
+            return [ruled]
+        return [Step((self._watched.save(signal.device),), lambda results, now: [ruled])]
+
+    def _hold(self, signal: Signal, device: MonitoredDevice, decision: SuppressionDecision) -> bool:
+        """Remember what is held back, if no event tells of it; whether there is something to save. A repeat
+        of a moment is told by the event it repeats, and what the limit holds back by the summary; but
+        what lasts is an event of its own when the summary is due, if it still stands."""
+        limited = decision.ruling is Ruling.LIMITED
+        until = self._watched.suppressor.told_by(signal.device) if limited else decision.until
+        told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
+        if not told and until is not None:
+            device.hold(signal, until, limited=limited)
+        return limited or not told
+
+    def _judge_again(self, now: int) -> list[Todo]:
+        """Windows have ended: what was held back, and still stands, becomes an event."""
+        todo: list[Todo] = []
+        for name, reason, held in self._watched.lapsed(now):
+            device, suppressor = self._watched.at(name), self._watched.suppressor
+            signal = held.signal(name, reason)
+            if signal.lasting and (device.back or device.covered):
+                todo.append(Step((self._watched.save(name),), _nothing))
+                continue
+            decision = suppressor.signal(name, now, signal.critical, reason, limit=not held.limited)
+            if decision.passes:
+                if held.limited:
+                    suppressor.told_apart(name, reason)
+                id_ = self._id_of(signal, device)
+                todo.append(self._pass(signal, device, id_, now, now))
+            else:
+                self._hold(signal, device, decision)
+                todo.append(Step((self._watched.save(name),), _nothing))
+        return todo
+
+    def _pass(self, signal: Signal, device: MonitoredDevice, id_: str, begins: int, now: int) -> Step:
+        """It becomes an event, whose countdown begins with the signal, or when it is judged again."""
+        device.add(id_, signal.at)
+        device.held.pop(signal.reason, None)
+        if signal.lasting:
+            device.covered = id_
+        lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
+        message = self._message(EVENT, id_, signal.at, self._data(signal), now)
+        due = begins + lasts if lasts else min(begins, now)
+        more: Group = tuple(self._watched.sweep(now))
+        then: list[Todo] = [
+            MachineEffect(
+                SignalRuling(
+                    signal.origin, signal.device, signal.reason, SuppressionDecision(Ruling.PASS), id_, due
+                )
+            )
+        ]
+        milder = self._booked.counting(signal.device, signal.reason, False) if signal.critical else None
+        if milder is not None:
+            key = milder.message.key
+            more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
+            then.append(ReportOutcome(key, State.SUPERSEDED, OVERTAKEN))
+            device.events.pop(event_in(key), None)
+        return self._send(message, due, now, then, (*more, self._watched.save(signal.device)))
+
+    def _data(self, signal: Signal, summary: SummaryData | None = None) -> EventData:
+        return EventData(
+            self._identity.profile,
+            signal.reason,
+            signal.device,
+            self._identity.session,
+            signal.at // MS,
+            signal.severity,
+            self._watched.at(signal.device).cancels,
+            raw(signal.meta),
+            raw(signal.location),
+            None if self.offset is None else self.offset // MS,
+            summary,
+        )
+
+    def _id_of(self, signal: Signal, device: MonitoredDevice) -> str:
+        """The id of the event that a signal becomes. What a person called off keeps its id: what comes in the
+        same microsecond is another event, so every cancel counts as one."""
+        start = signal.at + device.cancels
+        return self._mint(signal.reason, signal.device, start, critical=signal.critical)
+
+    def _mint(self, reason: str, device: str, at: int, *, critical: bool = False) -> str:
+        who = self._identity
+        return event_id(
+            sentinel=who.sentinel, tower=who.tower, profile=who.profile, session=who.session, device=device,
+            reason=f"{reason}, critical" if critical else reason, window_start=at,
+        )  # fmt: skip
+
+    def _back(self, back: DeviceBack) -> list[Todo]:
+        device = self._watched.get(back.device)
+        if device is None or device.back:
+            return []  # nothing of it is remembered, so nothing depends on it
+        device.back, device.covered = back.at, ""
+        device.held.pop(DISCONNECT, None)
+        return [Step((self._watched.save(back.device),), _nothing)]
+
+    # ── what a person says ───────────────────────────────────────────────────────────────────────
+
+    def _call_off(self, call: CancelRequest, now: int) -> list[Todo]:
+        name = call.device or self._watched.of(call.event)
+        device = self._watched.get(name)
+        if device is None or (call.event and call.event not in device.events):
+            return [MachineEffect(CancelResult(name))]
+        events = [call.event] if call.event else device.recent(call.at)
+        held = () if call.event else tuple(device.held)
+        if not events and not held:
+            return [MachineEffect(CancelResult(name))]
+        if held:
+            device.held.clear()
+        dropped: list[str] = []
+        corrected: list[str] = []
+        writes: list[Finish] = []
+        steps: list[Todo] = []
+        for event in events:
+            del device.events[event]
+            key = key_of(SCOPE, event)
+            if key in self._booked:
+                dropped.append(event)
+                writes += [
+                    self._drop(one, State.CANCELLED, CALLED_OFF, now)
+                    for one in (key, *self._booked.behind(event))
+                ]
+            else:
+                corrected.append(event)
+                steps.append(self._follow(CANCEL, event, call.at, CancelData(event, call.at // MS), now))
+        if device.covered in events:
+            device.covered = ""
+        device.cancels += 1
+        self._watched.suppressor.cancelled(name, call.at)
+        told = CancelResult(name, tuple(dropped), tuple(corrected), held)
+        ends: list[Todo] = [ReportOutcome(finish.ref.key, State.CANCELLED, CALLED_OFF) for finish in writes]
+        done = Step((*writes, self._watched.save(name)), lambda results, now: [MachineEffect(told), *ends])
+        return [done, *steps]
+
+    def _change(self, change: EventChange, now: int) -> list[Todo]:
+        if not self._watched.of(change.event):
+            return [MachineEffect(NothingToChange(change.event))]
+        waiting = self._booked.get(key_of(SCOPE, change.event))
+        meta, location = raw(change.meta), raw(change.location)
+        if waiting is None or waiting.data is None:
+            data = UpdateData(change.event, change.severity, meta, location)
+            return [self._follow(UPDATE, change.event, change.at, data, now)]
+        # It has not left: it goes out as it is now.
+        old = waiting.data
+        data_now = msgspec.structs.replace(
+            old,
+            severity=change.severity or old.severity,
+            device_meta=meta if change.meta else old.device_meta,
+            location=location if change.location else old.location,
+        )
+        return [self._rewrite(waiting, data_now, now)]
+
+    def _rewrite(self, waiting: PendingEvent, data: EventData, now: int) -> Step:
+        message = self._message(EVENT, waiting.event, waiting.message.time, data, now)
+        self._booked.stop_counting(waiting)
+        self._booked.add(PendingEvent(message, waiting.due, queued=waiting.queued))
+        return Step((Withdraw(message.key), self._booking(message, waiting.due, now)), _nothing)
+
+    def _follow(self, kind: str, event: str, at: int, data: UpdateData | CancelData, now: int) -> Step:
+        minted = self._ids.next(at)
+        message = self._message(kind, str(minted), at, data, now)
+        return self._send(message, at, now, [], (RaiseMark(MINTED, minted.n, minted.ms),))
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    def _message(
+        self, kind: str, id_: str, at: int, data: EventData | UpdateData | CancelData, now: int
+    ) -> Message:
+        critical = isinstance(data, EventData) and data.severity is Severity.CRITICAL
+        expires = 0 if critical else max(at, now) + seconds(self._policy.keep)
+        return Message(SCOPE, id_, kind, TOWER, encode(data), time=at, expires=expires)
+
+    def _send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
+        """Admit it, and start it at once if nothing stands in the way: one commit."""
+        waiting = PendingEvent(message, due)
+        at_once = due <= now and self._may_start(waiting)
+        if at_once:
+            self._starting.add(message.key)
+            admit = Admit(message, FOREVER, now, State.SENT, (self._outbox.launch(message, now),))
+        else:
+            if due <= now:
+                then = [*then, *self._queue(waiting)]
+            self._booked.add(waiting)
+            admit = self._booking(message, due, now)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if not at_once:
+                return then  # it may have been started meanwhile, by a step of its own
+            self._starting.discard(message.key)
+            verdict = results[0]
+            assert isinstance(verdict, Verdict)
+            return [*then, self._outbox.launched(message, 1, -1, now)] if verdict.fresh else then
+
+        return Step((admit, *more), done)
+
+    def _booking(self, message: Message, due: int, now: int) -> Admit:
+        return Admit(message, FOREVER, now, then=(Deliver(self._outbox.ref(message), due, message.expires),))
+
+    def _may_start(self, waiting: PendingEvent) -> bool:
+        if not self._reachable:
+            return False
+        return waiting.data is not None or not self._open(key_of(SCOPE, waiting.event))
+
+    def _open(self, key: bytes) -> bool:
+        return key in self._booked or key in self._starting or self._outbox.state(key) is not None
+
+    def _start(self, waiting: PendingEvent, now: int) -> Step:
+        message = waiting.message
+        self._booked.remove(waiting)
+        self._starting.add(message.key)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            self._starting.discard(message.key)
+            return [self._outbox.launched(message, 1, -1, now)] if results[0] else []
+
+        return Step((self._outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now)), done)
+
+    def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
+        """It never left, and never will."""
+        waiting = self._booked[key]
+        self._booked.remove(waiting)
+        ref = self._outbox.ref(waiting.message)
+        return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
+
+    def _end(self, waiting: PendingEvent, state: State, answer: Answer, now: int) -> Step:
+        """It and what waits for it never left, and never will."""
+        keys, data = [waiting.message.key], waiting.data
+        if data is not None:
+            keys += self._booked.behind(waiting.event)
+        writes: list[Write] = [self._drop(key, state, answer, now) for key in keys]
+        if data is not None:
+            writes += self._forget(data, waiting.event, settled=answer is SETTLED)
+        reports: list[Todo] = [ReportOutcome(key, state, answer) for key in keys]
+        return Step(tuple(writes), lambda results, now: reports)
+
+    def _forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
+        """Nobody will be told by this event: what comes next is no repeat of it. But a device that was back
+        in time may still be one that flaps."""
+        critical = data.severity is Severity.CRITICAL
+        if critical or not settled:
+            name, reason = data.device_address, data.trigger_reason
+            self._watched.suppressor.forgive(name, reason, critical=critical)
+        return self._watched.forget(data.device_address, event)
+
+    def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
+        """The outbox is through with one: what waited for it may go."""
+        todo: list[Todo] = [ReportOutcome(message.key, state, answer)]
+        never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
+        if never and (writes := self._forget(read_event(message.body), message.id)):
+            todo.append(Step(tuple(writes), _nothing))
+        for key in self._booked.behind(message.id):
+            waiting = self._booked[key]
+            if never:
+                todo.append(self._end(waiting, State.CANCELLED, answer, now))
+            elif self._may_start(waiting):
+                todo.append(self._start(waiting, now))
+        return todo
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
+
+    def _rebook(self, waiting: PendingEvent, now: int) -> list[Todo]:
+        """After a restart: a person may still want to call it off."""
+        self._booked.add_again(waiting, now)
+        data = waiting.data
+        if data is None:
+            return []
+        passed = SuppressionDecision(Ruling.PASS)
+        return [
+            MachineEffect(
+                SignalRuling(
+                    None, data.device_address, data.trigger_reason, passed, waiting.event, waiting.due
+                )
+            )
+        ]
+
+    def _queue(self, waiting: PendingEvent) -> list[Todo]:
+        waiting.queued = True
+        data = waiting.data
+        return (
+            []
+            if data is None
+            else [MachineEffect(EventQueued(waiting.event, data.device_address, data.trigger_reason))]
+        )
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Todo]:
+        todo = self._outbox.wake(now) + self._judge_again(now)
+        todo += [self._sum_up(summary, now) for summary in self._watched.suppressor.wake(now)]
+        for waiting in self._booked.due(now):
+            todo += self._due(waiting, now)
+        if self._beat_at is not None and self._beat_at <= now:
+            self._beat_at = now + seconds(self._policy.heartbeat)
+            todo.append(MachineEffect(HeartbeatDue()))
+        return todo
+
+    def _due(self, waiting: PendingEvent, now: int) -> list[Todo]:
+        """A countdown is over, or something offline has waited too long."""
+        if waiting.expires <= now:
+            return [self._end(waiting, State.EXPIRED, EXPIRED, now)]
+        todo: list[Todo] = []
+        data = waiting.data
+        if data is not None and not waiting.queued:
+            device = self._watched.get(data.device_address)
+            disconnect = data.trigger_reason == DISCONNECT and self._policy.settle
+            if disconnect and device is not None and 0 < device.back <= waiting.due:
+                return [self._end(waiting, State.CANCELLED, SETTLED, now)]
+            self._booked.stop_counting(waiting)
+            todo += self._queue(waiting)
+        if self._may_start(waiting):
+            return [*todo, self._start(waiting, now)]
+        self._booked.rest(waiting)
+        return todo
+
+    def _advance(self, now: int) -> list[Todo]:
+        """Everything that is due and may go, in the order it was made."""
+        return [
+            todo for waiting in self._booked.all() if waiting.due <= now for todo in self._due(waiting, now)
+        ]
+
+    def _sum_up(self, summary: Summary, now: int) -> Step:
+        data = SummaryData(summary.held, dict(summary.reasons), summary.since // MS)
+        self._watched.at(summary.device)
+        id_ = self._mint(SUMMARY, summary.device, summary.since)
+        event = self._data(Signal(summary.device, SUMMARY, now), data)
+        ruled = MachineEffect(
+            SignalRuling(None, summary.device, SUMMARY, SuppressionDecision(Ruling.PASS), id_, now)
+        )
+        message = self._message(EVENT, id_, now, event, now)
+        return self._send(message, now, now, [ruled], (self._watched.save(summary.device),))
+
+    def next_wake(self) -> int | None:
+        watched = self._watched
+        wakes = (
+            self._outbox.next_wake(), watched.suppressor.next_wake(), watched.next_wake(),
+            self._booked.next_wake(), self._beat_at,
+        )  # fmt: skip
+        return min((when for when in wakes if when is not None), default=None)
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set: what waits goes on as before. The tower's clock did not move."""
+        self._outbox.shift(by)
+        if self.offset is not None:
+            self.offset -= by
+        self._booked.shift(by)
+        self._watched.shift(by)
+        if self._beat_at is not None:
+            self._beat_at += by
+
+
+def _nothing(_: Results, __: int) -> list[Todo]:
+    return []
+
+
+def event_in(key: bytes) -> str:
+    """The id in a key of ours: of an event, an update or a cancel."""
+    return names_in(key)[1]

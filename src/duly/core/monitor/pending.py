@@ -1,0 +1,133 @@
+"""What a sentinel has stored and not sent: in its countdown, offline, or behind the event it belongs to.
+
+The law: what is booked here lies in the ledger as a delivery without an attempt. Timers measure lengths: when
+the wall clock is set, they move with it, and a restart under a clock that was set back makes nothing wait
+longer than it would have from its beginning.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from duly.core.messages import Message
+from duly.core.monitor.signals import EVENT, EventData, Severity, event_of, read_event
+from duly.core.units import FOREVER
+
+
+class PendingEvent:
+    """One message that has not left."""
+
+    __slots__ = ("data", "due", "event", "message", "queued")
+
+    def __init__(self, message: Message, due: int, *, queued: bool = False) -> None:
+        self.message = message
+        self.due = due
+        self.data: EventData | None = read_event(message.body) if message.kind == EVENT else None
+        self.event = message.id if self.data is not None else event_of(message.body)
+        self.queued = queued
+        """its countdown is over, and that was told"""
+
+    @property
+    def cause(self) -> tuple[str, str, bool] | None:
+        """Device, reason, and whether it is critical; None: it is no event."""
+        data = self.data
+        if data is None:
+            return None
+        return data.device_address, data.trigger_reason, data.severity is Severity.CRITICAL
+
+    @property
+    def expires(self) -> int:
+        return self.message.expires or FOREVER
+
+
+class PendingEvents:
+    """All that one sentinel has booked, in the order it was made."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, PendingEvent] = {}
+        self._counting: dict[tuple[str, str, bool], bytes] = {}
+        """what is in its countdown, by device, reason and whether it is critical"""
+        self._behind: dict[str, list[bytes]] = {}
+        """what waits for its event, by the event's id"""
+        self._timers: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._waiting)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._waiting
+
+    def __getitem__(self, key: bytes) -> PendingEvent:
+        return self._waiting[key]
+
+    def get(self, key: bytes) -> PendingEvent | None:
+        return self._waiting.get(key)
+
+    def all(self) -> list[PendingEvent]:
+        return list(self._waiting.values())
+
+    def counting(self, device: str, reason: str, critical: bool) -> PendingEvent | None:
+        """What counts down for this cause."""
+        return self._waiting.get(self._counting.get((device, reason, critical), b""))
+
+    def behind(self, event: str) -> list[bytes]:
+        """What waits for this event."""
+        return list(self._behind.get(event, ()))
+
+    def add(self, waiting: PendingEvent) -> None:
+        key = waiting.message.key
+        self._waiting[key] = waiting
+        if waiting.cause is None:
+            self._behind.setdefault(waiting.event, []).append(key)
+        elif not waiting.queued:
+            self._counting[waiting.cause] = key
+        heapq.heappush(self._timers, (waiting.due, key))
+
+    def add_again(self, waiting: PendingEvent, now: int) -> None:
+        """After a restart. A clock that was set back must not make its countdown longer than it ever was."""
+        waiting.due = min(waiting.due, now + max(0, waiting.due - waiting.message.time))
+        self.add(waiting)
+
+    def remove(self, waiting: PendingEvent) -> None:
+        key = waiting.message.key
+        self._waiting.pop(key, None)
+        self.stop_counting(waiting)
+        behind = self._behind.get(waiting.event)
+        if behind is not None and key in behind:
+            behind.remove(key)
+            if not behind:
+                del self._behind[waiting.event]
+
+    def stop_counting(self, waiting: PendingEvent) -> None:
+        cause = waiting.cause
+        if cause is not None and self._counting.get(cause) == waiting.message.key:
+            del self._counting[cause]
+
+    def rest(self, waiting: PendingEvent) -> None:
+        """It can do nothing but wait for the tower, or expire."""
+        if waiting.message.expires:
+            heapq.heappush(self._timers, (waiting.message.expires, waiting.message.key))
+
+    def due(self, now: int) -> Iterator[PendingEvent]:
+        """What is due by now, each once."""
+        while self._timers and self._timers[0][0] <= now:
+            _, key = heapq.heappop(self._timers)
+            waiting = self._waiting.get(key)
+            if waiting is not None and waiting.due <= now:
+                yield waiting
+
+    def next_wake(self) -> int | None:
+        while self._timers and self._timers[0][1] not in self._waiting:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set: countdowns go on as if it had not been."""
+        for waiting in self._waiting.values():
+            waiting.due += by
+        self._timers = [(waiting.due, key) for key, waiting in self._waiting.items()]
+        heapq.heapify(self._timers)

@@ -1,0 +1,287 @@
+"""What goes into a monitor and what comes out of it: signals, and what became of them.
+
+The law: a signal carries its own time, taken when it was noticed. So the id of its event is the same however
+often the signal has to be handled (a ledger that failed and was asked again), and handling it twice is
+noticed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import isfinite
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.monitor.suppression import SuppressionDecision, SuppressPolicy
+from duly.core.outbox import OutboxPolicy
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Origin
+from duly.core.units import FOREVER, seconds
+from duly.errors import Malformed
+
+DISCONNECT: Final = "disconnect"
+SUMMARY: Final = "summary"
+SILENT: Final = "silent"
+"""Reasons with a meaning here; all others are the monitor's own."""
+
+EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel", "alert_heartbeat"
+"""What a sentinel sends."""
+
+
+class Severity(Enum):
+    """How bad it is. What is critical passes the sentinel's limit and cooldown and people's quiet hours, and
+    has a way of its own to every recipient."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """All limits of a sentinel, checked once. Lengths in seconds.
+
+    >>> SentinelPolicy(countdown=10).per_hour
+    10
+    """
+
+    debounce: float = 30.0
+    """repeats for one reason within this are one event; 0: none are"""
+    per_hour: int = 10
+    """events of one device in an hour; what more there is comes as a summary"""
+    summary: float = 300.0
+    """the summary comes so long after the first signal that the limit held back, or sooner"""
+    cooldown: float = 300.0
+    """after a cancel nothing but what is critical; 0: no cooldown"""
+    countdown: float = 15.0
+    """how long a person may call an event off before it goes out; 0: it goes out at once"""
+    settle: bool = True
+    """a device that is back when the countdown of its disconnect ends was no alarm"""
+    keep: float = 7 * 86_400.0
+    """an event that cannot be handed over for so long expires; what is critical never does"""
+    heartbeat: float = 0.0
+    """how often the tower is told that the sentinel is there; 0: never, and nothing is promised"""
+    retry_first: float = 5.0
+    retry_most: float = 3_600.0
+    """how soon what is not answered is sent again, and how rarely at last; a reconnect does so at once"""
+    tries: int = 0
+    """how often it is sent over one connection; 0: until it is answered"""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "debounce",
+            "summary",
+            "cooldown",
+            "countdown",
+            "keep",
+            "heartbeat",
+            "retry_first",
+            "retry_most",
+        ):
+            value = getattr(self, name)
+            if not (isfinite(value) and 0 <= value <= _LONGEST):
+                raise Malformed(f"{name} is a number of seconds from 0 to {_LONGEST:.0f}, not {value}")
+        if self.countdown >= self.keep:
+            raise Malformed("an event would expire before its countdown ends; make keep longer")
+        if 0 < self.heartbeat < 1:
+            raise Malformed(f"heartbeat is 0 or a second at least, not {self.heartbeat}")
+        if self.tries < 0:
+            raise Malformed(f"tries is how often an event is sent, or 0 for no end, not {self.tries}")
+        _ = self.suppress, self.outbox  # they know what else makes no sense
+
+    @property
+    def suppress(self) -> SuppressPolicy:
+        return SuppressPolicy(
+            debounce=seconds(self.debounce), per_hour=self.per_hour, cooldown=seconds(self.cooldown),
+            summary=seconds(self.summary),
+        )  # fmt: skip
+
+    @property
+    def outbox(self) -> OutboxPolicy:
+        resend = RetryPolicy.exponential(
+            seconds(self.retry_first), seconds(self.retry_most), tries=self.tries or None
+        )
+        return OutboxPolicy("tower", resend, patience=FOREVER)
+
+
+_LONGEST: Final = 10 * 366 * 86_400.0
+
+
+class Identity(Struct, frozen=True):
+    """Who watches, for whom: what an event's id is made of besides the event."""
+
+    sentinel: str
+    tower: str
+    profile: str
+    session: str
+
+
+# ── what happens ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Signal(Struct, frozen=True):
+    """Something was noticed at a device. `meta` and `location` are JSON; a `countdown` of its own replaces
+    the policy's."""
+
+    device: str
+    reason: str
+    at: int
+    severity: Severity = Severity.WARNING
+    meta: bytes = b""
+    location: bytes = b""
+    countdown: int | None = None
+    origin: Origin = None
+
+    @property
+    def critical(self) -> bool:
+        return self.severity is Severity.CRITICAL
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it says that something stands, until `DeviceBack` says that it does not; others are
+        moments."""
+        return self.reason == DISCONNECT
+
+
+class DeviceBack(Struct, frozen=True):
+    """A device can be reached again."""
+
+    device: str
+    at: int
+
+
+class CancelRequest(Struct, frozen=True):
+    """A person says that all is well: with one event, or with everything at a device."""
+
+    at: int
+    device: str = ""
+    event: str = ""
+
+
+class EventChange(Struct, frozen=True):
+    """Something newer about an event."""
+
+    event: str
+    at: int
+    severity: Severity | None = None
+    meta: bytes = b""
+    location: bytes = b""
+
+
+class ClockOffset(Struct, frozen=True):
+    """How far the tower's clock is ahead of ours."""
+
+    by: int
+
+
+class StopHeartbeat(Struct, frozen=True):
+    """No more heartbeats: the promise was taken back."""
+
+
+# ── what became of it ────────────────────────────────────────────────────────────────────────────
+
+
+class SignalRuling(Struct, frozen=True):
+    """What becomes of a signal, stored. `event` is its id, or that of the event it repeats; `due` is when the
+    countdown ends."""
+
+    origin: Origin
+    device: str
+    reason: str
+    decision: SuppressionDecision
+    event: str = ""
+    due: int = 0
+
+
+class HeartbeatDue(Struct, frozen=True):
+    """A sign of life is due."""
+
+
+class EventQueued(Struct, frozen=True):
+    """The countdown is over: from here on it is the tower's, as soon as that can be reached."""
+
+    event: str
+    device: str
+    reason: str
+
+
+class CancelResult(Struct, frozen=True):
+    """What a call-off did: these events never left, for those a correction goes out, and what was held back
+    for these reasons is not judged again."""
+
+    device: str
+    dropped: tuple[str, ...] = ()
+    corrected: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+
+
+class NothingToChange(Struct, frozen=True):
+    """There is nothing to change: the event was called off, never was, or is too old."""
+
+    event: str
+
+
+# ── what is sent ─────────────────────────────────────────────────────────────────────────────────
+
+
+NOTHING: Final = Raw(b"")
+
+
+class SummaryData(Struct, frozen=True):
+    held: int
+    reasons: dict[str, int]
+    since: int
+
+
+class EventData(Struct, frozen=True, omit_defaults=True):
+    """The `data` of an `alert_event`. Times in milliseconds, by the sentinel's clock."""
+
+    profile_id: str
+    trigger_reason: str
+    device_address: str
+    session_id: str
+    timestamp: int
+    severity: Severity
+    cancelled_count: int
+    device_meta: Raw = NOTHING
+    location: Raw = NOTHING
+    offset_ms: int | None = None
+    summary: SummaryData | None = None
+
+
+class UpdateData(Struct, frozen=True, omit_defaults=True):
+    """The `data` of an `alert_update`."""
+
+    event: str
+    severity: Severity | None = None
+    device_meta: Raw = NOTHING
+    location: Raw = NOTHING
+
+
+class CancelData(Struct, frozen=True):
+    """The `data` of an `alert_cancel`."""
+
+    event: str
+    cancelled_at: int
+
+
+read_event: Final = msgspec.json.Decoder(EventData).decode
+encode: Final = msgspec.json.Encoder().encode
+
+
+class _About(Struct):
+    event: str
+
+
+_read_about: Final = msgspec.json.Decoder(_About).decode
+
+
+def event_of(data: bytes) -> str:
+    """Which event an update or a cancel is about."""
+    return _read_about(data).event
+
+
+def raw(text: bytes) -> Raw:
+    """JSON text as a field; no text is no field."""
+    return Raw(text) if text else NOTHING

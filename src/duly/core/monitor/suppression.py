@@ -1,0 +1,324 @@
+"""Suppression: an alarm that rings too often is switched off by its owner, and then it is lost.
+
+The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
+is told afterwards.** For each device, in this order:
+
+1. *Debounce.* Within ``debounce`` of the last signal for the same reason that passed, a repeat is the same
+   event (a flapping link). Only passing counts, so a link that flaps without end still rings once per
+   ``debounce``; and another reason is another event, however soon it comes.
+2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well. What was
+   called off no longer debounces anything: a signal after a cancel is not a repeat of what was before it.
+3. *Limit.* Of the signals in any ``window``, at most ``per_hour`` pass. The others are counted and told
+   in one summary, as soon as the limit is free again, and ``summary`` after the first of them at the latest.
+
+A critical signal passes the cooldown and the limit, and uses none of the limit up (else a stream of
+critical signals would hold back the others for ever). It is debounced by critical ones only: a harmless
+flutter must not swallow the alarm that follows it.
+
+If the clock is set back, whatever lies in its future is void: better one alarm too many than one held
+back longer than its span.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypedDict
+
+from duly.core.units import HOUR, SECOND, show
+from duly.errors import Malformed
+
+_SWEEP_AT_LEAST: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressPolicy:
+    """How much one device may say. Lengths in microseconds; 0 switches debounce or cooldown off."""
+
+    debounce: int = 30 * SECOND
+    per_hour: int = 10
+    window: int = HOUR
+    cooldown: int = 300 * SECOND
+    summary: int = HOUR
+    """what the limit holds back is told after this time at the latest"""
+
+    def __post_init__(self) -> None:
+        if self.debounce < 0 or self.cooldown < 0:
+            raise Malformed(
+                f"debounce and cooldown are lengths of time, not {show(self.debounce)} and "
+                f"{show(self.cooldown)}; 0 switches them off"
+            )
+        if self.summary < 1:
+            raise Malformed(f"a summary comes after a length of time, more than 0, not {show(self.summary)}")
+        if self.window < 1 or self.per_hour < 1:
+            raise Malformed(
+                f"the limit lets at least 1 signal pass in a window longer than 0, not {self.per_hour} in "
+                f"{show(self.window)}"
+            )
+
+
+class Ruling(Enum):
+    """What becomes of a signal."""
+
+    PASS = "pass"
+    DEBOUNCED = "debounced"
+    LIMITED = "limited"
+    COOLING = "cooling"
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressionDecision:
+    """What becomes of a signal and, if it is held back, when that reason ends."""
+
+    ruling: Ruling
+    until: int | None = None
+
+    @property
+    def passes(self) -> bool:
+        return self.ruling is Ruling.PASS
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the limit held back from one device: how many signals for which reason, the first and the last."""
+
+    device: str
+    reasons: Mapping[str, int]
+    since: int
+    until: int
+
+    @property
+    def held(self) -> int:
+        return sum(self.reasons.values())
+
+
+class HeldSnapshot(TypedDict):
+    """A summary to come, written down."""
+
+    reasons: dict[str, int]
+    since: int
+    until: int
+    due: int
+
+
+class DeviceSnapshot(TypedDict):
+    """One device of a ``Suppressor``, written down. ``last`` and ``critical`` are by reason."""
+
+    last: dict[str, int]
+    critical: dict[str, int]
+    passed: list[int]
+    cancelled: int | None
+    held: HeldSnapshot | None
+
+
+class _Held:
+    __slots__ = ("due", "reasons", "since", "until")
+
+    def __init__(self, reasons: dict[str, int], since: int, until: int, due: int) -> None:
+        self.reasons = reasons
+        self.since = since
+        self.until = until
+        self.due = due
+
+
+class _Device:
+    """The marks of one device. A mark that is over, or lies in the future, is dropped before use."""
+
+    __slots__ = ("cancelled", "critical", "held", "last", "passed")
+
+    def __init__(self, limit: int) -> None:
+        self.last: dict[str, int] = {}
+        self.critical: dict[str, int] = {}
+        # Only the newest `limit` matter: the limit is reached when the oldest of them is in the window.
+        self.passed: deque[int] = deque(maxlen=limit)
+        self.cancelled: int | None = None
+        self.held: _Held | None = None
+
+    def refresh(self, policy: SuppressPolicy, now: int) -> None:
+        self.last = _alive(policy.debounce, self.last, now)
+        self.critical = _alive(policy.debounce, self.critical, now)
+        if self.cancelled is not None and not 0 <= now - self.cancelled < policy.cooldown:
+            self.cancelled = None
+        passed = self.passed
+        while passed and passed[-1] > now:
+            passed.pop()
+        while passed and now - passed[0] >= policy.window:
+            passed.popleft()
+        if self.held and len(passed) < policy.per_hour:
+            self.held.due = min(self.held.due, now)
+
+    @property
+    def idle(self) -> bool:
+        return not self.last and self.cancelled is None and not self.passed and self.held is None
+
+
+def _alive(span: int, marks: dict[str, int], now: int) -> dict[str, int]:
+    return {reason: mark for reason, mark in marks.items() if 0 <= now - mark < span} if marks else marks
+
+
+class Suppressor:
+    """Decides which signals of which device become events. Bounded: a device with no mark is forgotten.
+
+    >>> suppressor = Suppressor(SuppressPolicy())
+    >>> [suppressor.signal("door", now * SECOND).ruling.value for now in (0, 10, 30)]
+    ['pass', 'debounced', 'pass']
+    """
+
+    __slots__ = ("_devices", "_holding", "_policy", "_sweep_at")
+
+    def __init__(self, policy: SuppressPolicy) -> None:
+        self._policy = policy
+        self._devices: dict[str, _Device] = {}
+        self._holding: dict[str, _Device] = {}  # the few with a summary to come, so next_wake is cheap
+        self._sweep_at = _SWEEP_AT_LEAST
+
+    def signal(
+        self, device: str, now: int, critical: bool = False, reason: str = "", *, limit: bool = True
+    ) -> SuppressionDecision:
+        """Something happened at ``device``: does it become an event? Without ``limit``, the limit does not
+        hold it back (again)."""
+        policy, marks = self._policy, self._at(device, now)
+        same = (marks.critical if critical else marks.last).get(reason)
+        if same is not None:
+            return SuppressionDecision(Ruling.DEBOUNCED, same + policy.debounce)
+        if critical:
+            marks.critical[reason] = now
+        else:
+            if marks.cancelled is not None:
+                return SuppressionDecision(Ruling.COOLING, marks.cancelled + policy.cooldown)
+            if limit and len(marks.passed) == policy.per_hour:
+                return self._hold(device, marks, now, reason)
+            marks.passed.append(now)
+        marks.last[reason] = now
+        return SuppressionDecision(Ruling.PASS)
+
+    def cancelled(self, device: str, now: int) -> None:
+        """A person called the device's events off: the cooldown starts, and nothing is a repeat of them."""
+        marks = self._at(device, now)
+        marks.cancelled = now
+        marks.last, marks.critical = {}, {}
+
+    def forgive(self, device: str, reason: str, *, critical: bool) -> None:
+        """The last event for this reason told people nothing: the next signal is no repeat of it."""
+        marks = self._devices.get(device)
+        if marks is not None:
+            marks.critical.pop(reason, None)
+            if not critical:
+                marks.last.pop(reason, None)
+
+    def told_by(self, device: str) -> int | None:
+        """When the summary of what the limit holds back from this device is due."""
+        marks = self._holding.get(device)
+        return None if marks is None or marks.held is None else marks.held.due
+
+    def told_apart(self, device: str, reason: str) -> None:
+        """One of the signals that the limit held back became an event of its own: the summary leaves it
+        out."""
+        marks = self._holding.get(device)
+        if marks is None or marks.held is None or reason not in marks.held.reasons:
+            return
+        held = marks.held
+        held.reasons[reason] -= 1
+        if not held.reasons[reason]:
+            del held.reasons[reason]
+        if not held.reasons:
+            marks.held = None
+            del self._holding[device]
+
+    def wake(self, now: int) -> list[Summary]:
+        """The summaries that are due, each told once; and devices with nothing left are forgotten."""
+        for marks in self._holding.values():
+            marks.refresh(self._policy, now)
+        due = [device for device, marks in self._holding.items() if marks.held and marks.held.due <= now]
+        summaries = [self._tell(device) for device in due]
+        self._sweep(now)
+        return summaries
+
+    def next_wake(self) -> int | None:
+        """When ``wake`` has something to tell; None: nothing is held back."""
+        return min((marks.held.due for marks in self._holding.values() if marks.held), default=None)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def snapshot(self) -> dict[str, DeviceSnapshot]:
+        """Everything remembered, as plain dicts, lists and numbers."""
+        return {device: _written(marks) for device, marks in self._devices.items()}
+
+    def marks(self, device: str) -> DeviceSnapshot | None:
+        """What is remembered of one device; None if that is nothing."""
+        marks = self._devices.get(device)
+        return None if marks is None or marks.idle else _written(marks)
+
+    def restore(self, snapshot: Mapping[str, DeviceSnapshot]) -> None:
+        """Go on from a snapshot, forgetting what is here. The policy is this one's own."""
+        self._devices, self._holding = {}, {}
+        for device, saved in snapshot.items():
+            marks = self._devices[device] = _Device(self._policy.per_hour)
+            marks.last, marks.critical = dict(saved["last"]), dict(saved["critical"])
+            marks.cancelled = saved["cancelled"]
+            marks.passed.extend(saved["passed"])
+            held = saved["held"]
+            if held is not None:
+                marks.held = _Held(dict(held["reasons"]), held["since"], held["until"], held["due"])
+                self._holding[device] = marks
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set: a summary comes as soon as it would have."""
+        for marks in self._holding.values():
+            if marks.held:
+                marks.held.due += by
+
+    def bound(self, now: int) -> None:
+        """After a restart: a clock that was set back must not make a summary wait longer than it ever
+        does."""
+        for marks in self._holding.values():
+            if marks.held:
+                marks.held.due = min(marks.held.due, now + self._policy.summary)
+
+    def _at(self, device: str, now: int) -> _Device:
+        marks = self._devices.get(device)
+        if marks is None:
+            if len(self._devices) >= self._sweep_at:
+                self._sweep(now)
+            marks = self._devices[device] = _Device(self._policy.per_hour)
+        marks.refresh(self._policy, now)
+        return marks
+
+    def _hold(self, device: str, marks: _Device, now: int, reason: str) -> SuppressionDecision:
+        free = marks.passed[0] + self._policy.window
+        if marks.held is None:
+            marks.held = _Held({}, since=now, until=now, due=min(free, now + self._policy.summary))
+            self._holding[device] = marks
+        held = marks.held
+        held.reasons[reason] = held.reasons.get(reason, 0) + 1
+        held.until = now
+        return SuppressionDecision(Ruling.LIMITED, free)
+
+    def _tell(self, device: str) -> Summary:
+        marks = self._holding.pop(device)
+        held, marks.held = marks.held, None
+        assert held is not None
+        return Summary(device, held.reasons, held.since, held.until)
+
+    def _sweep(self, now: int) -> None:
+        for marks in self._devices.values():
+            marks.refresh(self._policy, now)
+        self._devices = {device: marks for device, marks in self._devices.items() if not marks.idle}
+        # Twice what is alive: a sweep then costs each new device a constant share.
+        self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._devices))
+
+
+def _written(marks: _Device) -> DeviceSnapshot:
+    held = marks.held
+    return {
+        "last": dict(marks.last),
+        "critical": dict(marks.critical),
+        "passed": list(marks.passed),
+        "cancelled": marks.cancelled,
+        "held": None
+        if held is None
+        else {"reasons": dict(held.reasons), "since": held.since, "until": held.until, "due": held.due},
+    }

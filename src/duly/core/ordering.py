@@ -1,0 +1,563 @@
+"""Order: in which sequence the messages for one thing take effect.
+
+The law. A lane is (recipient, order key). Within it, one sender's messages take effect in that sender's
+order; between senders, in order of arrival. The sender's own counter decides, its clock only where it
+has no counter, and then never further ahead than `drift`: one fast clock cannot lock a lane.
+
+A message that follows on is let go **at once**. Only a gap waits, at most the window; after that the
+missing one is late. `replay` runs every message, `latest` the newest. What was refused or went to another
+lane has arrived too: it leaves no gap.
+
+What supersedes what. In `latest` the newest that is handed over supersedes the older ones. In `replay` a
+late message is superseded only if a later one is done, under way or unknown: one that still waits lets it go
+first, one that failed does not count (`duly.core.high_water`).
+
+What follows on? Usually "the number before mine has arrived", over all that this sender sends. A hub
+that passes a message on, to its recipient or to another hub, says `after` which number it comes, because
+the receiver does not see the rest.
+A message without a counter follows on from nothing: `replay` must wait the window out to sort it. So must a
+number 0 whose sender was never seen to count (`{ms}_0`), if its lane has a name or others came just before:
+its time is all that there is to go by. A higher number shows that the sender counts, and ends the wait.
+
+A lane whose recipient cannot be reached, or that is serial and busy, queues, in each sender's order.
+
+Nothing here is the truth: the durable high-water mark is, and the ledger asks it when a message starts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
+from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
+from duly.core.messages import Message, Mode, Order
+from duly.core.units import MS, SECOND
+from duly.core.window import Outstanding, Window
+from duly.errors import Malformed
+
+CHAINS_KEPT: Final = 50_000
+AHEAD_KEPT: Final = 1_024
+"""A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
+
+LATE: Final = "a later one took effect, or is under way, before it arrived"
+NEWER: Final = "a newer one was handed over in its place"
+BURST: Final = 1_000
+"""Milliseconds: numbers 0 of one sender that were made so close together are sorted by their time."""
+
+_NEVER: Final = 1 << 62
+
+
+class LanePolicy(Struct, frozen=True):
+    window: int = 300 * MS
+    """how long a gap is waited for"""
+    drift: int = 2 * SECOND
+    """how far ahead of ours a sender's clock is believed"""
+    serial: bool = False
+    """start a lane's next message only when the one before has finished (a handler), not when it has
+    been handed over (a transport)"""
+    gated: bool = False
+    """recipients come and go: a lane moves only while its recipient is reachable"""
+    width: int | None = None
+    """how many messages without order a recipient has under way at once; None: as many as come"""
+    ahead: Window | None = None
+    """how much may be on its way to a recipient before it acknowledges; None: as much as comes"""
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.width < 1:
+            raise Malformed("a lane is at least one message wide")
+        if self.ahead is not None and (self.serial or self.width is not None):
+            raise Malformed("a lane is bounded by acknowledgements or by what is under way, not by both")
+        if self.window < 0 or self.drift < 0:
+            raise Malformed("a lane's window and drift are lengths of time, 0 or more")
+
+
+class _Waiting(Struct, frozen=True, order=True):
+    n: int
+    turn: int
+    """arrival, to break ties"""
+    needs: int
+    ms: int
+    deadline: int
+    mark: str
+    message: Message
+
+    @property
+    def number(self) -> int:
+        """Its own number, if it has one, also where its time has put it in its place."""
+        order = self.message.order
+        return self.n if order is None or order.n is None else order.n
+
+
+class _Chain:
+    """The numbers of one sender that follow on from each other."""
+
+    __slots__ = ("ahead", "held", "mark", "top_ms")
+
+    def __init__(self, mark: int) -> None:
+        self.mark = mark
+        self.top_ms = 0
+        self.ahead: dict[int, int] = {}
+        """numbers behind a gap that need no lane, and until when the gap is waited for"""
+        self.held: list[_Waiting] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.ahead and not self.held
+
+
+class Lanes:
+    """All lanes of one inbox."""
+
+    def __init__(
+        self, policy: LanePolicy | None = None, marks: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        self._policy = policy or LanePolicy()
+        self._counted = self._policy.serial or self._policy.width is not None
+        """it matters what is under way"""
+        ahead = self._policy.ahead
+        self._outstanding = None if ahead is None else Outstanding(ahead)
+        self._marks = HighWaterMarks()
+        self._chains: OrderedDict[str, _Chain] = OrderedDict()
+        self._timed: dict[str, set[str]] = {}
+        """the chains in which numbers 0 of a sender wait to be sorted by their time"""
+        self._passed: OrderedDict[str, int] = OrderedDict()
+        """the number last left to another hub, by its mark"""
+        self._lanes: dict[str, dict[str | None, Lane]] = {}
+        self.reachable: set[str] = set()
+        self._deadlines: list[tuple[int, str]] = []
+        self._turn = 0
+        for mark, (n, ms) in (marks or {}).items():
+            if mark.startswith("["):  # others keep marks too, under other names
+                self._restore(mark, n, ms)
+
+    def _restore(self, mark: str, n: int, ms: int) -> None:
+        self._marks.restore(mark, n, ms)
+        timed = 0 <= n - ms < BURST  # sorted by its time, which says nothing about numbers
+        for name in (names_in(mark)[2], mark):
+            chain = self._chain(name)
+            chain.mark = max(chain.mark, 0 if timed else n)
+            chain.top_ms = max(chain.top_ms, ms)
+
+    # ── what comes in ────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, message: Message, now: int) -> list[Move]:
+        """A message has come. What may move now, in order; nothing if it has to wait."""
+        order = message.order
+        if order is None:
+            return self._start(message)
+        if order.mode is Mode.ANY:
+            counted = order.n is not None and order.after is None
+            moves = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
+            return [*self._start(message), *moves]
+        mark = name_of(message.recipient, order.key, message.scope)
+        n = order.n
+        if n is None:
+            return self._sort(message, mark, now)
+        # Its time is only ever compared with the same sender's: clamping it to our clock would make
+        # a late message of a fast clock look like a sender that counts anew.
+        ms = message.made // MS
+        name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
+        chain = self._chain(name)
+        if not n and order.after is None and self._has_only_time(order, chain, ms):
+            chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)  # should it count after all, this was its 0
+            self._timed.setdefault(message.scope, set()).add(f"{mark}t")
+            return self._sort(message, mark, now)
+        moves = self._stop_sorting(message.scope) if self._timed else []
+        if needs > chain.mark and name is mark and (released := self._marks.get(mark)) is not None:
+            # It says what it comes after, and that was released here without saying so itself.
+            chain.mark = max(chain.mark, released[0])
+        if needs <= chain.mark < n and not chain.held and not chain.ahead:
+            # As usual: it follows on, and nothing waits.
+            chain.mark = n
+            chain.top_ms = max(chain.top_ms, ms)
+            return moves + self._start(message, mark, n, ms)
+        waiting = self._waiting(message, mark, n, ms, needs, now)
+        moves += self._count_anew(chain, n, ms, needs)
+        chain.top_ms = max(chain.top_ms, ms)
+        if n <= chain.mark:
+            # Its number was given up or came through another hub; only its lane can say if it is late.
+            return moves + self._let_go([waiting])
+        heapq.heappush(chain.held, waiting)
+        if needs > chain.mark:
+            heapq.heappush(self._deadlines, (waiting.deadline, name))
+        return moves + self._let_go(self._follow(chain))
+
+    def _has_only_time(self, order: Order, chain: _Chain, ms: int) -> bool:
+        """Whether a number 0 is none: its sender was never seen to count, and others may come before it."""
+        if order.mode is not Mode.REPLAY or chain.mark > 0 or not chain.idle:
+            return False
+        return bool(order.key) or 0 < abs(ms - chain.top_ms) < BURST
+
+    def _sort(self, message: Message, mark: str, now: int) -> list[Move]:
+        """A message that only its time can put in order. `replay` waits the window out for older ones."""
+        assert message.order is not None
+        ms = min(message.made or now, now + self._policy.drift) // MS
+        if message.order.mode is Mode.LATEST:
+            return self._let_go([self._waiting(message, mark, ms, ms, ms, now)])
+        name = f"{mark}t"
+        waiting = self._waiting(message, mark, ms, ms, _NEVER, now)
+        heapq.heappush(self._chain(name).held, waiting)
+        heapq.heappush(self._deadlines, (waiting.deadline, name))
+        return []
+
+    def _stop_sorting(self, scope: str) -> list[Move]:
+        """A sender counts after all: what was held for its time goes before what it counts."""
+        moves: list[Move] = []
+        for name in self._timed.pop(scope, ()):
+            if name in self._chains:
+                moves += self._let_go(self._follow(self._chains[name], _NEVER))
+        return moves
+
+    def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
+        """A number of this sender has come that needs no lane here: it was refused, wants no order, or went
+        to another hub."""
+        ms = made // MS
+        chain = self._chain(scope)
+        moves = self._count_anew(chain, n, ms, n - 1)
+        chain.top_ms = max(chain.top_ms, ms)
+        if n > chain.mark:
+            chain.ahead[n] = deadline = now + self._policy.window
+            if n > chain.mark + 1:
+                heapq.heappush(self._deadlines, (deadline, scope))
+            if len(chain.ahead) > AHEAD_KEPT:
+                chain.mark = min(chain.ahead) - 1
+        return moves + self._let_go(self._follow(chain))
+
+    # ── other hubs ───────────────────────────────────────────────────────────────────────────────
+
+    def leave(self, message: Message, now: int) -> tuple[Message, list[Move]]:
+        """A message whose lane another hub keeps has come here. If everything before it has, too, it says
+        from now on what it comes after: the other hub does not see what went remote."""
+        order = message.order
+        if order is None or order.n is None or order.after is not None:
+            return message, []
+        n, scope = order.n, message.scope
+        chain = self._chain(scope)
+        late = n <= chain.mark and message.made // MS <= chain.top_ms
+        moves = self.arrived(scope, n, message.made, now)
+        if order.mode is Mode.ANY or late:
+            return message, moves
+        mark = mark_name(message)
+        after = max(self._passed.get(mark, -1), self._marks.last(mark))
+        self._passed[mark] = n
+        self._passed.move_to_end(mark)
+        if len(self._passed) > CHAINS_KEPT:
+            self._passed.popitem(last=False)
+        if n > chain.mark or after >= n:
+            return message, moves
+        return msgspec.structs.replace(message, order=Order(order.key, order.mode, n, after)), moves
+
+    def catch_up(self, message: Message) -> list[Move]:
+        """A message that another hub left to us has been offered. If it says what it comes after, everything
+        of its sender before it has arrived there, and nobody here need wait for that."""
+        order = message.order
+        if order is None or order.n is None or order.after is None:
+            return []
+        mark = mark_name(message)
+        chain = self._chain(message.scope)
+        chain.top_ms = max(chain.top_ms, message.made // MS)
+        at = self._marks.get(mark)
+        released = -1 if at is None else at[0]
+        chain.mark = max(chain.mark, order.n - (released < order.n))
+        moves = self._let_go(self._follow(chain))
+        lane = self._chains.get(mark)
+        if lane is not None and lane.held and (at := self._marks.get(mark)) is not None:
+            lane.mark = max(lane.mark, at[0])
+            moves += self._let_go(self._follow(lane))
+        return moves
+
+    def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
+        """How far lanes have come that were another hub's until now."""
+        for mark, (n, ms) in marks.items():
+            if not self._marks.is_late(mark, n, ms):
+                self._restore(mark, n, ms)
+
+    def forget(self, recipient: str) -> None:
+        """A recipient's lanes are no longer ours: what waits in them is dropped, and what we know of them."""
+        self.lose(recipient)
+        self._lanes.pop(recipient, None)
+        for mark in self._marks.forget(recipient):
+            self._chains.pop(mark, None)
+        for name in {name for _, name in self._deadlines}:
+            chain = self._chains.get(name)
+            if chain is not None and chain.held:
+                chain.held = [held for held in chain.held if held.message.recipient != recipient]
+                heapq.heapify(chain.held)
+
+    def occupy(self, message: Message) -> None:
+        """A message that was released before a restart is still under way."""
+        if self._width(message):
+            self._lane(message).holders.add(message.key)
+        if self._outstanding is not None:
+            self._outstanding.take(message.recipient, message.key, len(message.body))
+
+    def acknowledged(self, message: Message, now: int = 0) -> list[Move]:
+        """The recipient has a released message: its window has room for the next."""
+        recipient, outstanding = message.recipient, self._outstanding
+        if outstanding is None or not outstanding.release(recipient, message.key):
+            return []
+        return self._advance(recipient, now) if recipient in self._lanes else []
+
+    def has_room(self, recipient: str) -> bool:
+        """Whether a message for this recipient would go at once, as far as its window is concerned."""
+        return self._outstanding is None or self._outstanding.has_room(recipient)
+
+    def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
+        """A message is through: the next one starts, if it waited for that. It counts for what comes late
+        unless it failed. One that was never released is taken out of its queue."""
+        order = message.order
+        if order is not None and order.mode is not Mode.ANY:
+            mark = name_of(message.recipient, order.key, message.scope)
+            self._marks.settled(mark, message.key, counts=counts)
+        recipient = message.recipient
+        lanes = self._lanes.get(recipient)
+        if self._outstanding is not None:
+            if not self._outstanding.release(recipient, message.key):
+                self.drop(message)
+            return [] if lanes is None else self._advance(recipient, now)
+        lane = None if lanes is None else lanes.get(lane_key(message))
+        if lane is None:
+            return []
+        if message.key not in lane.holders:
+            lane.drop(message.key)
+            return []
+        lane.holders.remove(message.key)
+        return self._advance(recipient, now)
+
+    def without(self, message: Message) -> Release | None:
+        """Where the mark of a message under way belongs if it fails; None if it stays where it is."""
+        order = message.order
+        if order is None or order.mode is Mode.ANY:
+            return None
+        mark = mark_name(message)
+        at = self._marks.without(mark, message.key)
+        return None if at is None else Release(message, mark, *at, -1)
+
+    def drop(self, message: Message) -> None:
+        """A message that was queued has ended, so that it supersedes nothing."""
+        lanes = self._lanes.get(message.recipient)
+        lane = None if lanes is None else lanes.get(lane_key(message))
+        if lane is not None:
+            lane.drop(message.key)
+
+    def reach(self, recipient: str, now: int = 0) -> list[Move]:
+        """A recipient can be reached: what was queued for it starts, in order."""
+        self.reachable.add(recipient)
+        return self._advance(recipient, now)
+
+    def lose(self, recipient: str) -> None:
+        """A recipient can no longer be reached: what comes now is queued."""
+        self.reachable.discard(recipient)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> list[Move]:
+        """Gaps that were waited for long enough are given up."""
+        moves: list[Move] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, name = heapq.heappop(self._deadlines)
+            chain = self._chains.get(name)
+            if chain is None:
+                continue
+            overdue = [waiting.n for waiting in chain.held if waiting.deadline <= now]
+            overdue += [n for n, until in chain.ahead.items() if until <= now]
+            if overdue:
+                moves += self._let_go(self._follow(chain, max(overdue)))
+                if chain.idle and name.endswith("]t"):
+                    self._sorted(name)
+        return moves
+
+    def _sorted(self, name: str) -> None:
+        scope = names_in(name[:-1])[2]
+        waiting = self._timed.get(scope, set())
+        waiting.discard(name)
+        if not waiting:
+            self._timed.pop(scope, None)
+
+    def next_wake(self) -> int | None:
+        while self._deadlines:
+            deadline, name = self._deadlines[0]
+            chain = self._chains.get(name)
+            if chain is not None and (
+                any(waiting.deadline == deadline for waiting in chain.held)
+                or deadline in chain.ahead.values()
+            ):
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
+    def shift(self, by: int) -> None:
+        """The wall clock was set; windows go on as if it had not been."""
+        self._deadlines.clear()
+        for name, chain in self._chains.items():
+            chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
+            chain.ahead = {n: until + by for n, until in chain.ahead.items()}
+            self._deadlines += [(w.deadline, name) for w in chain.held]
+            self._deadlines += [(until, name) for until in chain.ahead.values()]
+        heapq.heapify(self._deadlines)
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a gap or for their lane."""
+        held = sum(len(chain.held) for chain in self._chains.values())
+        lanes = [lane for lanes in self._lanes.values() for lane in lanes.values()]
+        return held + sum(lane.waiting for lane in lanes)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    def _chain(self, name: str) -> _Chain:
+        chain = self._chains.get(name)
+        if chain is None:
+            chain = self._chains[name] = _Chain(-1)
+            if len(self._chains) > CHAINS_KEPT:
+                self._drop_idle_chain()
+        return chain
+
+    def _drop_idle_chain(self) -> None:
+        for name, chain in self._chains.items():
+            if chain.idle:
+                del self._chains[name]
+                return
+
+    def _waiting(self, message: Message, mark: str, n: int, ms: int, needs: int, now: int) -> _Waiting:
+        self._turn += 1
+        return _Waiting(n, self._turn, needs, ms, now + self._policy.window, mark, message)
+
+    def _count_anew(self, chain: _Chain, n: int, ms: int, needs: int) -> list[Move]:
+        """A lower number made later than anything before: the sender has lost its counter and starts over."""
+        if n > chain.mark or ms <= chain.top_ms:
+            return []
+        moves = self._let_go(self._follow(chain, _NEVER))
+        chain.mark = -1 if needs == n - 1 else min(needs, n - 1)
+        chain.ahead.clear()
+        return moves
+
+    def _follow(self, chain: _Chain, given_up: int = -1) -> list[_Waiting]:
+        """Everything held that follows on now; gaps up to `given_up` are no longer waited for."""
+        free: list[_Waiting] = []
+        while True:
+            if chain.mark + 1 in chain.ahead:
+                chain.mark += 1
+                del chain.ahead[chain.mark]
+            elif chain.held and (chain.held[0].needs <= chain.mark or chain.held[0].n <= given_up):
+                waiting = heapq.heappop(chain.held)
+                chain.mark = max(chain.mark, waiting.n)
+                free.append(waiting)
+            elif given_up > chain.mark and any(n <= given_up for n in chain.ahead):
+                skipped = min(chain.ahead)
+                del chain.ahead[skipped]
+                chain.mark = max(chain.mark, skipped)
+            else:
+                break
+        if chain.ahead:
+            chain.ahead = {n: until for n, until in chain.ahead.items() if n > chain.mark}
+        return free
+
+    def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
+        """Those whose turn has come: handed over, or queued where that cannot be yet."""
+        going = list(free)
+        if len(going) == 1:
+            (one,) = going
+            return self._start(one.message, one.mark, one.number, one.ms)
+        moves: list[Move] = []
+        for one in going:
+            moves += self._queue(one.message, one.mark, one.number, one.ms)
+        for recipient in dict.fromkeys(one.message.recipient for one in going):
+            moves += self._advance(recipient)
+        return moves
+
+    def _start(self, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> list[Move]:
+        recipient = message.recipient
+        lanes = self._lanes.get(recipient)
+        lane = None if lanes is None else lanes.get(lane_key(message))
+        if (lane is None or (lane.free and lane.empty)) and (
+            not self._policy.gated or recipient in self.reachable
+        ):
+            outstanding = self._outstanding
+            if outstanding is None or outstanding.has_room(recipient):
+                return [self._release(message, mark, n, ms)]
+        return self._queue(message, mark, n, ms)
+
+    def _queue(self, message: Message, mark: str, n: int, ms: int) -> list[Move]:
+        if mark and self._marks.is_late(mark, self._number(message, mark, n, ms), ms):
+            return [Supersede(message, LATE, mark, n, ms)]
+        self._lane(message).add(Release(message, mark, n, ms, -1))
+        return []
+
+    def _advance(self, recipient: str, now: int = 0) -> list[Move]:
+        """Start what is queued for a recipient, as far as it may; where it has to wait for an
+        acknowledgement, lanes take turns."""
+        lanes = self._lanes.get(recipient, {})
+        moves: list[Move] = []
+        if not self._policy.gated or recipient in self.reachable:
+            if self._outstanding is None:
+                for lane in list(lanes.values()):
+                    while lane.free and not lane.empty:
+                        moves += self._take(lane, now)
+            else:
+                while lanes and self._outstanding.has_room(recipient):
+                    key = next(iter(lanes))
+                    lane = lanes.pop(key)
+                    if not lane.empty:
+                        moves += self._take(lane, now)
+                        lanes[key] = lane  # behind the others
+        if self._outstanding is None:
+            for key in [key for key, lane in lanes.items() if lane.empty and not lane.holders]:
+                del lanes[key]
+        if not lanes:
+            self._lanes.pop(recipient, None)
+        return moves
+
+    def _take(self, lane: Lane, now: int) -> list[Move]:
+        """The next of a queue. Where only the latest counts, one that another follows is superseded by it."""
+        queued = lane.pop()
+        if queued is None:
+            return []
+        if is_over(queued, now):
+            return [queued]  # too late for itself: it supersedes nothing
+        if is_latest(queued) and (follows := lane.peek(now)) is not None and is_latest(follows):
+            return [Supersede(queued.message, NEWER)]
+        return [self._release(queued.message, queued.mark, queued.n, queued.ms)]
+
+    def _release(self, message: Message, mark: str, n: int, ms: int) -> Move:
+        after = -1
+        if mark:
+            if message.order is None or message.order.n != n:
+                n = self._number(message, mark, n, ms)
+            if not self._marks.hand_over(mark, message.key, n, ms):
+                return Supersede(message, LATE, mark, n, ms)
+            last = self._marks.follow(mark, n)
+            after = last if last < n else -1  # it counts anew, or comes after one that failed
+        if self._outstanding is not None:
+            self._outstanding.take(message.recipient, message.key, len(message.body))
+        if self._counted and self._width(message):
+            self._lane(message).holders.add(message.key)
+        return Release(message, mark, n, ms, after)
+
+    def _number(self, message: Message, mark: str, n: int, ms: int) -> int:
+        """Its number; of those that are sorted by their time and were made in the same millisecond, in the
+        order of arrival."""
+        if message.order is not None and message.order.n == n:
+            return n
+        before = self._marks.get(mark)
+        return max(n, before[0] + 1) if before is not None and ms == before[1] else n
+
+    def _width(self, message: Message) -> int:
+        """How many of its kind may be under way at once; 0: nobody counts."""
+        if lane_key(message) is None:
+            return self._policy.width or 0
+        return 1 if self._policy.serial else 0
+
+    def _lane(self, message: Message) -> Lane:
+        lanes = self._lanes.setdefault(message.recipient, {})
+        key = lane_key(message)
+        lane = lanes.get(key)
+        if lane is None:
+            lane = lanes[key] = Lane(self._width(message))
+        return lane

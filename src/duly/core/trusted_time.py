@@ -1,0 +1,136 @@
+"""How far a clock can be trusted, and so what may be forgotten.
+
+The law: the floor never rises beyond time that can be trusted, so a clock that was wrong for a minute makes
+nothing stale. Trusted time is what the ledger held as such when it was opened, plus what has passed on the
+monotonic clock since. It lags when the machine was off, or when the ledger is new; then the wall clock is
+ahead of it, and what the wall clock shows is a *claim*. A claim is trusted when it was not contradicted for
+an hour: neither by this process, whose clock is then set back behind it, nor by another one on the same
+ledger, whose clock is still behind it. A process that does not live that long takes over the claim of an
+earlier one, if the clock is an hour further now. Lagging costs memory, since ids are kept longer; never a
+message.
+
+A floor that has risen too far all the same (a clock that was wrong for hours) can be mended: what is made
+after that moment is then fresh again, and what is older stays stale, since its id may have been forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from duly.core.units import HOUR, MINUTE
+
+CONFIRM: Final = HOUR
+DRIFT: Final = MINUTE
+"""Clocks are corrected by so much all the time, and processes restarted."""
+
+
+class Floor(Struct, frozen=True):
+    """What a ledger may have forgotten, and the time that it trusts (µs)."""
+
+    until: int = 0
+    """messages that could be accepted until then, or before, may have been forgotten"""
+    trusted: int = 0
+    claim: int = 0
+    """a later time that a clock has shown; 0: there is none"""
+    mended: int = 0
+    """when a floor that had risen too far was mended"""
+    barrier: int = 0
+    """how far that one had risen: up to there, only what was made after the mending is fresh"""
+
+    def covers(self, until: int, made: int) -> bool:
+        """Whether a message that could be accepted until then may have been forgotten."""
+        return until <= self.until or (until <= self.barrier and made <= self.mended)
+
+    @property
+    def top(self) -> int:
+        """Above it, nothing was ever forgotten."""
+        return max(self.until, self.barrier)
+
+    def mend(self, now: int, *, everything: bool = False) -> Floor:
+        """The floor of a clock that is right now. With `everything`, also what is older than the mending is
+        fresh again, though its id may have been forgotten."""
+        if self.until <= now and not (everything and self.barrier):
+            return self
+        until, trusted = min(self.until, now), min(self.trusted, now)
+        if everything:
+            return Floor(until, trusted)
+        return Floor(until, trusted, 0, now, max(self.barrier, self.until))
+
+
+class TrustedClock:
+    """What one process has seen of its clocks since it opened a ledger: the wall clock (`now`) and the
+    monotonic one (`steady`)."""
+
+    def __init__(self, now: int, steady: int, confirm: int = CONFIRM) -> None:
+        self._confirm = confirm
+        self._opened = (now, steady)
+        self._anchor: tuple[int, int] | None = None
+        """a trusted time, and what the monotonic clock showed then"""
+        self._claim: tuple[int, int] | None = None
+        """the claim that stands, and since when"""
+        self._first = True
+        self._mended = 0
+
+    def begin(self, floor: Floor) -> None:
+        """This is the floor that was stored when the ledger was opened."""
+        self._anchor = (floor.trusted, self._opened[1])
+        self._mended = floor.mended
+
+    def judge(self, floor: Floor, now: int, steady: int) -> Floor:
+        """The floor as it may stand now, given the one that is stored."""
+        reached = self._reached(floor, steady)
+        if now <= reached + DRIFT:
+            trusted, claim = self._in_step(now, reached, steady), 0
+        else:
+            trusted, claim = self._ahead(floor.claim, now, reached, steady)
+        self._first = False
+        trusted = max(floor.trusted, trusted)
+        return replace(floor, until=max(floor.until, min(now, trusted)), trusted=trusted, claim=claim)
+
+    def _reached(self, floor: Floor, steady: int) -> int:
+        """The time that can be trusted by what has passed since we last could."""
+        if floor.mended > self._mended:
+            self._anchor = self._claim = None
+            self._mended = floor.mended
+        time, then = self._anchor or (0, 0)
+        reached = time + steady - then
+        if self._anchor is None or floor.trusted > reached:
+            self._anchor, reached = (floor.trusted, steady), floor.trusted
+        return reached
+
+    def _in_step(self, now: int, reached: int, steady: int) -> int:
+        self._claim = None
+        trusted = min(now, reached + DRIFT)
+        if trusted >= reached - DRIFT:
+            self._anchor = (trusted, steady)
+        return trusted
+
+    def _ahead(self, stored: int, now: int, reached: int, steady: int) -> tuple[int, int]:
+        trusted = reached
+        if self._first and 0 < stored <= now - self._confirm:
+            trusted, stored = max(reached, stored), 0  # an earlier process's, never contradicted
+        claim, since = self._standing(stored, now, steady)
+        if steady - since >= self._confirm:
+            trusted = max(trusted, min(now, claim + steady - since))
+            self._claim = None
+            claim = 0
+            if now > trusted + DRIFT:
+                claim, _ = self._claim = (now, steady)
+        if trusted > reached:
+            self._anchor = (trusted, steady)
+        return trusted, claim
+
+    def _standing(self, stored: int, now: int, steady: int) -> tuple[int, int]:
+        """The claim that nobody has contradicted yet, and since when it stands."""
+        if self._first:
+            shown, opened = self._opened
+            if 0 < stored <= now:
+                self._claim = (stored, opened)
+            else:
+                self._claim = (shown, opened) if shown <= now else (now, steady)
+        elif self._claim is None or stored != self._claim[0] or now < stored:
+            self._claim = (stored if 0 < stored <= now else now, steady)
+        return self._claim

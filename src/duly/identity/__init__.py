@@ -1,0 +1,1 @@
+"""Accounts, people, tokens and keys: who a caller is and what it may do."""

@@ -1,0 +1,83 @@
+"""Who somebody is, by the token they show.
+
+The laws. Nobody guesses 32 random bytes: only those wait whose tokens are nobody's, or one device with an old
+token would lock out everybody else behind its address. A token that is not known is looked up in the ledger
+before it is refused. A hub that cannot ask the ledger lets nobody in.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from duly.core.networks import network_of
+from duly.core.units import SECOND
+from duly.errors import NotAllowed, NotAuthenticated, TooManyLogins
+from duly.identity.account_names import NAME
+from duly.identity.accounts import Accounts, Principal, Role
+from duly.identity.login_guard import LoginGuard
+from duly.identity.people import People
+from duly.identity.temporary_tokens import TemporaryTokens
+from duly.storage.ledger import Ledger
+
+LOCAL: Final = "local"
+"""The name of whoever may read the data folder."""
+
+
+class Authenticator:
+    """One hub's. `token` is the one in its notice, with which its data folder's owner is an admin."""
+
+    def __init__(
+        self, ledger: Ledger, accounts: Accounts, people: People, guard: LoginGuard, token: str
+    ) -> None:
+        self._ledger, self._accounts, self._people, self._guard = ledger, accounts, people, guard
+        self._token = token.encode()
+        self._borrowed = TemporaryTokens()
+
+    async def login(self, token: str | None, address: str) -> Principal:
+        """Who shows this token; raises `NotAuthenticated` or `TooManyLogins`. What cannot be a token, such as
+        text with control characters, is counted like a wrong one."""
+        if token is None:
+            raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
+        who = await self._who(token if token.isascii() and token.isprintable() else "", address)
+        if who.role is Role.NODE:
+            raise NotAllowed(f"{who.name} is a node: nodes talk over MQTT; 'duly add device' makes a device")
+        return who
+
+    async def _who(self, token: str, address: str) -> Principal:
+        if self._ledger.sole:
+            who = self._accounts.authenticate(token)
+            if who is not None:
+                return who
+        if secrets.compare_digest(token.encode(), self._token):
+            return Principal(LOCAL, Role.ADMIN)
+        now = self._ledger.clock.now()
+        borrowed = self._borrowed.owner(token, now)
+        if borrowed is not None:
+            await self._accounts.confirm(borrowed)
+            return borrowed
+        return await self._look_up(token, network_of(address), now)
+
+    async def _look_up(self, token: str, network: str, now: int) -> Principal:
+        known = self._accounts.authenticate(token) is not None or self._people.has_seen(token)
+        give_back = None if known else self._guard.look(network, now)
+        if known or give_back is not None:
+            who = await self._accounts.identify(token) or await self._people.recognise(token)
+            if who is not None:
+                if give_back is not None:
+                    give_back()
+                return who
+        wait = self._guard.wrong_token(network, now)
+        if wait:
+            seconds = -(-wait // SECOND)
+            raise TooManyLogins(f"too many wrong tokens from {network}; try again in {seconds} s", wait)
+        raise NotAuthenticated("this token is not known; 'duly add' makes one")
+
+    async def lend(self, name: str) -> str:
+        """A token with which to be an account for a while."""
+        role = await self._accounts.look(name) if NAME.fullmatch(name) else None
+        if role is None:
+            raise NotAllowed(f"there is no {name}; 'duly add' it first")
+        await self._accounts.confirmed(name)
+        who = Principal(name, role, epoch=self._accounts.epoch(name))
+        return self._borrowed.lend(who, self._ledger.clock.now())

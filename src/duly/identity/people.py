@@ -1,0 +1,268 @@
+"""People: register, log in, and be logged in on several devices at once.
+
+The laws. A password is kept as argon2id, worked out beside the event loop a few at a time (`hash_queue`). A
+login is a session with a token of its own, of which only the SHA-256 is kept; it counts as long as its row is
+there and its account is in the epoch in which it was made, so that one write ends them all: another
+password, or logging out everywhere. Wrong name and wrong password are answered alike and take as long;
+`LoginGuard` counts every try before its password is looked at.
+
+A session's token names its owner, so that any hub finds it in the ledger by one look. Where other hubs write
+the ledger too, every session is looked up each time it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from msgspec import Struct
+from msgspec.structs import replace
+
+from duly.core.networks import network_of
+from duly.core.operations import CheckItem, DropItem, PutItem
+from duly.errors import Conflict, DulyError, Malformed, NotAllowed, NotAuthenticated
+from duly.identity.account_names import NAME, check_account_name
+from duly.identity.accounts import PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
+from duly.identity.hash_queue import HashQueue
+from duly.identity.login_guard import LoginGuard, pair_of
+from duly.storage.ledger import Ledger
+
+PASSWORD_LEAST: Final = 8
+PASSWORD_MOST: Final = 1_024
+SESSIONS_KEPT: Final = 50
+"""Of one person: the oldest login ends when there are more."""
+_VERSION: Final = (VERSIONS, "sessions")
+
+
+class LoginSession(Struct, frozen=True):
+    """A session as it lies on its owner's bucket, under the SHA-256 of its token."""
+
+    created: int
+    device: str = ""
+    """what its owner calls it"""
+    epoch: int = 0
+    """its account's when it was made; 0: made before accounts had epochs"""
+    pair: str = ""
+    """a digest of the account and the network it was made from"""
+
+
+class People:
+    """Those who log in with a password. `open_`: strangers may register themselves. `ended(name, device)` is
+    called when a login of somebody ends here; an empty device stands for all of them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        accounts: Accounts,
+        guard: LoginGuard,
+        *,
+        open_: bool,
+        hasher: PasswordHasher | None = None,
+        ended: Callable[[str, str], None] = lambda name, device: None,
+    ) -> None:
+        self._ledger = ledger
+        self._accounts = accounts
+        self._guard = guard
+        self._open = open_
+        self._hasher = hasher or PasswordHasher()
+        self._hashing = HashQueue()
+        self._ended = ended
+        self._version: bytes | None = None
+        self._known: dict[bytes, Principal] = {}
+        """sessions that were seen here; of a ledger that others write too, each is looked up again"""
+        self._decoy = ""
+
+    def close(self) -> None:
+        self._hashing.close()
+
+    # ── by password ──────────────────────────────────────────────────────────────────────────────
+
+    async def register(self, name: str, password: str, address: str, *, trusted: bool = False) -> None:
+        """Make a user. `trusted`: an admin does it, also where strangers may not."""
+        if not (self._open or trusted):
+            raise NotAllowed("nobody may register here by themselves; ask whoever runs this hub")
+        check_account_name(name)
+        _check_password(password)
+        network = network_of(address)
+        if not trusted:
+            self._guard.register(network, self._now())
+        if await self._accounts.look(name, f"register {network}") is not None:
+            raise Conflict(f"the name {name!r} is taken; choose another")
+        hashed = await self._hashing.run(lambda: self._hasher.hash(password), network, first=trusted)
+        await self._accounts.register(name, hashed)
+
+    async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
+        """The token of a new session."""
+        network = network_of(address)
+        known = await self._was_here(name, network)
+        row = await self._judge(name, password, network, known=known)
+        if row is None:
+            raise NotAuthenticated("the name or the password is wrong")
+        self._guard.learn(name, network)
+        return await self._enter(name, row, device, pair_of(name, network))
+
+    async def let_in(self, name: str, device: str = "") -> str:
+        """The token of a new session, for whoever has shown otherwise that they may."""
+        await self._accounts.confirmed(name)
+        return await self._enter(name, self._accounts.row(name), device)
+
+    async def change_password(self, name: str, old: str, new: str, address: str) -> None:
+        """Another password. All sessions end: whoever changes it may have a reason."""
+        _check_password(new)
+        network = network_of(address)
+        if await self._judge(name, old, network, known=True) is None:
+            raise NotAuthenticated("the password is wrong")
+        hashed = await self._hashing.run(lambda: self._hasher.hash(new), network, first=True)
+        await self._accounts.set_password(name, hashed)
+        await self._clear(name)
+
+    async def _was_here(self, name: str, network: str) -> bool:
+        """Whether the account has logged in from this network before."""
+        if self._guard.knows(name, network):
+            return True
+        if not NAME.fullmatch(name):
+            return False
+        pair = pair_of(name, network)
+        logins = (await self._ledger.bucket(sessions(name))).values()
+        return any(msgspec.json.decode(body, type=LoginSession).pair == pair for body in logins)
+
+    async def _judge(self, name: str, password: str, network: str, *, known: bool) -> CheckItem | None:
+        """The account that this is the password of; None if it is not. The try is counted first."""
+        give_back = self._guard.begin(name, network, self._now(), known=known)
+        try:
+            if NAME.fullmatch(name):
+                await self._accounts.confirmed(name)
+            row, stored = self._accounts.row(name), self._accounts.password_of(name)
+            right = await self._hashing.run(lambda: self._is(stored, password), network, first=known)
+        except DulyError:
+            give_back()  # nothing was looked at
+            raise
+        if right:
+            give_back()
+        return row if right else None
+
+    def _is(self, stored: str, password: str) -> bool:
+        """Whether it is the password; in a thread. A name that nobody has costs the same, or the time would
+        tell who is here."""
+        if not self._decoy:
+            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
+        try:
+            self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
+            return bool(stored)
+        except (VerificationError, InvalidHashError):
+            return False
+
+    async def _enter(self, name: str, row: CheckItem, device: str, pair: str = "") -> str:
+        """Begin a session, if the account still is as it was judged."""
+        token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
+        login = LoginSession(self._now(), device[:100], self._accounts.epoch(name), pair)
+        surplus = await self._surplus(name)
+        also = [DropItem(sessions(name), key) for key in surplus]
+        begin = PutItem(sessions(name), digest(token).hex(), msgspec.json.encode(login))
+        news = [_news()] if surplus else []
+        if not (await self._ledger.write(replace(row, then=(begin, *also, *news))))[0]:
+            raise NotAuthenticated("the account was changed at this moment; log in again")
+        for key in surplus:
+            self._known.pop(bytes.fromhex(key), None)
+            self._ended(name, _device(key))
+        return token
+
+    async def _surplus(self, name: str) -> list[str]:
+        """The sessions that end when there is one more, the oldest first."""
+        logins = await self._ledger.bucket(sessions(name))
+        oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=LoginSession).created)
+        return oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]
+
+    # ── by token ─────────────────────────────────────────────────────────────────────────────────
+
+    def has_seen(self, token: str) -> bool:
+        """Whether this session was shown here before."""
+        return digest(token) in self._known
+
+    async def recognise(self, token: str) -> Principal | None:
+        """Whose session this is."""
+        name, colon, _ = token.removeprefix(PREFIX).rpartition(":")
+        if not colon or not NAME.fullmatch(name):
+            return None
+        key = digest(token)
+        who = self._known.get(key)
+        if who is None or not self._ledger.sole:
+            read = self._accounts.items.get((sessions(name), key.hex()))
+            (body,), _ = await asyncio.gather(read, self._accounts.confirmed(name))
+            who = self._owner(name, key, body)
+        if who is None or not self._accounts.stands(who):
+            self._known.pop(key, None)
+            return None
+        self._known[key] = who
+        return who
+
+    def _owner(self, name: str, key: bytes, body: bytes | None) -> Principal | None:
+        if body is None:
+            return None
+        epoch = msgspec.json.decode(body, type=LoginSession).epoch or self._accounts.born(name)
+        return Principal(name, Role.USER, _device(key.hex()), epoch, key.hex())
+
+    async def log_out(self, token: str) -> bool:
+        """End one session; whether there was one."""
+        name, key = token.removeprefix(PREFIX).rpartition(":")[0], digest(token)
+        self._known.pop(key, None)
+        gone, *_ = await self._ledger.write(DropItem(sessions(name), key.hex()), _news())
+        self._ended(name, _device(key.hex()))
+        return bool(gone)
+
+    async def log_out_everywhere(self, name: str) -> int:
+        """End all sessions of somebody; how many there were."""
+        await self._accounts.void_logins(name)
+        return await self._clear(name)
+
+    async def _clear(self, name: str) -> int:
+        """Forget sessions that are void."""
+        void = await self._ledger.bucket(sessions(name))
+        if void:
+            await self._ledger.write(*(DropItem(sessions(name), key) for key in void), _news())
+        self._known = {key: who for key, who in self._known.items() if who.name != name}
+        self._ended(name, "")
+        return len(void)
+
+    async def catch_up(self) -> frozenset[Principal]:
+        """`refresh`, if any session has ended since: one small read, to be asked often."""
+        (version,) = await self._accounts.items.get(_VERSION)
+        return frozenset() if version == self._version else await self.refresh()
+
+    async def refresh(self) -> frozenset[Principal]:
+        """Ask for the sessions seen here again; which have ended remote: hang up on them."""
+        version = await self._ledger.item(*_VERSION)  # first: what ends while we read is read again
+        known = list(self._known.items())
+        found = await self._ledger.items([(sessions(who.name), key.hex()) for key, who in known])
+        ended = [
+            (key, who)
+            for (key, who), login in zip(known, found, strict=True)
+            if login is None or not self._accounts.stands(who)
+        ]
+        for key, _ in ended:
+            self._known.pop(key, None)
+        self._version = version
+        return frozenset(who for _, who in ended)
+
+    def _now(self) -> int:
+        return self._ledger.clock.now()
+
+
+def _device(key: str) -> str:
+    """What a session is called among its owner's, by its name on the bucket."""
+    return key[:12]
+
+
+def _news() -> PutItem:
+    """That sessions have ended."""
+    return PutItem(*_VERSION, secrets.token_bytes(8))
+
+
+def _check_password(password: str) -> None:
+    if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
+        raise Malformed(f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters; choose another")

@@ -1,0 +1,1 @@
+"""What runs the pure core: the engine, clocks, supervised tasks, files."""

@@ -1,0 +1,539 @@
+"""The engine: the only loop. Input → core → grouped commit → perform; one timer.
+
+The laws. Nothing is performed before what it rests on is committed, and effects are performed in the
+order of their events. While a group is being flushed the next events are handled and gather, and they are
+flushed while the first are being answered: load makes the groups larger, not the wait longer. At most one
+commit is under way. What waits is bounded, and senders take turns: who floods waits, or is told that it is
+full, and delays nobody else.
+
+If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
+away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
+performs what was taken in, and leaves the rest where it is: in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from duly.core.fair_queue import NO_SENDER, FairQueue
+from duly.core.messages import Answer, Message, Verdict
+from duly.core.operations import OpenDelivery, Results
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
+from duly.core.units import MS, SECOND
+from duly.errors import LedgerError, Overloaded, ProgramError, Stopped
+from duly.storage.ledger import Ledger
+
+CAPACITY: Final = 10_000
+"""Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
+
+SHARE: Final = 1_000
+"""Of one sender. What others send is taken in turns with it."""
+
+LET_IN: Final = 16
+"""Of one sender at once, when there is room again."""
+
+GROUP: Final = 500
+"""Most steps in one commit: more would hardly be cheaper, and everybody waits for it."""
+
+GROUP_BYTES: Final = 8 * 1024 * 1024
+"""About the most that messages in one commit hold together."""
+
+CLOCK_STEP: Final = SECOND
+"""The wall clock was set, if it has moved this much against the monotonic one; less is its ordinary drift."""
+
+RECOVERY: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
+"""How often a ledger that failed is asked again."""
+
+
+class Machine(Protocol):
+    """What the engine drives: an inbox, an outbox, an application made of them."""
+
+    @property
+    def channel(self) -> str: ...
+    def handle(self, event: Event, now: int) -> list[Todo]: ...
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]: ...
+    def wake(self, now: int) -> list[Todo]: ...
+    def next_wake(self) -> int | None: ...
+    def shift(self, by: int) -> None: ...
+    def restore(
+        self,
+        open_: Sequence[OpenDelivery],
+        ended: Sequence[Ended],
+        marks: Mapping[str, tuple[int, int]],
+        now: int,
+    ) -> list[Todo]: ...
+    @property
+    def keys(self) -> list[bytes]:
+        """What is under way here."""
+        ...
+
+    def unable(self, event: Event) -> list[Effect]: ...
+
+
+_Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
+"""An event, and whom to tell when it is committed."""
+
+
+class _Group:
+    """Steps that are committed together, and the events they came from."""
+
+    __slots__ = ("_commit", "attached", "size", "steps", "taken")
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.taken: list[_Taken] = []
+        self.size = 0
+        """bytes of the messages in it"""
+        self.attached: list[Event] = []
+        """messages that need no step of their own: they share what becomes of another"""
+        self._commit: asyncio.Future[list[Results]] | None = None
+
+    def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
+        """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
+        try:
+            self._commit = asyncio.ensure_future(ledger.commit([step.writes for step in self.steps]))
+        except Stopped as closed:
+            self._commit = asyncio.get_running_loop().create_future()
+            self._commit.set_exception(closed)
+        self._commit.add_done_callback(lambda _: through())
+
+    @property
+    def through(self) -> bool:
+        return self._commit is not None and self._commit.done()
+
+    @property
+    def problem(self) -> LedgerError | None:
+        """Why it could not be committed. What is not the ledger's trouble is a bug, and raised."""
+        assert self._commit is not None
+        error = self._commit.exception()
+        if error is not None and not isinstance(error, LedgerError):
+            raise error
+        return error
+
+    @property
+    def results(self) -> list[Results]:
+        assert self._commit is not None
+        return self._commit.result()
+
+    async def settled(self) -> bool:
+        """Whether the ledger has it, once that is decided."""
+        if self._commit is None:
+            return False
+        await asyncio.wait({self._commit})
+        return not self._commit.cancelled() and self._commit.exception() is None
+
+    def abandon(self) -> None:
+        """Nobody wants to know any more."""
+        if self._commit is not None and not self._commit.cancel() and not self._commit.cancelled():
+            self._commit.exception()  # asyncio need not complain that nobody looked
+
+
+class Engine:
+    """Drives one machine on one ledger.
+
+    `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
+    before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
+    restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
+    take turns; otherwise everything is handled in the order it came, whoever it is from.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        ledger: Ledger,
+        perform: Callable[[Effect], None],
+        *,
+        capacity: int = CAPACITY,
+        fair: bool = False,
+        recall: Callable[[], Awaitable[None]] | None = None,
+        ours: Callable[[], Awaitable[list[OpenDelivery]]] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._ledger = ledger
+        self._perform = perform
+        self._recall = recall
+        self._ours = ours
+        self._events: FairQueue[_Taken] = FairQueue(capacity=capacity, share=SHARE)
+        self._fair = fair
+        self._gathering = _Group()
+        """what has been handled while another group is being flushed"""
+        self._flushing: _Group | None = None
+        self._bugs = 0
+        """how often it has died since it last committed something"""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """senders whose share is full, each in the order they came"""
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """when it rings"""
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._ahead: int | None = None
+        """wall clock minus monotonic clock"""
+        self._failures = 0
+        self._idle = False
+        """nothing is being flushed: only news or the timer ends this sleep"""
+        self.down: Exception | None = None
+        """why nothing can be committed now; None when all is well"""
+
+    # ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Rebuild the machine from the ledger and begin."""
+        todo = await self._restore()
+        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+
+    def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
+        """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
+
+        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
+        """
+        if self._stopping or self._task is None or self._task.done():
+            self._check_running()
+        sender, size = NO_SENDER, 0
+        if type(event) is Arrived:
+            message = event.message
+            size = len(message.body)
+            if self._fair:
+                sender = message.scope
+        gathered = len(self._gathering.taken)
+        if sender in self._waiting or not self._events.offer(sender, (event, committed), size, gathered):
+            whose = f" of {sender}" if sender else ""
+            raise Overloaded(f"{len(self._events)} events{whose} are waiting; try again later")
+        self._news.set()
+
+    async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
+        """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
+        sender = self._sender(event)
+        if sender in self._waiting or self._room(sender) <= 0:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting = self._waiting.setdefault(sender, deque())
+            waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in waiting:
+                    waiting.remove(turn)
+                else:
+                    self._make_room()  # it was our turn: the next one's now
+                raise
+        self._check_running()
+        self._push(sender, event, committed)
+
+    async def stop(self) -> None:
+        """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
+        self._stopping = True
+        self._make_room()
+        self._news.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._cancel_timer()
+
+    def now(self) -> int:
+        """The time, for what an application does to its machine between two steps.
+
+        If the wall clock was set, the machine's timers are moved first: a timer that is set by this time is
+        not moved once more by a step of the clock that the loop has not noticed yet.
+        """
+        return self._look_at_the_clock()
+
+    def nudge(self) -> None:
+        """Look at the machine's next wake again: it has changed between two steps.
+
+        Whatever sets a timer outside `handle`, `wake`, `restore` and a step's `done` calls this; without it
+        the loop sleeps until something else happens.
+        """
+        self._news.set()
+
+    @property
+    def sleeps_past_a_timer(self) -> bool:
+        """Whether the loop sleeps beyond its machine's next wake, which is always a bug. For checkers."""
+        wake = self._machine.next_wake()
+        if not self._idle or self._news.is_set() or wake is None or self._ahead is None:
+            return False
+        due = (wake - self._ahead + CLOCK_STEP) / SECOND
+        return self._timer is None or self._due > due
+
+    async def wait(self) -> None:
+        """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def live(self) -> None:
+        """Wait like `wait`, and first start the engine again if a bug has ended it: for a supervisor."""
+        if self._task is not None and self._task.done() and not self._stopping:
+            await self._revive()
+        await self.wait()
+
+    def kill(self) -> None:
+        """End without finishing anything, as a crash would."""
+        self._stopping = True
+        self._events.clear()
+        self._cancel_timer()
+        if self._task is not None:
+            self._task.cancel()
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, todo: list[Todo]) -> None:
+        machine = self._machine
+        flushing: _Group | None = None
+        try:
+            while True:
+                gathering = self._gathering
+                self._perform_effects(todo, gathering)
+                now = self._look_at_the_clock()
+                events, steps = self._events, gathering.steps
+                for _ in range(min(len(events), CAPACITY - len(gathering.taken))):
+                    if len(steps) >= GROUP or gathering.size >= GROUP_BYTES:
+                        break
+                    taken = events.popleft()
+                    gathering.taken.append(taken)
+                    event = taken[0]
+                    todo = self._handle(event, now)
+                    if todo:
+                        self._perform_effects(todo, gathering)
+                    if type(event) is Arrived:
+                        gathering.size += len(event.message.body)
+                        if not todo:
+                            gathering.attached.append(event)
+                todo = []
+                if self._waiting:
+                    self._make_room()
+                wake = machine.next_wake()
+                if wake is not None and wake <= now:
+                    self._perform_effects(machine.wake(now), gathering)
+                if flushing is None or flushing.through:
+                    flushed, flushing = flushing, None
+                    self._flushing = None
+                    if flushed is not None and flushed.problem is not None:
+                        todo = await self._recover(flushed, flushed.problem)
+                        continue
+                    self._gathering = _Group()
+                    if self._waiting:
+                        self._make_room()
+                    if gathering.steps:
+                        flushing = self._flushing = gathering
+                        flushing.commit(self._ledger, self._news.set)
+                    else:
+                        _tell(gathering)
+                    if flushed is not None:
+                        self._perform_effects(self._follow_up(flushed), self._gathering)
+                        if flushing is None and self._gathering.steps:
+                            continue
+                if flushing is None:
+                    if self._stopping and not self._events:
+                        return
+                    self._set_timer(machine.next_wake(), now)
+                self._idle = flushing is None
+                await self._news.wait()
+                self._news.clear()
+                self._idle = False
+        finally:
+            self._idle = False
+            if flushing is not None and self._stopping:
+                flushing.abandon()
+
+    def _look_at_the_clock(self) -> int:
+        """The time; if the wall clock was set, the machine's timers move with it: they measure lengths."""
+        now = self._ledger.clock.now()
+        ahead = now - round(asyncio.get_running_loop().time() * SECOND)
+        if self._ahead is None:
+            self._ahead = ahead
+        elif abs(ahead - self._ahead) > CLOCK_STEP:
+            self._machine.shift(ahead - self._ahead)
+            self._ahead = ahead
+        return now
+
+    def _handle(self, event: Event, now: int) -> list[Todo]:
+        if type(event) is Arrived:
+            known = self._ledger.recall(event.message, now)
+            if known is not None and known.state is not None and known.state.terminal:
+                return self._machine.repeated(event.message, known, event.origin, now)
+        return self._machine.handle(event, now)
+
+    def _follow_up(self, group: _Group) -> list[Todo]:
+        """A group is committed: what its steps say follows."""
+        self._failures = self._bugs = 0
+        _tell(group)
+        now = self._ledger.clock.now()
+        todo: list[Todo] = []
+        for step, results in zip(group.steps, group.results, strict=True):
+            todo += step.done(results, now)
+        return todo
+
+    def _perform_effects(self, todo: Iterable[Todo], group: _Group) -> None:
+        """Perform what needs no commit; the rest joins the group that is gathering."""
+        steps, perform = group.steps, self._perform
+        for item in todo:
+            if isinstance(item, Step):
+                steps.append(item)
+            else:
+                perform(item)
+
+    # ── when the ledger fails ────────────────────────────────────────────────────────────────────
+
+    async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
+        self.down = problem
+        gathered, self._gathering = self._gathering, _Group()
+        self._withdraw(failed, gathered)
+        # What a recipient or a handler said is not said again: it waits for the ledger.
+        taken = failed.taken + gathered.taken
+        self._events.put_back(each for each in taken if not isinstance(each[0], Arrived))
+        while not self._stopping:
+            self._failures += 1
+            await self._rest(RECOVERY.delay(self._failures, b"") or 0)
+            try:
+                todo = await self._restore_meanwhile()
+            except LedgerError as still:
+                self.down = still
+            else:
+                self.down = None
+                return todo
+        self._refuse_arrivals()
+        self._events.clear()
+        return []
+
+    async def _restore_meanwhile(self) -> list[Todo]:
+        """Rebuild the machine; a ledger that does not answer may take its time, who comes meanwhile is told
+        at once."""
+        restoring = asyncio.ensure_future(self._restore())
+        restoring.add_done_callback(lambda _: self._news.set())
+        try:
+            while not restoring.done():
+                self._refuse_arrivals()
+                await self._news.wait()
+                self._news.clear()
+            return restoring.result()
+        finally:
+            restoring.cancel()
+
+    def _withdraw(self, *groups: _Group) -> None:
+        """Nothing came of these: tell those who wait to try again."""
+        for group in groups:
+            for step in group.steps:
+                for effect in step.failed:
+                    self._perform(effect)
+            for event in group.attached:
+                for effect in self._machine.unable(event):
+                    self._perform(effect)
+
+    async def _revive(self) -> None:
+        """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
+        more, unless the engine died of that already: then it is left out, so that one event cannot end it
+        for ever."""
+        groups = [group for group in (self._flushing, self._gathering) if group is not None]
+        self._flushing, self._gathering = None, _Group()
+        self._bugs += 1
+        self.down = ProgramError("a bug has ended the engine; it is being started again")
+        again: list[_Taken] = []
+        for group in groups:
+            if await group.settled() or self._bugs > 1:
+                _tell(group)  # if only so that a broker does not send it again, for ever
+            else:
+                again += [each for each in group.taken if not isinstance(each[0], Arrived)]
+        self._events.put_back(again)
+        self._withdraw(*groups)
+        todo = await self._restore()
+        self.down = None
+        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+
+    async def _rest(self, lasts: int) -> None:
+        """Leave the ledger alone for a while; who comes meanwhile is told at once."""
+        loop = asyncio.get_running_loop()
+        over = loop.time() + lasts / SECOND
+        while not self._stopping and loop.time() < over:
+            self._refuse_arrivals()
+            timer = loop.call_at(over, self._news.set)
+            await self._news.wait()
+            self._news.clear()
+            timer.cancel()
+
+    def _refuse_arrivals(self) -> None:
+        """Nothing can be stored now: say so at once instead of letting senders wait."""
+        waiting = list(self._events)
+        self._events.clear()
+        for event, committed in waiting:
+            if isinstance(event, Arrived):
+                for effect in self._machine.unable(event):
+                    self._perform(effect)
+            else:
+                self._events.append(NO_SENDER, (event, committed))
+        self._make_room()
+
+    async def _restore(self) -> list[Todo]:
+        ledger, machine = self._ledger, self._machine
+        if self._recall is not None:
+            await self._recall()
+        open_ = await (self._ours() if self._ours else ledger.open_deliveries(machine.channel))
+        marks = await ledger.marks()
+        still = {item.message.key for item in open_}
+        ended: list[Ended] = []
+        for key in machine.keys:
+            # A commit that failed may have gone through all the same; whoever waits must still hear of it.
+            record = None if key in still else await ledger.find(key)
+            if record is not None and record.state.terminal:
+                ended.append(Ended(key, record.state, record.answer or Answer()))
+        return machine.restore(open_, ended, marks, ledger.clock.now())
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────────
+
+    def _push(self, sender: str, event: Event, committed: Callable[[], None] | None) -> None:
+        size = len(event.message.body) if type(event) is Arrived else 0
+        self._events.append(sender, (event, committed), size)
+        self._news.set()
+
+    def _sender(self, event: Event) -> str:
+        """Whose share of the queue an event takes."""
+        return event.message.scope if self._fair and type(event) is Arrived else NO_SENDER
+
+    def _room(self, sender: str) -> int:
+        room = self._events.room(sender)
+        return room - len(self._gathering.taken) if sender == NO_SENDER else room
+
+    def _make_room(self) -> None:
+        """Let in those who wait, as far as there is room for them now; a few at a time, since their
+        messages may be large. When we stop, all of them: they are told."""
+        for sender, waiting in list(self._waiting.items()):
+            room = len(waiting) if self._stopping else min(self._room(sender), LET_IN)
+            while waiting and room > 0:
+                turn = waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    room -= 1
+            if not waiting:
+                del self._waiting[sender]
+
+    def _check_running(self) -> None:
+        if self._stopping or self._task is None or self._task.done():
+            raise Stopped("this engine is not running; nothing was taken in, try again remote or later")
+
+    def _set_timer(self, wake: int | None, now: int) -> None:
+        """Wake up then at the latest. A timer that rings too early is left alone: most of what is waited for
+        comes before it is due, so setting it anew each time would be for nothing."""
+        if wake is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0, wake - now) / SECOND
+        if self._timer is None or due < self._due:
+            self._cancel_timer()
+            self._timer, self._due = loop.call_at(due, self._ring), due
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._news.set()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _tell(group: _Group) -> None:
+    for _, committed in group.taken:
+        if committed is not None:
+            committed()

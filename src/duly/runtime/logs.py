@@ -1,0 +1,40 @@
+"""Logs that input cannot flood: of each kind at most one record a second is written.
+
+A kind is the place that logs and the type of what went wrong. The next record of a kind says how many were
+left out before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+EVERY: Final = 1.0
+KINDS: Final = 1_000
+"""Kinds that are remembered."""
+
+
+class RateLimitedLog(logging.Filter):
+    """Lets one record of each kind through in `every` seconds; add it to a logger."""
+
+    def __init__(self, every: float = EVERY, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._every = every
+        self._now = now
+        self._kinds: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        problem = record.exc_info[0] if record.exc_info else None
+        kind = (record.name, record.levelno, str(record.msg)[:200], problem)
+        now = self._now()
+        last, left_out = self._kinds.pop(kind, (float("-inf"), 0))
+        wanted = now - last >= self._every
+        self._kinds[kind] = (now, 0) if wanted else (last, left_out + 1)
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+        if wanted and left_out:
+            record.msg = f"{record.msg} (and {left_out} more of this kind before it)"
+        return wanted

@@ -1,0 +1,1 @@
+"""The hub: all parts put together, started and stopped in order."""

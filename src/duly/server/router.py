@@ -1,0 +1,187 @@
+"""The router: where frames come in, from WebSocket and HTTP alike, and which application gets them.
+
+The laws. A frame goes to the one application that knows its type; a connection belongs to the application of
+its owner's role, which greets it. What is wrong with a frame is answered with a `server_ack` and recorded,
+never raised: nobody's mistake is anybody else's trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from duly.core.messages import Verdict, Word
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
+from duly.identity.accounts import Principal, Role
+from duly.runtime.audit import AuditLog
+from duly.wire import frames
+from duly.wire.frames import Frame, ServerCode
+from duly.wire.session import Session
+
+UNABLE: Final = (LedgerError, Overloaded, Stopped)
+"""What is nobody's mistake: the frame may be sent again, as it is."""
+WATCH = "watch"
+"""An admin's wish to see everything as it happens."""
+
+
+class RoutedApp(Protocol):
+    """What the hub is for: the gateway, chat, alerts."""
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """Whose connections are greeted here."""
+        ...
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The frames that are understood here; who may send them is decided here, too."""
+        ...
+
+    # prompt: frozenset[str], if there are any: types that `receive` only hands over to an engine, so that an
+    # array of them needs no task for each.
+    # open: bool, if other types than those are taken, too, from those whose connections are greeted here.
+    # refused(who, seq_id), if there is something to do when a frame was refused before it got here.
+
+    async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
+        """Somebody has authenticated: greet them with a `welcome`, and give them what they missed."""
+        ...
+
+    def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        """A frame. Whether a `server_ack` for it is pushed to the session: not every frame gets one.
+        Said at once, or when awaited, if it takes a commit or has to wait for something. Raises `SenderError`
+        for what is wrong with the frame."""
+        ...
+
+    async def disconnected(self, session: Session, who: Principal) -> None: ...
+
+    def dismiss(self, name: str) -> None:
+        """Hang up on everybody of this name: they are no longer who they were let in as."""
+        ...
+
+
+class Router:
+    """One hub's."""
+
+    def __init__(self, journal: AuditLog, applications: Iterable[RoutedApp]) -> None:
+        self._journal = journal
+        self._applications = list(applications)
+        self._by_role = {role: app for app in self._applications for role in app.roles}
+        self._by_type = {type_: app for app in self._applications for type_ in app.types}
+        # A type that several know means what the application of its sender's role says it means.
+        self._own = {
+            role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()
+        }
+        self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
+
+    async def connected(
+        self, session: Session, who: Principal, cursors: dict[str, int] | None = None
+    ) -> None:
+        await self._by_role[who.role].connected(session, who, cursors)
+
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        if session in self._journal.watchers:
+            self._journal.watchers.remove(session)
+        await self._by_role[who.role].disconnected(session, who)
+
+    def dismiss(self, name: str) -> None:
+        for application in self._applications:
+            application.dismiss(name)
+
+    async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
+        """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
+        commits: list[Coroutine[Any, Any, object]] = []
+        for session, raw in zip(sessions, raws, strict=True):
+            seq_id: str | int | None = None
+            try:
+                frame = frames.decode(raw)
+                seq_id = frame.seq_id
+                if frame.type in self._prompt:
+                    await settled(self._by_type[frame.type].receive(session, who, frame))
+                elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
+                    await settled(self._take(session, who, frame))  # a command of another type: in its turn
+                else:
+                    commits.append(self._answered(session, who, frame))
+            except SenderError as problem:
+                commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
+            except UNABLE as problem:
+                _unable(session, seq_id, problem)
+        # What may take a commit of its own shares one.
+        if len(commits) == 1:
+            await commits[0]
+        elif commits:
+            await asyncio.gather(*commits)
+
+    async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
+        if not await settled(self._take(session, who, frame)):
+            session.push(_TAKEN)
+
+    def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
+        """A frame from somebody who has authenticated. Whether it gets a `server_ack`: at once, or when
+        awaited. Most frames are only handed over to an engine, and need no coroutine for that."""
+        try:
+            frame = frames.decode(raw)
+        except SenderError as problem:
+            return self._refuse(session, who, frames.seq_id_in(raw), problem)
+        return self._take(session, who, frame)
+
+    def _take(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        seq_id = frame.seq_id
+        try:
+            application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
+            if application is not None:
+                said = application.receive(session, who, frame)
+                return said if isinstance(said, bool) else self._wait(session, who, seq_id, said)
+            if frame.type != WATCH:
+                raise Malformed(f"there is no frame type {frame.type[:80]!r} for a {who.role.value}")
+            if who.role is not Role.ADMIN:
+                raise Malformed(f"a {who.role.value} cannot send {WATCH!r}")
+            self._journal.watchers.append(session)
+            return False
+        except SenderError as problem:
+            return self._refuse(session, who, seq_id, problem)
+        except UNABLE as problem:
+            return _unable(session, seq_id, problem)
+
+    def _other(self, who: Principal, type_: str) -> RoutedApp | None:
+        """Who takes a type that no application names."""
+        application = self._by_role[who.role]
+        return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
+
+    async def _wait(
+        self, session: Session, who: Principal, seq_id: str | None, said: Awaitable[bool]
+    ) -> bool:
+        try:
+            return await said
+        except SenderError as problem:
+            return await self._refuse(session, who, seq_id, problem)
+        except UNABLE as problem:
+            return _unable(session, seq_id, problem)
+
+    async def _refuse(
+        self, session: Session, who: Principal, seq_id: str | int | None, problem: SenderError
+    ) -> bool:
+        verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
+        note = getattr(self._by_role.get(who.role), "refused", None)
+        if note is not None and isinstance(seq_id, str):
+            note(who, seq_id)
+        known = "" if seq_id is None else str(seq_id)
+        await self._journal.refuse(who.name, known, problem.word, str(problem))
+        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+        return True
+
+
+def _unable(session: Session, seq_id: str | int | None, problem: DulyError) -> bool:
+    word = problem.word if isinstance(problem, RateLimited) else "internal"
+    said = frames.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait)
+    session.push(frames.encode(said))
+    return True
+
+
+async def settled(said: bool | Awaitable[bool]) -> bool:
+    """What was said at once, or is when awaited."""
+    return said if isinstance(said, bool) else await said
+
+
+_TAKEN = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
+"""What a device tells is stored by now; on a WebSocket it would not be answered."""

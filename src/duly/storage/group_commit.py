@@ -1,0 +1,144 @@
+"""Group commit: what callers hand over while one flush is under way becomes the next flush.
+
+The laws. At most one flush is under way. Everyone who is ready in one turn of the loop shares a flush,
+since it costs the same for one message as for a thousand. What was handed over is carried out and learned
+from, whether or not its caller still waits. Nobody commits from within a transaction of the same ledger:
+they would wait for themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import ClassVar, Final
+
+from duly.core.operations import Group, Result, Results, Write
+from duly.errors import ProgramError, Stopped
+
+GROUP_LIMIT: Final = 4_096
+"""Most groups in one flush, so that a flood does not delay its own first answer."""
+
+
+class CommitBatch:
+    """What one caller handed over, and what came of it: `results`, or an `error`."""
+
+    __slots__ = ("applied", "error", "future", "groups", "results")
+
+    alone: ClassVar[bool] = False
+    """It is flushed by itself."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self.future: asyncio.Future[list[Results]] = asyncio.get_running_loop().create_future()
+        self.results: list[Results] = []
+        self.applied: list[tuple[Write, Result]] = []
+        """the writes that were carried out, each with its result; at least those that memory learns from"""
+        self.error: Exception | None = None
+
+
+class _Within:
+    """The transaction some code runs in. Tasks started there inherit it and may outlive it."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: GroupCommit) -> None:
+        self.of: GroupCommit | None = of
+
+
+_within: ContextVar[_Within | None] = ContextVar("duly_transaction", default=None)
+
+
+class GroupCommit:
+    """Collects batches and starts flushes. `start` carries one out and then has `flushed` called, on the
+    loop; `learn` hears of every write that was committed."""
+
+    def __init__(
+        self,
+        start: Callable[[list[CommitBatch]], object],
+        learn: Callable[[Sequence[tuple[Write, Result]]], None],
+    ) -> None:
+        self._start = start
+        self._learn = learn
+        self._waiting: list[CommitBatch] = []
+        self._under_way = False
+        self._scheduled = False
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, batch: CommitBatch) -> asyncio.Future[list[Results]]:
+        """Hand a batch over; the future is its results."""
+        if self._closed:
+            raise Stopped("this ledger is closed")
+        self._waiting.append(batch)
+        if not self._under_way and not self._scheduled:
+            # At the end of this turn of the loop, so that everyone ready now is in it.
+            self._scheduled = True
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._flush)
+        return batch.future
+
+    def flushed(self, batches: list[CommitBatch]) -> None:
+        """A flush is through."""
+        self._under_way = False
+        if self._waiting:
+            self._flush()
+        else:
+            self._idle.set()
+        for batch in batches:
+            if batch.error is None:
+                self._learn(batch.applied)
+            if batch.future.done():
+                continue
+            if batch.error is None:
+                batch.future.set_result(batch.results)
+            else:
+                batch.future.set_exception(batch.error)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        cut = self._cut()
+        batches, self._waiting = self._waiting[:cut], self._waiting[cut:]
+        self._under_way = True
+        self._start(batches)
+
+    def _cut(self) -> int:
+        """How many of those waiting go into the next flush."""
+        count = 0
+        for i, batch in enumerate(self._waiting):
+            if batch.alone:
+                return max(i, 1)
+            count += len(batch.groups)
+            if count >= GROUP_LIMIT:
+                return i + 1
+        return len(self._waiting)
+
+    async def close(self) -> None:
+        """Take nothing more, and finish what was handed over."""
+        self.not_within()
+        self._closed = True
+        await self._idle.wait()
+
+    # ── transactions ─────────────────────────────────────────────────────────────────────────────
+
+    def not_within(self) -> None:
+        here = _within.get()
+        if here is not None and here.of is self:
+            raise ProgramError("a transaction of this ledger is open here; write through it instead")
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """What runs in this block runs in a transaction."""
+        self.not_within()
+        if self._closed:
+            raise Stopped("this ledger is closed")
+        here = _Within(self)
+        token = _within.set(here)
+        try:
+            yield
+        finally:
+            here.of = None
+            with suppress(ValueError):  # left in another context than entered: a fixture, a generator
+                _within.reset(token)

@@ -1,0 +1,151 @@
+"""Watches what is asked of PostgreSQL: a server that does not answer is told apart from one that is slow.
+
+The laws. A statement may take its time as long as the server lets somebody in: when one takes longer than
+`SLOW_SECONDS`, a connection of its own is made to find that out. If that is not answered within
+`ANSWER_SECONDS` either, the server is behind a black hole, and every connection that waits is hung up on: who
+waits there hears it within five seconds, and nobody waits for a TCP connection that nobody has closed.
+
+A commit that was hung up on is in doubt: its bytes may be on their way, and arrive when the server is back.
+So before anything is read again its server process is ended (`DoubtfulCommits`): from then on what is in the
+tables is what is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from duly.errors import LedgerUnavailable
+from duly.runtime.tasks import report
+from duly.storage import sql
+
+try:
+    import asyncpg
+except ImportError as missing:
+    raise LedgerUnavailable(
+        "PostgreSQL needs a driver that is not installed: pip install duly[postgres]"
+    ) from missing
+
+__all__ = ["DoubtfulCommits", "StatementWatch", "asyncpg", "process_of"]
+
+SLOW_SECONDS: Final = 0.5
+ANSWER_SECONDS: Final = 2.5
+"""How long a connection may take to be made."""
+LOOK_SECONDS: Final = 0.25
+HEARTBEAT_SECONDS: Final = 1.0
+"""How often a server that is slow is asked whether it lives."""
+END_SECONDS: Final = 3.0
+"""How long a server process may take to end."""
+
+
+class StatementWatch:
+    """The statements that wait for an answer, over any number of connections to one server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: dict[int, tuple[Any, float]] = {}
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._last = float("-inf")
+
+    @contextmanager
+    def over(self, connection: Any) -> Iterator[None]:
+        """While this block waits for an answer on the connection."""
+        loop = asyncio.get_running_loop()
+        self._count += 1
+        number = self._count
+        self._waiting[number] = (connection, loop.time())
+        if self._timer is None:
+            self._timer = loop.call_later(LOOK_SECONDS, self._look)
+        try:
+            yield
+        finally:
+            del self._waiting[number]
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        slow = now - next(iter(self._waiting.values()))[1] > SLOW_SECONDS
+        if slow and self._heartbeat is None and now - self._last >= HEARTBEAT_SECONDS:
+            self._last = now
+            self._heartbeat = loop.create_task(self._ask())
+            self._heartbeat.add_done_callback(report("asking whether PostgreSQL lives"))
+        self._timer = loop.call_later(LOOK_SECONDS, self._look)
+
+    async def _ask(self) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                connection = await asyncpg.connect(self._url, timeout=ANSWER_SECONDS)
+            connection.terminate()
+        except TimeoutError:
+            for connection, since in list(self._waiting.values()):
+                if since <= began:
+                    with suppress(asyncpg.InterfaceError):
+                        connection.terminate()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            pass  # that is an answer, too: of a server, or of the machine it ran on
+        finally:
+            self._heartbeat = None
+
+
+class DoubtfulCommits:
+    """The server processes whose last commit nobody knows the outcome of."""
+
+    def __init__(self, url: str, connecting: dict[str, Any]) -> None:
+        self._url, self._connecting = url, connecting
+        self._processes: set[tuple[int, Any]] = set()
+        self._settling = asyncio.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._processes)
+
+    def add(self, process: tuple[int, Any]) -> None:
+        self._processes.add(process)
+
+    async def settle(self) -> None:
+        """End these processes; what they have not committed by now they never will."""
+        async with self._settling:
+            if not self._processes:
+                return
+            connection = await asyncpg.connect(self._url, **self._connecting)
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    for process in list(self._processes):
+                        await self._end(connection, process)
+                        self._processes.discard(process)
+            except TimeoutError:
+                raise LedgerUnavailable(
+                    "a process of PostgreSQL that may still commit something of ours does not end; "
+                    "nothing is read before it has. Try again"
+                ) from None
+            finally:
+                connection.terminate()
+
+    async def _end(self, connection: Any, process: tuple[int, Any]) -> None:
+        while True:
+            try:
+                found = await connection.fetch(sql.queries("postgres")["end_backend"], *process)
+            except asyncpg.InsufficientPrivilegeError:
+                return  # it is somebody else's by now: we are behind a pool
+            if not found:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def process_of(connection: Any) -> tuple[int, Any]:
+    """The server process behind a connection: its number, and when it began, since numbers are reused."""
+    ((pid, began),) = await connection.fetch(sql.queries("postgres")["own_backend"])
+    return pid, began

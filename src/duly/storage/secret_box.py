@@ -1,0 +1,166 @@
+"""The secrets in a ledger, encrypted with a key that is not in it.
+
+The laws. A copy of the database gives no secret away: channel addresses, webhook secrets, password and broker
+hashes are sealed (AES-256-GCM) with a key from a file. The place in the ledger is part of the seal, so that
+none can be moved to another place. The ledger says which key it needs; a process that has another one, or
+none, is told so before it changes anything. Hubs on one ledger need the same key.
+
+Values that an older version has stored in plain are read as they are; a hub seals them when it starts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import secrets
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from duly.core.operations import PutNewItem
+from duly.errors import Malformed, SecretKeyMissing
+from duly.runtime.files import close_to_others, write_private
+from duly.storage.ledger import Ledger
+
+FILE: Final = "secret.key"
+"""In the data folder, made at the first start, if no other is given."""
+BUCKET: Final = "secret_key"
+NAME: Final = "check"
+PREFIX: Final = "sealed:1:"
+KEY_SIZE: Final = 32
+NONCE: Final = 12
+SHORTEST: Final = 32
+"""Characters of a key file: fewer could be guessed."""
+
+
+class SecretBox:
+    """Seals and opens with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(_derive(key, b"seal"))
+        self.tag_key = _derive(key, b"tag")
+        """for names that must be the same for the same secret, and tell nothing of it"""
+        self.id = _derive(key, b"id")[:4].hex()
+
+    def seal(self, secret: str, place: str) -> str:
+        """The secret, readable only with this key, and only as what lies at this place."""
+        nonce = secrets.token_bytes(NONCE)
+        sealed = self._cipher.encrypt(nonce, secret.encode(), place.encode())
+        return f"{PREFIX}{self.id}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def open(self, sealed: str, place: str) -> str:
+        """The secret; what was never sealed is returned as it is."""
+        from cryptography.exceptions import InvalidTag
+
+        if not is_sealed(sealed):
+            return sealed
+        key, _, text = sealed.removeprefix(PREFIX).partition(":")
+        if key != self.id:
+            raise SecretKeyMissing(f"{place} is sealed with key {key}, and the key at hand is {self.id}")
+        with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
+            raw = base64.b64decode(text, validate=True)
+            return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
+        raise SecretKeyMissing(f"{place} cannot be opened: it was changed, or belongs remote")
+
+
+def is_sealed(value: str) -> bool:
+    return value.startswith(PREFIX)
+
+
+def _derive(key: bytes, purpose: bytes) -> bytes:
+    return blake2b(key=key, person=b"duly:" + purpose, digest_size=KEY_SIZE).digest()
+
+
+# ── key files ────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_key(path: Path) -> SecretBox:
+    """The box of a key file: any text of 32 characters or more, such as a line of random base64."""
+    try:
+        text = path.read_bytes().strip()
+    except OSError as problem:
+        raise Malformed(f"the secret key {path} cannot be read: {problem.strerror}") from None
+    if len(text) < SHORTEST:
+        raise Malformed(
+            f"the secret key {path} is too short; it needs {SHORTEST} characters, which "
+            "'openssl rand -base64 32' makes"
+        )
+    close_to_others((path,))
+    return SecretBox(blake2b(text, digest_size=KEY_SIZE).digest())
+
+
+def make_key(path: Path) -> None:
+    """Make a key file of random bytes; one that is there already stays."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        write_private(fresh, base64.b64encode(secrets.token_bytes(KEY_SIZE)) + b"\n")
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+    except OSError as problem:
+        raise Malformed(f"the secret key {path} cannot be made: {problem.strerror}") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+# ── the key of a ledger ──────────────────────────────────────────────────────────────────────────
+
+
+async def open_box(
+    ledger: Ledger, data: Path, given: str = "", *, make: bool = True, reading: bool = False
+) -> SecretBox | None:
+    """The box of this ledger: with the key in the given file, or the one in the data folder.
+
+    A ledger that has no key yet gets one, which is made if the file is not there; without `make`, only if it
+    was given. None says that nothing is sealed yet. Raises `SecretKeyMissing` if the ledger needs a key that
+    is not here.
+    """
+    path = Path(given) if given else data / FILE
+    needed = await _needed(ledger)
+    made = False
+    if not path.exists():
+        if needed:
+            raise SecretKeyMissing(
+                f"this ledger's secrets are sealed with key {needed}, and {path} is not there; copy "
+                f"{FILE} from the data folder of a hub that has it, or name it with --secret-key"
+            )
+        if reading or not (make or given):
+            return None
+        make_key(path)
+        made = True
+    box = read_key(path)
+    if not needed and not reading:
+        await ledger.write(PutNewItem(BUCKET, NAME, box.seal(NAME, BUCKET).encode()))
+        needed = await _needed(ledger)
+        if needed != box.id and made:  # another hub was faster, with a key of its own
+            path.unlink()
+    if needed and needed != box.id:
+        raise SecretKeyMissing(
+            f"this ledger's secrets are sealed with key {needed}, and {path} holds key {box.id}; "
+            f"copy {FILE} from the data folder of a hub that has the right one, or name it with --secret-key"
+        )
+    return box
+
+
+async def _needed(ledger: Ledger) -> str:
+    """The id of the key that the ledger needs; empty if it needs none yet."""
+    found = (await ledger.item(BUCKET, NAME) or b"").decode()
+    return found.removeprefix(PREFIX).partition(":")[0]
+
+
+# ── secrets that hubs share ──────────────────────────────────────────────────────────────────────
+
+SHARED: Final = "secrets"
+
+
+async def shared_secret(ledger: Ledger, box: SecretBox, name: str, size: int = KEY_SIZE) -> bytes:
+    """A random secret that all hubs on this ledger have, sealed in it; made if there is none of this name."""
+    place = f"{SHARED}/{name}"
+    fresh = base64.b64encode(secrets.token_bytes(size)).decode()
+    await ledger.write(PutNewItem(SHARED, name, box.seal(fresh, place).encode()))
+    stored = await ledger.item(SHARED, name)
+    assert stored is not None
+    return base64.b64decode(box.open(stored.decode(), place))

@@ -1,0 +1,339 @@
+-- Whoever locks rows locks them in the order of their keys: two hubs cannot wait for each other.
+
+-- name: migrating
+-- One process migrates at a time; the number is "duly" in ASCII.
+SELECT pg_advisory_xact_lock(1685417081);
+
+-- name: has_schema
+SELECT to_regclass('duly_schema') IS NOT NULL;
+
+-- name: create_schema
+CREATE TABLE duly_schema (
+    number     BIGINT PRIMARY KEY,
+    name       TEXT NOT NULL,
+    applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+
+-- name: version
+SELECT coalesce(max(number), 0) FROM duly_schema;
+
+-- name: migrated
+INSERT INTO duly_schema (number, name) VALUES ($1, $2);
+
+-- name: own_backend
+-- The server process behind this connection.
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: end_backend
+-- End a server process, if it is still that one; no row when it is gone.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2;
+
+-- name: admit
+-- Insert what is absent. What is being inserted by another hub is waited for.
+INSERT INTO duly_messages
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body)
+SELECT * FROM unnest(
+    $1::bytea[], $2::bytea[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
+    $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[]
+)
+ON CONFLICT DO NOTHING RETURNING key;
+
+-- name: known
+-- What a repeat needs to be told.
+SELECT key, fingerprint, state, answer FROM duly_messages WHERE key = ANY($1::bytea[]);
+
+-- name: hold
+-- The same, of messages that may be moved.
+SELECT key, fingerprint, state, answer FROM duly_messages WHERE key = ANY($1::bytea[])
+ORDER BY key FOR UPDATE;
+
+-- name: move
+UPDATE duly_messages AS m SET state = new.state, answer = new.answer, moved_at = new.moved_at
+FROM unnest($1::bytea[], $2::smallint[], $3::bytea[], $4::bigint[]) AS new (key, state, answer, moved_at)
+WHERE m.key = new.key;
+
+-- name: forget
+DELETE FROM duly_messages WHERE key = ANY($1::bytea[]);
+
+-- name: forget_deliveries
+DELETE FROM duly_deliveries WHERE key = ANY($1::bytea[]);
+
+-- name: find
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages WHERE key = $1;
+
+-- name: find_all
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages WHERE key = ANY($1::bytea[]);
+
+-- name: key_below
+-- Where a look at so many messages ends.
+SELECT key FROM duly_messages WHERE key < $1 ORDER BY key DESC LIMIT 1 OFFSET $2;
+
+-- name: between
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages
+WHERE key >= $1 AND key < $2 AND ($3::bytea IS NULL OR substring(key FROM 7 FOR length($3::bytea)) = $3::bytea)
+    AND (NOT $4::boolean OR state < 10)
+ORDER BY key DESC LIMIT $5;
+
+-- name: alerts
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages WHERE kind = 'alert_event' AND (accepted_at, key) < ($1, $2::bytea)
+ORDER BY accepted_at DESC, key DESC LIMIT $3;
+
+-- name: aged
+-- So many alerts, whatever they have of deliveries: a step is a step.
+SELECT m.accepted_at, m.key,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM (
+    SELECT accepted_at, key, state FROM duly_messages
+    WHERE kind = 'alert_event' AND (accepted_at, key) > ($1, $2::bytea) AND accepted_at < $3
+    ORDER BY accepted_at, key LIMIT $4
+) AS m LEFT JOIN duly_deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
+ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
+
+-- name: forget_ended_deliveries
+DELETE FROM duly_deliveries AS d
+USING unnest($1::bytea[], $2::text[], $3::text[], $4::bigint[]) AS old (key, channel, recipient, round)
+WHERE d.key = old.key AND d.channel = old.channel AND d.recipient = old.recipient AND d.round = old.round
+    AND d.state >= 10
+RETURNING 1;
+
+-- name: settled
+-- Of the awaited messages, those that have ended or are gone.
+SELECT awaited.key FROM unnest($1::bytea[]) AS awaited (key)
+LEFT JOIN duly_messages AS m ON m.key = awaited.key
+WHERE m.key IS NULL OR m.state >= 10;
+
+-- name: hold_deliveries
+SELECT d.key, d.channel, d.recipient, d.round, state, attempt, due, expires, worker, error
+FROM duly_deliveries AS d
+JOIN unnest($1::bytea[], $2::text[], $3::text[], $4::bigint[]) AS asked (key, channel, recipient, round)
+    ON d.key = asked.key AND d.channel = asked.channel AND d.recipient = asked.recipient AND d.round = asked.round
+ORDER BY d.key, d.channel, d.recipient, d.round FOR UPDATE OF d;
+
+-- name: hold_due
+-- What others are claiming at this moment is passed over, not waited for.
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM duly_deliveries
+WHERE channel = $1 AND state < 10 AND due <= $2 ORDER BY due, key, recipient, round LIMIT $3
+FOR UPDATE SKIP LOCKED;
+
+-- name: deliver
+INSERT INTO duly_deliveries
+    (key, channel, recipient, round, state, attempt, due, expires, worker, error)
+SELECT * FROM unnest(
+    $1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
+    $9::text[], $10::text[]
+)
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: change_deliveries
+UPDATE duly_deliveries AS d
+SET state = new.state, attempt = new.attempt, due = new.due, worker = new.worker, error = new.error
+FROM unnest(
+    $1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
+    $9::text[], $10::text[]
+) AS new (key, channel, recipient, round, state, attempt, due, expires, worker, error)
+WHERE d.key = new.key AND d.channel = new.channel AND d.recipient = new.recipient AND d.round = new.round;
+
+-- name: deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM duly_deliveries
+WHERE key = $1 ORDER BY channel, recipient, round;
+
+-- name: open
+-- What a restart goes on with.
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
+
+-- name: booked
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.recipient = ANY($2::text[]) AND d.state = 0
+ORDER BY m.accepted_at, m.key, d.recipient, d.round;
+
+-- name: strays
+-- For a recipient who is here, but in other hands; in the hands of a hub that is gone; past its end in nobody's.
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.state < 10 AND (
+    d.recipient = ANY($2::text[]) AND d.worker <> $3
+    OR d.worker <> '' AND d.worker <> ALL($4::text[])
+    OR d.worker = '' AND d.expires BETWEEN 1 AND $5
+)
+ORDER BY m.accepted_at, m.key, d.recipient, d.round;
+
+-- name: hold_streams
+SELECT stream, last FROM duly_streams WHERE stream = ANY($1::text[]) ORDER BY stream FOR UPDATE;
+
+-- name: lasts
+SELECT stream, last FROM duly_streams WHERE stream = ANY($1::text[]);
+
+-- name: begin_streams
+INSERT INTO duly_streams (stream, last) SELECT * FROM unnest($1::text[], $2::bigint[])
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: extend_streams
+UPDATE duly_streams AS s SET last = new.last FROM unnest($1::text[], $2::bigint[]) AS new (stream, last)
+WHERE s.stream = new.stream;
+
+-- name: append
+INSERT INTO duly_entries (stream, n, body, at, key)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::bigint[], $5::bytea[]);
+
+-- name: hold_entries
+SELECT e.stream, e.n, e.body FROM duly_entries AS e
+JOIN unnest($1::text[], $2::bigint[]) AS asked (stream, n) ON e.stream = asked.stream AND e.n = asked.n
+ORDER BY e.stream, e.n FOR UPDATE OF e;
+
+-- name: rewrite
+UPDATE duly_entries AS e SET body = new.body
+FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (stream, n, body)
+WHERE e.stream = new.stream AND e.n = new.n;
+
+-- name: entries
+SELECT n, body, at, key FROM duly_entries WHERE stream = $1 AND n > $2 ORDER BY n LIMIT $3;
+
+-- name: extent
+SELECT (SELECT min(n) FROM duly_entries WHERE stream = $1), (SELECT last FROM duly_streams WHERE stream = $1);
+
+-- name: trim
+DELETE FROM duly_entries WHERE stream = $1 AND n <= $2;
+
+-- name: hold_cursors
+SELECT c.stream, c.reader, c.n FROM duly_cursors AS c
+JOIN unnest($1::text[], $2::text[]) AS asked (stream, reader)
+    ON c.stream = asked.stream AND c.reader = asked.reader
+ORDER BY c.stream, c.reader FOR UPDATE OF c;
+
+-- name: begin_cursors
+INSERT INTO duly_cursors (stream, reader, n) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: move_cursors
+UPDATE duly_cursors AS c SET n = new.n
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS new (stream, reader, n)
+WHERE c.stream = new.stream AND c.reader = new.reader;
+
+-- name: cursor
+SELECT n FROM duly_cursors WHERE stream = $1 AND reader = $2;
+
+-- name: cursors
+SELECT reader, n FROM duly_cursors WHERE stream = $1;
+
+-- name: standing
+SELECT coalesce(s.last, 0), c.n
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (stream, reader, place)
+LEFT JOIN duly_streams AS s ON s.stream = asked.stream
+LEFT JOIN duly_cursors AS c ON c.stream = asked.stream AND c.reader = asked.reader
+ORDER BY asked.place;
+
+-- name: hold_marks
+SELECT mark, n, ms FROM duly_marks WHERE mark = ANY($1::text[]) ORDER BY mark FOR UPDATE;
+
+-- name: begin_marks
+INSERT INTO duly_marks (mark, n, ms) SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[])
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: raise_marks
+UPDATE duly_marks AS m SET n = new.n, ms = new.ms
+FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS new (mark, n, ms)
+WHERE m.mark = new.mark;
+
+-- name: marks
+SELECT mark, n, ms FROM duly_marks WHERE mark >= $1 AND mark < $1 || chr(1114111)
+ORDER BY ms DESC LIMIT 100000;
+
+-- name: hold_items
+SELECT i.bucket, i.name, i.body FROM duly_items AS i
+JOIN unnest($1::text[], $2::text[]) AS asked (bucket, name) ON i.bucket = asked.bucket AND i.name = asked.name
+ORDER BY i.bucket, i.name FOR UPDATE OF i;
+
+-- name: put_new
+INSERT INTO duly_items (bucket, name, body) SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[])
+ON CONFLICT DO NOTHING RETURNING 1;
+
+-- name: replace
+UPDATE duly_items AS i SET body = new.body
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS new (bucket, name, body)
+WHERE i.bucket = new.bucket AND i.name = new.name;
+
+-- name: drop
+DELETE FROM duly_items AS i USING unnest($1::text[], $2::text[]) AS old (bucket, name)
+WHERE i.bucket = old.bucket AND i.name = old.name;
+
+-- name: bucket
+SELECT name, body FROM duly_items WHERE bucket = $1 ORDER BY name;
+
+-- name: item
+SELECT body FROM duly_items WHERE bucket = $1 AND name = $2;
+
+-- What lies in each of these places, in their order; null: nothing.
+-- name: items
+SELECT i.body FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (bucket, name, place)
+LEFT JOIN duly_items AS i ON i.bucket = asked.bucket AND i.name = asked.name
+ORDER BY asked.place;
+
+-- How much lies on each of these buckets.
+-- name: counts
+SELECT bucket, count(*) FROM duly_items WHERE bucket = ANY($1::text[]) GROUP BY bucket;
+
+-- name: refuse
+INSERT INTO duly_refusals (scope, id, word, reason, at)
+SELECT scope, id, word, reason, at
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[])
+    WITH ORDINALITY AS new (scope, id, word, reason, at, place)
+ORDER BY place;
+
+-- name: forget_refusals
+DELETE FROM duly_refusals WHERE n IN (
+    SELECT n FROM duly_refusals WHERE n <= (SELECT max(n) FROM duly_refusals) - $1::bigint
+    ORDER BY n FOR UPDATE SKIP LOCKED
+);
+
+-- name: refusals
+SELECT scope, id, word, reason, at FROM duly_refusals ORDER BY n DESC LIMIT $1;
+
+-- name: floor
+SELECT until, trusted, claim, mended, barrier FROM duly_floor;
+
+-- name: hold_floor
+SELECT until, trusted, claim, mended, barrier FROM duly_floor FOR UPDATE;
+
+-- name: set_floor
+UPDATE duly_floor SET until = $1, trusted = $2, claim = $3, mended = $4, barrier = $5;
+
+-- name: prunable
+-- What somebody is looking at this moment can wait for the next time.
+SELECT key FROM duly_messages
+WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until LIMIT $2
+FOR UPDATE SKIP LOCKED;
+
+-- name: would_prune
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages
+WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until, key LIMIT $2;
+
+-- name: prunable_of
+SELECT key FROM duly_messages WHERE key = ANY($2::bytea[]) AND until <= $1 AND state >= 10
+FOR UPDATE SKIP LOCKED;
+
+-- name: size
+SELECT (SELECT count(*) FROM duly_messages), (SELECT count(*) FROM duly_deliveries),
+       (SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(ARRAY[
+           'duly_messages', 'duly_deliveries', 'duly_streams', 'duly_entries', 'duly_cursors', 'duly_marks',
+           'duly_items', 'duly_refusals'
+       ]) AS name);
+
+-- name: scrub
+-- Write the table anew: old versions of its rows are then nowhere in it.
+VACUUM FULL duly_items;
+
+-- What the ledger is made of.
+-- name: describe
+SELECT 'PostgreSQL ' || split_part(current_setting('server_version'), ' ', 1),
+       (SELECT coalesce(max(number), 0) FROM duly_schema);

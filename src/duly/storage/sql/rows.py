@@ -1,0 +1,126 @@
+"""Messages, records and deliveries as rows: what both SQL ledgers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from duly.core.lifecycle import State
+from duly.core.messages import CONFLICT, Answer, Message, Order, Verdict, Word, names_in, unpack_answer
+from duly.core.operations import Admit, Deliver, Delivery, DeliveryRef, OpenDelivery, RecordRefusal
+from duly.core.trusted_time import Floor
+from duly.storage.ledger import AgedMessage, Record
+
+_encode_order: Final = msgspec.msgpack.Encoder().encode
+_decode_order: Final = msgspec.msgpack.Decoder(Order).decode
+
+_ACCEPTED: Final = int(State.ACCEPTED)
+_SENT: Final = int(State.SENT)
+
+
+# ── values to rows ───────────────────────────────────────────────────────────────────────────────
+
+
+def admission_row(write: Admit) -> tuple[Any, ...]:
+    m = write.message
+    at = write.at
+    return (
+        m.key,
+        m.fingerprint,
+        m.kind,
+        m.recipient,
+        int(write.state),
+        write.until,
+        at,
+        at,
+        m.time,
+        m.expires,
+        None if m.order is None else _encode_order(m.order),
+        m.body,
+    )
+
+
+def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:
+    return ref.key, ref.channel, ref.recipient, ref.round
+
+
+def delivery_row(write: Deliver) -> tuple[Any, ...]:
+    ref, attempt = write.ref, write.attempt
+    state = _SENT if attempt else _ACCEPTED
+    return (
+        ref.key, ref.channel, ref.recipient, ref.round, state,
+        attempt, write.due, write.expires, write.worker,
+    )  # fmt: skip
+
+
+def row_of(d: Delivery) -> tuple[Any, ...]:
+    state = int(d.state)
+    return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, plain(d.error))
+
+
+def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
+    return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
+
+
+def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
+    return RecordRefusal(message.scope, message.id, verdict.named, verdict.reason, at)
+
+
+def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
+    return plain(write.scope), plain(write.id), write.word, plain(write.reason), write.at
+
+
+def plain(text: str) -> str:
+    """Text any database can hold: what strangers and exceptions say must never make a commit fail."""
+    return text if text.isprintable() else text.encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+# ── rows to values ───────────────────────────────────────────────────────────────────────────────
+
+
+def message_of(row: Sequence[Any]) -> Message:
+    """From key, kind, recipient, body, time, expires, position."""
+    key, kind, recipient, body, time, expires, position = row
+    scope, id_ = names_in(key)
+    order = None if position is None else _decode_order(position)
+    return Message(scope, id_, kind, recipient, bytes(body), time, expires, order)
+
+
+def verdict_of(message: Message, row: Sequence[Any]) -> Verdict:
+    """On a repeat, from the fingerprint, state and answer of what is known under its key."""
+    fingerprint, state, answer = row
+    if fingerprint != message.fingerprint:
+        return CONFLICT
+    return Verdict(Word.DUPLICATE, State(state), answer_of(answer))
+
+
+def answer_of(raw: bytes | None) -> Answer | None:
+    return None if raw is None else unpack_answer(raw)
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    state, answer, until, accepted_at, moved_at = row[7:]
+    return Record(message_of(row[:7]), State(state), answer_of(answer), until, accepted_at, moved_at)
+
+
+def delivery_of(row: Sequence[Any]) -> Delivery:
+    key, channel, recipient, round_, state, attempt, due, expires, worker, error = row
+    return Delivery(
+        DeliveryRef(key, channel, recipient, round_), State(state), attempt, due, expires, worker, error
+    )
+
+
+def open_of(row: Sequence[Any]) -> OpenDelivery:
+    return OpenDelivery(message_of(row[:7]), State(row[7]), delivery_of(row[8:]))
+
+
+def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:
+    """From accepted_at, the alert's key, and a delivery's columns, which are null if there is none."""
+    alerts: dict[bytes, AgedMessage] = {}
+    for accepted_at, key, *row in found:
+        alert = alerts.setdefault(key, AgedMessage(accepted_at, key, []))
+        if row[0] is not None:
+            alert.deliveries.append(delivery_of(row))
+    return [*alerts.values()]

@@ -1,0 +1,481 @@
+"""The file of a SQLite ledger: one process holds it, it stays in its place, and it is sound.
+
+The laws. One process writes a file: the lock is on the database's own inode, so it holds whatever name the
+file was opened by, and no file can be removed to get around it. A ledger that was there once is never begun
+anew in silence: a note beside the file says that it was made, and how much of its write-ahead log is on the
+disk. Every page carries a checksum (SQLite's checksum VFS), which is verified whenever it is read: damage is
+an error, never other content. If the files are moved or removed under a running ledger, it says so instead of
+writing where no restart would look.
+
+A descriptor of the database that this process closes would let go of SQLite's own locks on it (POSIX): so it
+is opened here once, before SQLite opens it, and closed after SQLite has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import apsw
+from msgspec import Struct, json
+from msgspec.structs import replace
+
+from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
+from duly.runtime.files import PRIVATE_FILE, close_to_others
+from duly.storage import sql
+
+LOG: Final = logging.getLogger("duly.storage.ledger")
+
+APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
+CHECKED_SIZE: Final = 64 << 20
+"""Files up to this size are read through before they are used, larger ones while they are."""
+BUSY_MS: Final = 10_000
+"""How long to wait for another program that looks into the file and locks it for a moment."""
+CHECKSUM_BYTES: Final = 8
+"""At the end of each page: what the checksum VFS needs."""
+HEADER: Final = 100
+WAL_HEADER: Final = 32
+NOTE_SIZE: Final = 200
+HUB_LEDGER: Final = "ledger.db"
+HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
+"""What a hub leaves beside its ledger once that is there, and not before."""
+RACY_NS: Final = 100_000_000
+"""A folder's time has ticks: another change within the same one would not be seen."""
+CHECKPOINT_NOOP: Final = -1
+"""Asks how long the write-ahead log is, and does nothing (SQLite 3.51)."""
+
+_Inode = tuple[int, int]
+
+_held: set[_Inode] = set()
+"""The databases that this process writes."""
+_holding: Final = threading.Lock()
+
+
+class LockNote(Struct, frozen=True, omit_defaults=True):
+    """What lies in `<ledger>.lock`: who holds the ledger, and what a later start has to find."""
+
+    pid: int
+    made: bool = False
+    """there is a ledger, with its schema"""
+    salt: str = ""
+    """of the write-ahead log that was written to last; empty: all of it is in the database"""
+    frames: int = 0
+    """how many frames of that log are on the disk"""
+    converting: bool = False
+    """the file is being written anew, with checksums: some pages may have none yet"""
+
+
+@cache
+def checksum_vfs() -> str | None:
+    """The name of SQLite's checksum VFS, loaded once; None where apsw comes without it."""
+    try:
+        from apsw import sqlite_extra
+    except ImportError:
+        return None
+    db = apsw.Connection(":memory:")
+    try:
+        sqlite_extra.load(db, "cksumvfs")
+    except (sqlite_extra.NotAvailable, apsw.Error, OSError):
+        return None
+    finally:
+        db.close()
+    return "cksmvfs" if "cksmvfs" in apsw.vfs_names() else None
+
+
+def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
+    """A connection that verifies pages as it reads them, and seals them as it writes them."""
+    flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
+    db = apsw.Connection(str(path), flags=flags, vfs=checksum_vfs())
+    db.set_busy_timeout(BUSY_MS)
+    return db
+
+
+class LedgerFile:
+    """One ledger's file, by its real name, with what lies beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._wal = self.path.with_name(self.path.name + "-wal")
+        self._shm = self.path.with_name(self.path.name + "-shm")
+        self._lock_path = self.path.with_name(self.path.name + ".lock")
+        self._lock: int | None = None
+        self._fd: int | None = None
+        self._inode: _Inode | None = None
+        self._note = LockNote(0)
+        self._folder = str(self.path.parent)
+        self._seen: tuple[int, int, int] | None = None
+        """the folder, and when something in it was last made, renamed or removed"""
+        self._places: list[tuple[Path, _Inode]] = []
+        self._frames = 0
+        self._lead = b""
+        self.problem: LedgerError | None = None
+        """why this file must not be used any more"""
+
+    # ── holding ──────────────────────────────────────────────────────────────────────────────────
+
+    def hold(self) -> None:
+        """Take the file for this process; the operating system lets go when we die, however we die."""
+        with _holding:
+            self._refuse_own()
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            self._flock(self._lock)
+            self._note = self._read_note()
+            self._refuse_missing()
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            self._flock(self._fd)
+            self._inode = _inode(os.fstat(self._fd))
+            _held.add(self._inode)
+        close_to_others((self.path, self._wal, self._shm, self._lock_path))
+        self._write_note(replace(self._note, pid=os.getpid()))
+
+    def _refuse_own(self) -> None:
+        # Asked first: opening and closing it once more would let go of SQLite's locks.
+        with suppress(FileNotFoundError):
+            if _inode(self.path.stat()) in _held:
+                raise self._in_use(str(os.getpid()))
+
+    def _flock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            assert self._lock is not None
+            raise self._in_use(str(self._read_note().pid or "unknown")) from None
+
+    def _in_use(self, owner: str) -> LedgerInUse:
+        return LedgerInUse(
+            f"{self.path} is being written by another process (pid {owner}); stop that one, send through it, "
+            "open the ledger with ?mode=ro to read, or use postgresql:// to share a ledger"
+        )
+
+    def release(self) -> None:
+        """Let go of the file, after every connection to it is closed."""
+        for fd in (self._fd, self._lock):
+            if fd is not None:
+                os.close(fd)
+        self._fd = self._lock = None
+        with _holding:
+            _held.discard(self._inode or (0, 0))
+        self._inode = None
+
+    # ── the note ─────────────────────────────────────────────────────────────────────────────────
+
+    def _read_note(self) -> LockNote:
+        assert self._lock is not None
+        raw = os.pread(self._lock, 1_000, 0).rstrip(b"\0\n ")
+        if raw.isdigit():  # of an older duly: its process's number, and surely a ledger
+            return LockNote(int(raw), made=True)
+        with suppress(ValueError):
+            return json.decode(raw, type=LockNote)
+        return LockNote(0)
+
+    def _write_note(self, note: LockNote) -> None:
+        if self._lock is not None:
+            self._note = note
+            raw = json.encode(note)
+            os.pwrite(self._lock, raw.ljust(NOTE_SIZE), 0)
+
+    def made(self) -> None:
+        """There is a sound ledger now: remember where its files are, and that there is one."""
+        stats = [(path, path.stat()) for path in (self.path, self._wal, self._shm) if path.exists()]
+        self._places = [(path, _inode(found)) for path, found in stats]
+        if not self._note.made:
+            self._write_note(LockNote(os.getpid(), made=True))
+            assert self._lock is not None
+            os.fsync(self._lock)
+
+    def committed(self, frames: int) -> None:
+        """So many frames of the write-ahead log are on the disk. Raises if they are not where they belong."""
+        self.check_in_place()
+        if frames < self._frames or not self._note.salt:  # a log that begins anew has a new salt
+            self._write_note(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
+            self._lead = json.encode(self._note)[:-1]
+        self._frames = frames
+        if self._lock is not None:  # the note as json.encode would write it, in a tenth of the time
+            os.pwrite(self._lock, (b'%b,"frames":%d}' % (self._lead, frames)).ljust(NOTE_SIZE), 0)
+
+    def settled(self) -> None:
+        """The write-ahead log is empty: all of it is in the database."""
+        if self.problem is None:
+            self._write_note(LockNote(os.getpid(), self._note.made))
+
+    # ── in its place ─────────────────────────────────────────────────────────────────────────────
+
+    def check_in_place(self) -> None:
+        """Raise, from now on, if a restart would not find what is written here.
+
+        Nothing is removed or renamed in a folder without changing its time; if that is as it was, and was not
+        of this very moment, the files need not be asked one by one.
+        """
+        if self.problem is None:
+            try:
+                found = os.stat(self._folder)  # noqa: PTH116 - asked for every flush
+                seen = (found.st_dev, found.st_ino, found.st_mtime_ns)
+            except OSError:
+                seen = None
+            if seen is None or seen != self._seen:
+                self._look_for_files()
+                past = seen is not None and time.time_ns() - seen[2] > RACY_NS
+                self._seen = seen if past else None
+        if self.problem is not None:
+            raise self.problem
+
+    def _condemn(self, why: str) -> None:
+        """This file must not be used any more: every use is refused, and the log says why once."""
+        if self.problem is None:
+            LOG.error("%s", why)
+        self.problem = LedgerDamaged(why)
+
+    def _look_for_files(self) -> None:
+        for path, inode in self._places:
+            try:
+                found: _Inode | None = _inode(path.stat())
+            except OSError:
+                found = None
+            if found != inode:
+                how = "removed" if found is None else "replaced"
+                self._condemn(
+                    f"{path} was {how} while the ledger was in use: what is written now would be lost. "
+                    "Nothing more is stored; stop this process, put the ledger's files back or restore "
+                    "a backup, and start again"
+                )
+                return
+
+    # ── sound ────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse_missing(self) -> None:
+        """A ledger that was there once does not begin anew by itself."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size or not (self._note.made or _size(self._wal) or self._traces()):
+            return
+        there = "is empty" if self.path.exists() else "is gone"
+        raise LedgerDamaged(
+            f"there was a ledger at {self.path}, and now the file {there}. Put it back or restore a backup; "
+            f"to begin anew, {self._how_to_begin_anew()}"
+        )
+
+    def _traces(self) -> list[str]:
+        """What a hub that was here before has left beside an empty ledger. With nothing beside it, an empty
+        file is what a crash at the very first open leaves, and is begun with. Without the file, the key may
+        have been put there for a new hub."""
+        if self.path.name != HUB_LEDGER or not self.path.exists():
+            return []
+        return [name for name in HUB_TRACES if (self.path.parent / name).exists()]
+
+    def _how_to_begin_anew(self) -> str:
+        """The sentence that says what has to go first."""
+        if self._note.made or _size(self._wal):
+            return f"remove {self._lock_path.name} and {self._wal.name} as well"
+        return (
+            f"remove the empty file as well (beside it lies what a hub has left: {', '.join(self._traces())})"
+        )
+
+    def add_checksums(self) -> None:
+        """Write a database of an older version anew, with checksums. What was deleted is gone then, too.
+
+        Twice: the VFS begins to write checksums when it has seen a header that asks for them, and some pages
+        may come before that. A crash in between is made good by the next start.
+        """
+        self._write_note(replace(self._note, converting=True))
+        assert self._lock is not None
+        os.fsync(self._lock)
+        for reserve in (True, False):
+            db = connect(self.path)
+            try:
+                db.execute("PRAGMA checksum_verification = OFF")
+                db.execute("PRAGMA journal_mode = DELETE")
+                if reserve:
+                    reserve_checksums(db)
+                db.execute("VACUUM")
+            finally:
+                db.close()
+        self._write_note(replace(self._note, converting=False, salt="", frames=0))
+
+    def finish(self) -> None:
+        """Finish what a crash has left half done."""
+        if self._note.converting and checksum_vfs() is not None:
+            self.add_checksums()
+
+    def inspect(self) -> None:
+        """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
+        self._roll_back()
+        db = connect(self.path, readonly=True)
+        try:
+            try:
+                empty = not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+            except apsw.NotADBError:
+                raise LedgerDamaged(
+                    f"{self.path} is not a ledger: it does not start like a SQLite file. It was not touched"
+                ) from None
+            if not empty and db.pragma("application_id") != APPLICATION_ID:
+                raise LedgerError(
+                    f"{self.path} is somebody else's database, not a duly ledger; choose another file"
+                )
+            sql.pending("sqlite", int(db.pragma("user_version")))
+            self._inspect_wal(db)
+            self._inspect_length(db)
+            if not empty and _sealed(db) and _reserved(db) != CHECKSUM_BYTES:
+                raise self._damaged("its header does not say that its pages have checksums")
+            if self.path.stat().st_size <= CHECKED_SIZE:
+                self._read_through(db)
+        finally:
+            db.close()
+
+    def _roll_back(self) -> None:
+        """What a crash has left of a rewrite of the whole file is undone, which a reader cannot."""
+        if self._fd is not None and _size(self.path.with_name(self.path.name + "-journal")):
+            db = connect(self.path)
+            try:
+                db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+            finally:
+                db.close()
+
+    def _inspect_length(self, db: apsw.Connection) -> None:
+        """Without a log that could hold the rest, the file is as long as its header says."""
+        if self._fd is not None and _size(self._wal) <= WAL_HEADER:
+            pages, size = int(db.pragma("page_count")), int(db.pragma("page_size"))
+            header = os.pread(self._fd, HEADER, 0)
+            named = int.from_bytes(header[28:32], "big")
+            if max(pages, named) * size > os.fstat(self._fd).st_size:
+                raise self._damaged("it is shorter than it was")
+
+    def _inspect_wal(self, db: apsw.Connection) -> None:
+        """The write-ahead log still holds what was flushed to it. SQLite takes a damaged one for a shorter
+        one, and would forget what comes after."""
+        salt, frames = self._note.salt, self._note.frames
+        if not salt or self._lock is None:
+            return
+        if not _size(self._wal):
+            raise LedgerDamaged(
+                f"{self._wal} is gone, and {self.path} was not closed properly: what was stored last may be "
+                "lost. Put it back or restore a backup; if another program has opened the ledger since and "
+                f"taken the log over (sqlite3 does), remove {self._lock_path.name} and start again"
+            )
+        sound, _ = db.wal_checkpoint(mode=CHECKPOINT_NOOP)
+        if sound < frames and (sound <= 0 or _wal_salt(self._wal) == salt):
+            raise self._damaged(
+                f"its log {self._wal.name} held {frames} pages, and {max(sound, 0)} of them are sound"
+            )
+
+    def _read_through(self, db: apsw.Connection) -> None:
+        found = db.execute("PRAGMA quick_check(1)").fetchall()
+        if found != [("ok",)]:
+            raise self._damaged(str(found[0][0]))
+
+    def _damaged(self, why: str) -> LedgerDamaged:
+        return LedgerDamaged(f"{self.path} is damaged ({why}). It was not touched; restore a backup")
+
+    def read_through(self, stop: threading.Event) -> None:
+        """Read a large file through while it is in use; what is found is this file's `problem`."""
+        db = connect(self.path, readonly=True)
+        try:
+            db.set_progress_handler(stop.is_set, 10_000)
+            self._read_through(db)
+        except (LedgerDamaged, apsw.CorruptError, apsw.IOError) as problem:
+            if not stop.is_set():
+                self._condemn(f"{self.path} is damaged ({problem}); nothing more is stored. Restore a backup")
+        except apsw.Error:
+            pass  # interrupted, or busy: pages are verified as they are read
+        finally:
+            db.close()
+
+
+# ── what SQLite says, in our words ──────────────────────────────────────────────────────────────────
+
+
+class translated:  # noqa: N801 - reads as a word
+    """Turn what SQLite says into our errors: who can mend it, and what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case None:
+                pass
+            case apsw.CorruptError() | apsw.NotADBError():
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.IOError() if _is_checksum(error):
+                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+            case apsw.FullError():
+                raise LedgerUnavailable(
+                    f"the disk of {self._path} is full; nothing was stored. Free some room, then try again"
+                ) from error
+            case (
+                apsw.IOError()
+                | apsw.CantOpenError()
+                | apsw.ReadOnlyError()
+                | apsw.BusyError()
+                | apsw.LockedError()
+                | OSError()
+            ):
+                raise LedgerUnavailable(
+                    f"{self._path} cannot be used now ({error}); nothing was stored"
+                ) from error
+
+
+def _is_checksum(error: BaseException) -> bool:
+    """Whether a page is not what was written: its checksum is wrong."""
+    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
+
+
+# ── checksums on pages ───────────────────────────────────────────────────────────────────────────
+
+
+def reserve_checksums(db: apsw.Connection) -> bool:
+    """Leave room for checksums in a database that is to be made, or vacuumed; whether that is possible."""
+    if checksum_vfs() is None:
+        return False
+    room = ctypes.c_int(CHECKSUM_BYTES)
+    return bool(db.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(room)))
+
+
+def _reserved(db: apsw.Connection) -> int:
+    room = ctypes.c_int(-1)
+    db.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(room))
+    return room.value
+
+
+def has_checksums(db: apsw.Connection) -> bool:
+    """Whether the pages of this database have checksums, by its own header."""
+    return _reserved(db) == CHECKSUM_BYTES
+
+
+def _sealed(db: apsw.Connection) -> bool:
+    """Whether this ledger was made with checksums, by what it says of itself."""
+    try:
+        return bool(db.execute("SELECT checksums FROM file").get)
+    except apsw.SQLError:
+        return False  # of an older schema
+
+
+# ── the write-ahead log ──────────────────────────────────────────────────────────────────────────
+
+
+def _wal_salt(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(WAL_HEADER)[16:24].hex()
+    except OSError:
+        return ""
+
+
+def _inode(found: os.stat_result) -> _Inode:
+    return found.st_dev, found.st_ino
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

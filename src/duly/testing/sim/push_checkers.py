@@ -1,0 +1,65 @@
+"""Checkers of what devices tell: every push that a device has kept reaches the hub, once and in order, and
+apps are told of every coming and going once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from duly.clients.pushes import OURS
+from duly.core import operations as w
+from duly.core.messages import Verdict, Word, key_of, names_in
+from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.world import World
+from duly.wire import frames
+from duly.wire.frames import DEVICE_STATUS
+
+
+def kept(world: World) -> Iterator[Finding]:
+    """[P1, P2, P4] What a device keeps is in its stream at the hub: none is lost, none is there twice, and
+    they are in the order in which they were pushed."""
+    hub = world.settled_disks["hub"]
+    for name in world.nodes:
+        if not name.startswith("dev") or name in world.gone:
+            continue
+        wanted = [
+            key_of(name, write.message.id)
+            for who, write, result in world.log.commits
+            if who == name and isinstance(write, w.Admit) and write.message.scope == OURS
+            if isinstance(result, Verdict) and result.word is Word.FRESH
+        ]
+        told = [entry.key for entry in hub.streams.get(f"push/{name}", ()) if not _is_presence(entry.body)]
+        for key in wanted:
+            if key not in told:
+                yield f"{name} kept a push, and the hub never stored it", key
+        for n, key in enumerate(told):
+            if key in told[:n]:
+                yield f"a push of {name} was stored twice", key
+        numbers = [int(names_in(key)[1].partition("_")[2]) for key in told if key]
+        if numbers != sorted(numbers):
+            yield f"the pushes of {name} were stored out of order", b""
+
+
+def present(world: World) -> Iterator[Finding]:
+    """[P5] Apps are told that a device has come, then that it has gone, and so on; and what they were told
+    last is so."""
+    hub = world.settled_disks["hub"]
+    for name in world.nodes:
+        if not name.startswith("dev") or name in world.gone:
+            continue
+        said = [
+            frames.load(frames.decode(entry.body).data)["online"]
+            for entry in hub.streams.get(f"push/{name}", ())
+            if _is_presence(entry.body)
+        ]
+        if said != [n % 2 == 0 for n in range(len(said))]:
+            yield f"apps were told of {name}, one after the other: {said}", b""
+        if not said or not said[-1]:
+            yield f"{name} is connected, and apps were not told", b""
+
+
+def _is_presence(body: bytes) -> bool:
+    return frames.decode(body).type == DEVICE_STATUS
+
+
+GATEWAY_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, kept, present)

@@ -1,0 +1,235 @@
+"""The connections to the hub's port, and how many of them there may be.
+
+The laws. An address may hold so many connections and no more, by default half of what there is room for. One
+that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
+ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes
+room for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or
+for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from duly.core.networks import network_of
+
+GUEST_SECONDS: Final = 10.0
+"""How long somebody who has not said who they are may take for a request."""
+RESERVE: Final = 128
+"""Descriptors that are kept for the ledger, the broker and files."""
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    b"Retry-After: 3\r\nConnection: close\r\n\r\n%b"
+)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of open files to what it may have; what it is now."""
+    try:
+        import resource
+    except ImportError:  # a platform without such limits
+        return 1 << 20
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):
+            pass
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+class ClientConnection:
+    """One connection."""
+
+    __slots__ = (
+        "_heard",
+        "_timer",
+        "_transport",
+        "_visitors",
+        "address",
+        "awaited",
+        "busy",
+        "known",
+        "place",
+    )
+
+    def __init__(self, visitors: ClientConnections, transport: asyncio.Transport, address: str) -> None:
+        self.address = address
+        self.place = network_of(address)
+        self.busy = 0
+        """requests that are being served"""
+        self.awaited = 0
+        """requests that cannot be served yet: the rest of them has not come"""
+        self.known = False
+        """they have said who they are"""
+        self._visitors = visitors
+        self._transport = transport
+        self._heard = asyncio.get_running_loop().time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def recognise(self) -> None:
+        """They have said who they are, and it was true."""
+        if not self.known:
+            self.known = True
+            self._visitors.recognised(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the hub waits for them, and not they for the hub."""
+        return self.busy == self.awaited
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this lasts, what they ask for has not come whole."""
+        self.awaited += 1
+        try:
+            yield
+        finally:
+            self.awaited -= 1
+
+    def begin(self) -> None:
+        """A request has come whole, or as far as its body."""
+        self.busy += 1
+
+    def end(self) -> None:
+        """It is answered."""
+        self.busy -= 1
+        self._heard = asyncio.get_running_loop().time()
+
+    def watch(self) -> None:
+        """Hang up on them when they are silent for too long, or do not come to an end."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        lasts = self._visitors.idle if self.known else GUEST_SECONDS
+        over = (loop.time() if self.busy else self._heard) + lasts
+        if over <= loop.time():
+            self._transport.abort()
+        else:
+            self._timer = loop.call_at(over, self.watch)
+
+    def leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._visitors.forget(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class ClientConnections:
+    """All connections of one hub. `room` is how many there may be, `each` how many of one address; 0 is half
+    of the room."""
+
+    def __init__(self, room: int, each: int = 0, idle: float = 75.0) -> None:
+        self.room = max(room, 16)
+        self.each = each or max(self.room // 2, 8)
+        self.idle = idle
+        self.refused = 0
+        self.guests: dict[ClientConnection, None] = {}
+        """those who have not said who they are, the oldest first"""
+        self._count = 0
+        self._places: dict[str, int] = {}
+        self._strangers: dict[str, dict[ClientConnection, None]] = {}
+        """the guests of each address"""
+
+    def enter(self, transport: asyncio.Transport, address: str) -> ClientConnection | None:
+        """Take a connection in; None if it was turned away."""
+        visitor = ClientConnection(self, transport, address)
+        here = self._places.get(visitor.place, 0)
+        if here >= self.each and not self._make_room(self._strangers.get(visitor.place, {})):
+            self._turn_away(transport, f"{here} connections from {visitor.place}; close some first")
+            return None
+        if here < self.each and self._count >= self.room and not self._make_room(self.guests):
+            self._turn_away(transport, "all connections are in use; try again soon")
+            return None
+        self._count += 1
+        self._places[visitor.place] = here + 1
+        self.guests[visitor] = None
+        self._strangers.setdefault(visitor.place, {})[visitor] = None
+        return visitor
+
+    def recognised(self, visitor: ClientConnection) -> None:
+        """This one is a guest no longer."""
+        if self.guests.pop(visitor, visitor) is None:
+            strangers = self._strangers[visitor.place]
+            del strangers[visitor]
+            if not strangers:
+                del self._strangers[visitor.place]
+
+    def forget(self, visitor: ClientConnection) -> None:
+        self.recognised(visitor)
+        self._count -= 1
+        here = self._places.get(visitor.place, 0) - 1
+        if here > 0:
+            self._places[visitor.place] = here
+        else:
+            self._places.pop(visitor.place, None)
+
+    def _make_room(self, guests: dict[ClientConnection, None]) -> bool:
+        """End the connection of one of these: the oldest that the hub waits for. One that is being served
+        goes only if there is no other."""
+        guest = next((one for one in guests if one.idle), None) or next(iter(guests), None)
+        if guest is None:
+            return False
+        self.recognised(guest)
+        guest.abort()
+        self.refused += 1
+        return True
+
+    def _turn_away(self, transport: asyncio.Transport, why: str) -> None:
+        self.refused += 1
+        body = b'{"error":"overloaded","detail":"%b"}' % why.encode()
+        transport.write(_FULL % (len(body), body))
+        transport.close()
+
+
+class Handler(RequestHandler):
+    """aiohttp's end of a connection, that says when it is over."""
+
+    __slots__ = ("visitor",)
+
+    def __init__(self, server: web.Server, visitor: ClientConnection) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **server._kwargs)
+        self.visitor = visitor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.visitor.watch()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is said when aiohttp itself fails before anything of ours is asked: of an `Expect` that is no
+        text, for one."""
+        if isinstance(exc, UnicodeError):
+            self.force_close()
+            said = {"error": "malformed", "detail": "the head of this request is no text"}
+            return web.json_response(said, status=400)
+        return super().handle_error(request, status, exc, message)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.visitor.leave()
+
+
+def visitor_of(request: web.Request) -> ClientConnection | None:
+    """Whose request this is."""
+    return getattr(cast("Any", request.protocol), "visitor", None)
+
+
+def waiting_for(request: web.Request) -> contextlib.AbstractContextManager[None]:
+    """While this lasts, the request is not being served: the rest of it has not come."""
+    visitor = visitor_of(request)
+    return contextlib.nullcontext() if visitor is None else visitor.waiting()

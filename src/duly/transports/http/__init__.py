@@ -1,0 +1,1 @@
+"""HTTP: messages, logins, alerts, the OpenAPI document and static files."""

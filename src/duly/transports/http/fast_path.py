@@ -1,0 +1,245 @@
+"""The express way of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
+
+That is what almost everybody who sends over HTTP does, and a framework spends 47 µs on each of them (request,
+routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
+piece, and has nothing in its head but what is listed below, each once. With the first one that is anything
+else the connection, with every byte of it, is handed over to the framework for good: so there is one place
+that reads HTTP in all its forms, and it is not this one. One request at a time; whoever does not read his
+answers is not read from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, NamedTuple, TypeAlias, cast
+
+from duly.transports.connections import ClientConnection, ClientConnections
+
+LOG: Final = logging.getLogger("duly.http")
+
+PIECE: Final = 64 * 1024
+"""The longest request that is served here."""
+STOP_SECONDS: Final = 0.5
+"""How long those who wait for an answer are waited for when the hub stops."""
+
+_FIRST: Final = b"POST /v1/messages HTTP/1.1"
+_PLAIN: Final = frozenset({b"accept", b"accept-encoding", b"content-type", b"user-agent"})
+"""Heads that change nothing about the answer."""
+
+
+LATER: Final = 3
+"""Seconds after which to try again, where nothing more is known."""
+
+
+class FastAnswer(NamedTuple):
+    """An answer: its status, and its JSON. `later`: it may be tried again, in so many seconds."""
+
+    status: int
+    body: bytes
+    later: int = 0
+
+
+Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[FastAnswer]]
+"""(token, address, body); never raises but for a bug."""
+
+
+class FastPath:
+    """One hub's: its listener and the connections that nothing else is known of."""
+
+    def __init__(
+        self,
+        serve: Serve,
+        otherwise: Callable[[ClientConnection], asyncio.BaseProtocol],
+        visitors: ClientConnections,
+        answers_to: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self.serve = serve
+        self.otherwise = otherwise
+        self.visitors = visitors
+        self.answers_to = answers_to
+        self.connections: set[KeepAliveConnection] = set()
+        self._day = (0, b"")
+
+    def __call__(self) -> KeepAliveConnection:
+        return KeepAliveConnection(self)
+
+    async def close(self) -> None:
+        """Hang up; on those who are just being served, afterwards."""
+        for one in list(self.connections):
+            one.close()
+        busy = {one.serving: one for one in self.connections if one.serving is not None}
+        if busy:
+            _, late = await asyncio.wait(busy, timeout=STOP_SECONDS)
+            for task in late:
+                busy[task].abort()
+
+    def date(self) -> bytes:
+        """As HTTP writes it; it changes once in a second."""
+        now = int(time.time())
+        if now != self._day[0]:
+            self._day = (now, formatdate(now, usegmt=True).encode())
+        return self._day[1]
+
+
+class KeepAliveConnection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, express: FastPath) -> None:
+        self._express = express
+        self._text = b""
+        self._head: Head | None = None
+        self._kept = b""
+        self._closing = self._stalled = False
+        self._visitor: ClientConnection | None = None
+        self.serving: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else "?"
+        self._visitor = self._express.visitors.enter(self._transport, self._address)
+        if self._visitor is not None:
+            self._express.connections.add(self)
+            self._visitor.watch()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._express.connections.discard(self)
+        if self._visitor is not None:
+            self._visitor.leave()
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        visitor = self._visitor
+        if visitor is None:
+            return  # turned away
+        if self.serving is not None:
+            self._kept += data
+            self._transport.pause_reading()  # one at a time
+            return
+        text, found, body = data.partition(b"\r\n\r\n")
+        if text != self._text:  # they are mostly the same
+            self._text, self._head = text, read_head(text)
+        head = self._head
+        if (
+            not found
+            or head is None
+            or head.length != len(body)
+            or len(data) > PIECE
+            or not self._express.answers_to(head.host)
+        ):
+            self._hand_over(data, visitor)
+        else:
+            visitor.begin()
+            self.serving = self._loop.create_task(self._serve(head.token, body, visitor))
+
+    def _hand_over(self, data: bytes, visitor: ClientConnection) -> None:
+        self._express.connections.discard(self)
+        other = self._express.otherwise(visitor)
+        self._transport.set_protocol(other)
+        other.connection_made(self._transport)
+        cast("asyncio.Protocol", other).data_received(data)
+
+    async def _serve(self, token: str | None, body: bytes, visitor: ClientConnection) -> None:
+        try:
+            said = await self._express.serve(token, self._address, body)
+        except Exception:
+            LOG.exception("a bug in serving %s", _FIRST.decode())
+            self.abort()
+            return
+        finally:
+            self.serving = None
+            visitor.end()
+        if said.status not in _STRANGER:
+            visitor.recognise()
+        if self._transport.is_closing():
+            return
+        self._transport.write(self._written(said))
+        if self._closing:
+            self._transport.close()
+        elif self._kept:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With what came while somebody had to wait for somebody."""
+        if self.serving is None and not self._stalled:
+            data, self._kept = self._kept, b""
+            self._transport.resume_reading()
+            if data:
+                self.data_received(data)
+
+    def _written(self, said: FastAnswer) -> bytes:
+        later = b"Retry-After: %d\r\n" % said.later if said.later else b""
+        length, date = len(said.body), self._express.date()
+        return _ANSWER % (said.status, _PHRASES[said.status], length, date, later, said.body)
+
+    # ── the other side reads, or does not ────────────────────────────────────────────────────────
+
+    def pause_writing(self) -> None:
+        self._stalled = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._stalled = False
+        self._go_on()
+
+    def close(self) -> None:
+        """After the answer that is due, if one is."""
+        self._closing = True
+        if self.serving is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+_ANSWER: Final = (
+    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n%b\r\n%b"
+)
+_STRANGER: Final = frozenset({401, 429})
+"""What is said to those whom we do not know."""
+_PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+
+class Head(NamedTuple):
+    """What matters of a request's head."""
+
+    token: str | None
+    length: int
+    host: str
+
+
+def read_head(head: bytes) -> Head | None:
+    """The head of a request that may go by express; None if it may not.
+
+    >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2")
+    Head(token=None, length=2, host='hub')
+    >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nExpect: 100-continue")
+    """
+    first, *lines = head.split(b"\r\n")
+    if first != _FIRST or not head.isascii():
+        return None
+    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        return None
+    seen: dict[bytes, bytes] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in _PLAIN:
+            continue
+        if name in seen:
+            return None
+        seen[name] = value.strip(b" \t")
+    length, host = seen.pop(b"content-length", b""), seen.pop(b"host", b"")
+    if not length.isdigit() or len(length) > 6 or not host:
+        return None
+    if seen.pop(b"connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    token = seen.pop(b"authorization", b"").decode().removeprefix("Bearer ").strip()
+    return None if seen else Head(token or None, int(length), host.decode())

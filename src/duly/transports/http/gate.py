@@ -1,0 +1,139 @@
+"""The gate before every HTTP request: which page it comes from, which name it is for, and what is said when
+something fails that should not.
+
+The laws. A page of another origin does nothing here, unless the hub's `origins` name it: a request that
+changes something, or a WebSocket, with a foreign `Origin` is refused. A hub on this machine alone answers to
+the names of this machine, so that no page can reach it under a name of its own (DNS rebinding). No input is
+answered with 500; a bug is, and it is logged once in a second and not once for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from duly.errors import DulyError
+from duly.transports.connections import visitor_of
+from duly.transports.http import bodies
+from duly.transports.http.messages import LOG, error, problem
+
+OWN_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, idempotency-key",
+    "Access-Control-Max-Age": "600",
+}
+
+_Serve: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class RequestGate:
+    """Who may come in. `origins` are pages of other origins that may use this hub; `names` the host names it
+    answers to, None for any."""
+
+    def __init__(self, origins: Iterable[str], names: frozenset[str] | None) -> None:
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        also = frozenset(urlsplit(origin).hostname or "" for origin in self._origins)
+        self._names = None if names is None else OWN_NAMES | names | also
+
+    def answers_to(self, host: str) -> bool:
+        """Whether a request for this host is for us; one that names none comes from no page."""
+        return self._names is None or not host or _name(host) in self._names
+
+    def knows(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin may use us: our own, or one that was named."""
+        origin = origin.lower()
+        if origin in self._origins:
+            return True
+        parts = urlsplit(origin) if "://" in origin else None
+        return parts is not None and bool(host) and parts.netloc == host.lower() and self.answers_to(host)
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: _Serve) -> web.StreamResponse:
+        """What aiohttp calls for every request."""
+        visitor = visitor_of(request)
+        if visitor is not None:
+            visitor.begin()
+        try:
+            return await self._admit(request, handler)
+        finally:
+            bodies.give_back(request)
+            if visitor is not None:
+                visitor.end()
+
+    async def _admit(self, request: web.Request, serve: _Serve) -> web.StreamResponse:
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+        if not self.answers_to(host):
+            name = _name(host)[:100]
+            return error(
+                403, "not_allowed", f"this hub does not answer to {name!r}; start it with --origin to name it"
+            )
+        if not _readable(request):
+            return _last(error(400, "malformed", "a head of this request is not text that UTF-8 can carry"))
+        upgrade = request.headers.get("Upgrade") is not None
+        foreign = origin is not None and not self.knows(origin, host)
+        if foreign and (upgrade or request.method not in _SAFE):
+            return error(
+                403, "not_allowed",
+                f"a page of {(origin or '')[:100]!r} may not use this hub; start it with --origin to let it",
+            )  # fmt: skip
+        if request.method == "OPTIONS" and origin is not None:
+            answer: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
+        else:
+            answer = await self._served(request, serve)
+        if origin is not None and not foreign and not answer.prepared:
+            answer.headers["Access-Control-Allow-Origin"] = origin
+            answer.headers["Vary"] = "Origin"
+        return answer
+
+    async def _served(self, request: web.Request, serve: _Serve) -> web.StreamResponse:
+        try:
+            return await serve(request)
+        except web.HTTPException as answer:
+            if answer.status < 400 or answer.status == 500:
+                raise
+            said = error(answer.status, answer.reason.lower().replace(" ", "_"), f"{answer.reason}")
+            if "Allow" in answer.headers:
+                said.headers["Allow"] = answer.headers["Allow"]
+            return said
+        except bodies.BodyTimeout as late:
+            return _last(error(408, "timeout", str(late)))
+        except DulyError as trouble:
+            return problem(trouble)
+        except (ConnectionError, web.RequestPayloadError):
+            return _last(error(400, "malformed", "the request did not come whole"))
+        except Exception:
+            LOG.exception("a bug in serving a request")
+            return error(500, "internal", "a bug in the hub; its log says more")
+
+
+def _readable(request: web.Request) -> bool:
+    """Whether every head is text. Of a token that is not, the login decides: it is an unknown one."""
+    try:
+        for name, value in request.raw_headers:
+            if not value.isascii() and name.lower() != b"authorization":
+                value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _last(answer: web.Response) -> web.Response:
+    """Nothing more is read from this connection."""
+    answer.force_close()
+    return answer
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port.
+
+    >>> _name("LOCALHOST:7800"), _name("[::1]:7800"), _name("a b")
+    ('localhost', '::1', 'a b')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

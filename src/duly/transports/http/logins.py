@@ -1,0 +1,123 @@
+"""HTTP for people: register, log in, log out, another password.
+
+The law: a password comes in a body, over HTTP alone, and goes no further than its check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from duly.errors import DulyError, Malformed
+from duly.identity.accounts import Principal
+from duly.transports.http import bodies
+from duly.transports.http.messages import entered, problem, token_in
+
+T = TypeVar("T")
+
+
+class PeopleRegistry(Protocol):
+    """Who registers people and logs them in."""
+
+    async def register(self, name: str, password: str, address: str) -> None: ...
+    async def log_in(self, name: str, password: str, address: str, device: str = "") -> str: ...
+    async def log_out(self, token: str) -> bool: ...
+    async def log_out_everywhere(self, name: str) -> int: ...
+    async def change_password(self, name: str, old: str, new: str, address: str) -> None: ...
+
+
+class LoginsBackend(Protocol):
+    @property
+    def people(self) -> PeopleRegistry: ...
+    async def login(self, token: str | None, address: str) -> Principal: ...
+
+
+class Credentials(Struct, frozen=True):
+    name: str
+    password: str
+    device: str = ""
+
+
+class LogoutRequest(Struct, frozen=True):
+    everywhere: bool = False
+
+
+class PasswordChange(Struct, frozen=True):
+    old: str
+    new: str
+
+
+def routes(server: LoginsBackend) -> list[web.RouteDef]:
+    logins = _Logins(server)
+    return [
+        web.post("/v1/people", _guarded(logins.register)),
+        web.post("/v1/login", _guarded(logins.log_in)),
+        web.post("/v1/logout", _guarded(logins.log_out)),
+        web.post("/v1/password", _guarded(logins.change_password)),
+    ]
+
+
+class _Logins:
+    def __init__(self, server: LoginsBackend) -> None:
+        self._server = server
+
+    async def register(self, request: web.Request) -> web.Response:
+        wanted = await _body(request, Credentials)
+        await self._server.people.register(wanted.name, wanted.password, _address(request))
+        return _json({"name": wanted.name}, 201)
+
+    async def log_in(self, request: web.Request) -> web.Response:
+        wanted = await _body(request, Credentials)
+        token = await self._server.people.log_in(
+            wanted.name, wanted.password, _address(request), wanted.device
+        )
+        return _json({"name": wanted.name, "token": token})
+
+    async def log_out(self, request: web.Request) -> web.Response:
+        token, who = await self._who(request)
+        leaving = await _body(request, LogoutRequest) if request.can_read_body else LogoutRequest()
+        people = self._server.people
+        ended = await (people.log_out_everywhere(who.name) if leaving.everywhere else people.log_out(token))
+        return _json({"ended": int(ended)})
+
+    async def change_password(self, request: web.Request) -> web.Response:
+        _, who = await self._who(request)
+        wanted = await _body(request, PasswordChange)
+        await self._server.people.change_password(who.name, wanted.old, wanted.new, _address(request))
+        return _json({"name": who.name})
+
+    async def _who(self, request: web.Request) -> tuple[str, Principal]:
+        who = await entered(self._server, request)
+        return token_in(request) or "", who
+
+
+def _guarded(
+    inner: Callable[[web.Request], Awaitable[web.Response]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def serve(request: web.Request) -> web.Response:
+        try:
+            return await inner(request)
+        except DulyError as trouble:
+            return problem(trouble)
+
+    return serve
+
+
+async def _body(request: web.Request, as_: type[T]) -> T:
+    raw = await bodies.read(request, guest=True)
+    try:
+        return msgspec.json.decode(raw, type=as_)
+    except (msgspec.DecodeError, ValueError) as trouble:
+        raise Malformed(f"the body does not fit: {trouble}") from None
+
+
+def _address(request: web.Request) -> str:
+    return request.remote or "?"
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

@@ -1,0 +1,522 @@
+"""HTTP: the same frames, one at a time or in an array, by `POST /v1/messages`; outcomes and lists by GET.
+
+The law: a 2xx means stored. The body is the `server_ack` (and the `ack`, if it was waited for); the status
+says the same for those who only read that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from math import ceil
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from duly.core.messages import key_of
+from duly.core.operations import Delivery
+from duly.core.units import FOREVER, MS, SECOND
+from duly.errors import (
+    DulyError,
+    Malformed,
+    NotAllowed,
+    NotAuthenticated,
+    Overloaded,
+    RateLimited,
+    SenderError,
+    Stopped,
+    TooManyLogins,
+)
+from duly.identity.accounts import Principal, Role
+from duly.runtime.logs import RateLimitedLog
+from duly.storage.ledger import Ledger, Record
+from duly.transports.connections import visitor_of
+from duly.transports.http import bodies
+from duly.transports.http.fast_path import LATER, FastAnswer
+from duly.transports.http.openapi import OPENAPI, WAIT_LIMIT
+from duly.transports.http.page_cursors import PageCursors
+from duly.wire import frames
+from duly.wire.fields import unpack
+from duly.wire.frames import Frame, ServerCode
+from duly.wire.session import UncongestedSession
+
+BATCH_LIMIT: Final = 1_000
+ANSWER_SECONDS: Final = 30.0
+PAGE: Final = 1_000
+PAGES: Final = 20
+"""So many pages are looked through for an id that carries no time; name the sender to look further."""
+LOOKS: Final = 10
+"""Stretches of the ledger that one page is looked for in, where its reader's messages are few among many."""
+
+
+_STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+
+
+def _of_interest(record: logging.LogRecord) -> bool:
+    """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, _STRANGERS)
+
+
+LOG: Final = logging.getLogger("duly.http")
+"""Where aiohttp says what surprised it."""
+LOG.addFilter(_of_interest)
+LOG.addFilter(RateLimitedLog())
+
+
+class TokenCheck(Protocol):
+    """Who knows tokens."""
+
+    async def login(self, token: str | None, address: str) -> Principal: ...
+
+
+class MessagesBackend(TokenCheck, Protocol):
+    """What HTTP needs of its hub."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    async def receive_all(
+        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
+    ) -> None:
+        """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+    @property
+    def down(self) -> str | None:
+        """Why nothing can be accepted now."""
+        ...
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """The parts of the hub that do not run, and why."""
+        ...
+
+    @property
+    def cursors(self) -> PageCursors: ...
+    def born(self, who: Principal) -> int:
+        """When somebody's account was made (µs); what is older is not theirs."""
+        ...
+
+    def trail(self, key: bytes) -> list[Any]:
+        """When what happened to a message here, if it is still remembered."""
+        ...
+
+    async def trace_line(self, record: Record, who: Principal) -> dict[str, Any] | None:
+        """How far a line of chat has come with its recipients; None for any other message."""
+        ...
+
+    async def list_devices(
+        self, who: Principal, after: str, limit: int
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The devices that somebody may see, by name, and after which the next page begins."""
+        ...
+
+
+async def entered(server: TokenCheck, request: web.Request) -> Principal:
+    """Who makes this request; raises `NotAuthenticated`."""
+    who = await server.login(token_in(request), request.remote or "?")
+    visitor = visitor_of(request)
+    if visitor is not None:
+        visitor.recognise()
+    return who
+
+
+def token_in(request: web.Request) -> str | None:
+    """The token in the head of a request."""
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip() or None
+
+
+class FrameBatch:
+    """The requests that one caller waits for together."""
+
+    def __init__(self, size: int) -> None:
+        self.waiters = [WaitingRequest(self) for _ in range(size)]
+        self._silent = size
+        self._news: asyncio.Future[None] | None = None
+
+    def heard(self) -> None:
+        """One of them was told something for the first time."""
+        self._silent -= 1
+        if not self._silent:
+            self.news()
+
+    def news(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def said(self) -> None:
+        """Until all of them have been told what became of their frame."""
+        if self._silent:
+            await self._wait(ANSWER_SECONDS, lambda: not self._silent)
+            if self._silent:
+                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
+
+    async def ended(self, seconds: float) -> None:
+        """Until all that were taken have ended, or this time is over."""
+        waiting = [w for w in self.waiters if _taken(w.said)]
+        await self._wait(seconds, lambda: all(w.ended for w in waiting))
+
+    async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.time() + seconds
+        while not enough() and loop.time() < over:
+            self._news = loop.create_future()
+            timer = loop.call_at(over, self.news)
+            await self._news
+            timer.cancel()
+
+
+class WaitingRequest(UncongestedSession):
+    """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
+    the command was taken, the `ack` may follow."""
+
+    __slots__ = ("__weakref__", "_batch", "ended", "said")
+
+    def __init__(self, batch: FrameBatch) -> None:
+        self._batch = batch
+        self.said = b""
+        self.ended = b""
+
+    def push(self, frame: bytes) -> None:
+        if not self.said:
+            self.said = frame
+            self._batch.heard()
+        elif not self.ended:
+            self.ended = frame
+            self._batch.news()
+
+    def close(self, reason: str) -> None:
+        pass
+
+    @property
+    def whole(self) -> bytes:
+        """The `server_ack`, with the `ack` in it if there is one."""
+        return b'%b,"ack":%b}' % (self.said[:-1], self.ended) if self.ended else self.said
+
+
+def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
+    return [
+        web.post("/v1/messages", http.guarded(http.post)),
+        web.get("/v1/messages", http.guarded(http.list_messages)),
+        web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
+        web.get("/v1/refusals", http.guarded(http.refusals)),
+        web.get("/v1/devices", http.guarded(http.devices)),
+        web.get("/v1/state", http.guarded(http.state)),
+        web.get("/v1/health", http.health),
+        web.get("/v1/openapi.json", http.openapi),
+    ]
+
+
+class MessagesEndpoint:
+    def __init__(self, server: MessagesBackend) -> None:
+        self._server = server
+
+    def guarded(
+        self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Who asks, and what to say when it goes wrong."""
+
+        async def serve(request: web.Request) -> web.Response:
+            try:
+                return await inner(request, await entered(self._server, request))
+            except DulyError as trouble:
+                return problem(trouble)
+
+        return serve
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────
+
+    async def post(self, request: web.Request, who: Principal) -> web.Response:
+        raw = await bodies.read(request)
+        wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
+        return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
+
+    async def express(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
+        """The same, of whoever asks for nothing else."""
+        try:
+            return await self._take(await self._server.login(token, address), raw)
+        except DulyError as trouble:
+            return said_of(trouble)
+
+    async def _take(
+        self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
+    ) -> FastAnswer:
+        many = frames.decode_batch(raw)
+        if many is None:
+            (waiter,) = (await self._send(who, [raw if id_ is None else _with_id(raw, id_)], wait)).waiters
+            return _said(waiter, wait)
+        if len(many) > BATCH_LIMIT:
+            return _trouble(
+                413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
+            )
+        waiters = (await self._send(who, many, wait)).waiters
+        return FastAnswer(200, b"[%b]" % b",".join([waiter.whole for waiter in waiters]))
+
+    async def _send(self, who: Principal, raws: list[bytes], wait: float) -> FrameBatch:
+        batch = FrameBatch(len(raws))
+        await self._server.receive_all(batch.waiters, who, raws)
+        await batch.said()
+        if wait:
+            await batch.ended(wait)
+        return batch
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+
+    async def outcome(self, request: web.Request, who: Principal) -> web.Response:
+        scope, id_ = request.match_info["scope"], request.match_info["id"]
+        key = key_of(scope, id_)
+        record = await self._server.ledger.find(key)
+        if record is None or not _may_see(who, record) or record.accepted_at < self._server.born(who):
+            return error(
+                404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
+            )
+        deliveries = await self._server.ledger.deliveries(key)
+        shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+        line = await self._server.trace_line(record, who)
+        return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
+
+    async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
+        if (id_ := request.query.get("id")) is not None:
+            return await self._list_under(id_, who)
+        limit = number(request.query.get("limit"), 100, 1_000)
+        before, cursors = request.query.get("before"), self._server.cursors
+        reader = f"messages/{who.name}/{self._server.born(who)}"
+        found, following = await self._page(
+            who,
+            request.query.get("scope") if who.role is Role.ADMIN else who.name,
+            request.query.get("open") in ("1", "true"),
+            cursors.open(reader, before) if before else None,
+            limit,
+        )
+        begins = None if following is None else cursors.seal(reader, following)
+        return as_json({"messages": [show(record) for record in found], "next": begins})
+
+    async def _list_under(self, id_: str, who: Principal) -> web.Response:
+        """The messages with this id, whoever made it; for others than an admin, their own."""
+        if who.role is Role.ADMIN:
+            found = await self._server.ledger.with_id(id_)
+        else:
+            own = await self._server.ledger.find(key_of(who.name, id_))
+            found = [] if own is None else [own]
+        born = self._server.born(who)
+        return as_json({"messages": [show(one) for one in found if one.accepted_at >= born], "next": None})
+
+    async def _page(
+        self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int
+    ) -> tuple[list[Record], bytes | None]:
+        """Messages below `place`, and where the next page begins: None if nothing follows. Only after a long
+        look for nothing is it left to the caller to go on."""
+        born = self._server.born(who)
+        found: list[Record] = []
+        for _ in range(LOOKS):
+            page = await self._server.ledger.messages(
+                scope=scope, open_only=open_only, before=place, limit=limit + 1 - len(found)
+            )
+            found += [record for record in page.records if record.accepted_at >= born]
+            if len(found) > limit:
+                return found[:limit], found[limit - 1].message.key
+            if page.next is None:
+                return found, None
+            place = page.next
+        return found, place
+
+    async def refusals(self, request: web.Request, who: Principal) -> web.Response:
+        limit = number(request.query.get("limit"), 100, 10_000)
+        found = await self._server.ledger.refusals(limit)
+        born = self._server.born(who)
+        mine = [r for r in found if who.role is Role.ADMIN or (r.scope == who.name and r.at >= born)]
+        return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
+
+    async def devices(self, request: web.Request, who: Principal) -> web.Response:
+        limit = number(request.query.get("limit"), 100, 1_000)
+        devices, following = await self._server.list_devices(who, request.query.get("after", ""), limit)
+        return as_json({"devices": devices, "next": following})
+
+    async def state(self, request: web.Request, who: Principal) -> web.Response:
+        if who.role is not Role.ADMIN:
+            raise NotAllowed("only an admin may ask for the hub's state")
+        return as_json(self._server.state())
+
+    async def health(self, request: web.Request) -> web.Response:
+        """For balancers: whether to send anybody here. Anyone may ask."""
+        parts, down = sorted(self._server.problems), self._server.down
+        if not parts and not down:
+            return as_json({"ok": True})
+        detail = "nothing can be stored just now" if down else ""
+        if parts:
+            detail = f"{detail and detail + '; '}not running: {', '.join(parts)}; the hub's log says why"
+        return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return as_json(OPENAPI)
+
+
+def show(record: Record) -> dict[str, Any]:
+    """A record as people and programs want to see it: times in milliseconds."""
+    m, answer = record.message, record.answer
+    shown: dict[str, Any] = {
+        "scope": m.scope,
+        "id": m.id,
+        "type": m.kind,
+        "to": m.recipient,
+        "state": record.state.word,
+        "accepted_at": record.accepted_at // MS,
+        "moved_at": record.moved_at // MS,
+    }
+    if m.expires:
+        shown["exp"] = m.expires // MS
+    if answer is not None:
+        said = unpack(answer.data)
+        shown["ack"] = (
+            dict(said.fields)
+            | {"code": answer.code, "detail": answer.reason}
+            | ({"data": said.data} if said.data else {})
+        )
+    return shown
+
+
+def show_delivery(delivery: Delivery) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "channel": delivery.ref.channel,
+        "recipient": delivery.ref.recipient,
+        "round": delivery.ref.round,
+        "state": delivery.state.word,
+        "attempts": delivery.attempt,
+        "error": delivery.error,
+    }
+    if not delivery.state.terminal and delivery.due < FOREVER:
+        shown["next_at"] = delivery.due // MS
+    return shown
+
+
+def _may_see(who: Principal, record: Record) -> bool:
+    return who.role is Role.ADMIN or who.name in (record.message.scope, record.message.recipient)
+
+
+def _with_id(raw: bytes, id_: str) -> bytes:
+    frame = frames.decode(raw)
+    if frame.seq_id not in (None, id_):
+        raise Malformed("the Idempotency-Key and the frame's seq_id differ; send one of them")
+    return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
+
+
+def _said(waiter: WaitingRequest, wait: float) -> FastAnswer:
+    if waiter.ended:
+        return FastAnswer(200, waiter.whole)
+    frame = frames.decode(waiter.said)
+    status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
+    if _is_all(frame):
+        status = 200
+    if frame.error == RateLimited.word:
+        status = 429
+    later = LATER if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else 0
+    return FastAnswer(status, waiter.said, _whole(frame.retry_after) or later)
+
+
+def _whole(seconds: float | None) -> int:
+    """As a header says it: whole seconds, never too early."""
+    return 0 if not seconds else max(1, ceil(seconds))
+
+
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+def _taken(said: bytes) -> bool:
+    """Whether something was taken that has yet to end."""
+    frame = frames.decode(said)
+    return frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+
+
+def _is_all(frame: Frame) -> bool:
+    """Whether nothing more will be said: a line has its place, or a question its answer."""
+    return frame.n is not None or bool(frame.data)
+
+
+_STATUS: Final = {
+    "too_large": 413,
+    "id_conflict": 422,
+    "not_authenticated": 401,
+    "not_allowed": 403,
+    "denied": 403,
+    "offline": 503,
+    "internal": 503,
+}
+
+
+def _status(frame: Frame) -> int:
+    match frame.code:
+        case ServerCode.ACCEPTED:
+            return 202
+        case ServerCode.DUPLICATE:
+            return 409
+        case _:
+            return _STATUS.get(frame.error or "", 400)
+
+
+def _seconds(text: str | None) -> float:
+    if not text:
+        return 0.0
+    try:
+        wait = float(text)
+    except ValueError:
+        raise Malformed(f"wait={text!r} is not a number of seconds") from None
+    if not 0 <= wait <= WAIT_LIMIT:
+        raise Malformed(f"wait is a number of seconds from 0 to {WAIT_LIMIT:.0f}, not {text}")
+    return wait
+
+
+def number(text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise Malformed(f"limit is a number from 1 to {most}, not {text[:80]!r}")
+    return int(text)
+
+
+def response(said: FastAnswer) -> web.Response:
+    headers = _JSON | {"Retry-After": str(said.later)} if said.later else _JSON
+    return web.Response(body=said.body, status=said.status, headers=headers)
+
+
+def as_json(value: object, status: int = 200) -> web.Response:
+    return response(FastAnswer(status, msgspec.json.encode(value)))
+
+
+def error(status: int, word: str, detail: str) -> web.Response:
+    return response(_trouble(status, word, detail))
+
+
+def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
+    """An error as JSON; `wait` (µs) is how long to wait before the next try."""
+    said: dict[str, Any] = {"error": word, "detail": detail}
+    if status == 503:
+        said["code"] = ServerCode.INTERNAL
+    later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
+    if wait:
+        said["retry_after"] = frames.seconds_of(wait)
+    return FastAnswer(status, msgspec.json.encode(said), later)
+
+
+def problem(trouble: DulyError) -> web.Response:
+    return response(said_of(trouble))
+
+
+def said_of(trouble: DulyError) -> FastAnswer:
+    match trouble:
+        case TooManyLogins() | RateLimited():
+            status = 429
+        case NotAuthenticated():
+            status = 401
+        case NotAllowed():
+            status = 403
+        case SenderError():
+            status = _STATUS.get(trouble.word, 400)
+        case Overloaded() | Stopped():
+            status = 503
+        case _:
+            status = 503 if trouble.retry else 500
+    return _trouble(status, trouble.word, str(trouble), trouble.wait)

@@ -1,0 +1,55 @@
+"""Where the next page of a list begins, as its reader is told.
+
+The law: a cursor is opaque, of one length, and good for one list and one account alone. It may stand for a
+row that its reader may not see, so it is encrypted; what was not sealed here, or for somebody else, is
+refused. Its key is in the ledger: every hub on it reads every other's.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Final
+
+from duly.errors import Malformed
+from duly.storage.ledger import Ledger
+from duly.storage.secret_box import SecretBox, shared_secret
+
+NAME: Final = "cursors"
+LONGEST: Final = 432
+"""Of a place in a list: a message's key, and eight bytes more."""
+_NONCE: Final = 12
+
+
+class PageCursors:
+    """Seals and opens cursors with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(key)
+
+    def seal(self, reader: str, place: bytes) -> str:
+        """A cursor for this place in a list, for this reader of it."""
+        nonce = secrets.token_bytes(_NONCE)
+        padded = len(place).to_bytes(2, "big") + place.ljust(LONGEST, b"\0")
+        sealed = nonce + self._cipher.encrypt(nonce, padded, reader.encode(errors="surrogatepass"))
+        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+
+    def open(self, reader: str, cursor: str) -> bytes:
+        """The place that a cursor stands for."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), b"-_", validate=True)
+            padded = self._cipher.decrypt(raw[:_NONCE], raw[_NONCE:], reader.encode(errors="surrogatepass"))
+        except (InvalidTag, ValueError):
+            raise Malformed(
+                "before is not the 'next' of a page of this list that was given to you; begin without it"
+            ) from None
+        return padded[2 : 2 + int.from_bytes(padded[:2], "big")]
+
+
+async def open_cursors(ledger: Ledger, box: SecretBox) -> PageCursors:
+    """Cursors with the key of this ledger, which is made if there is none."""
+    return PageCursors(await shared_secret(ledger, box, NAME))

@@ -1,0 +1,30 @@
+"""The clients that are not Python packages, served by the hub they talk to: a page imports `/duly.js`, a
+device fetches `/duly_device.py`.
+
+The law: they are public, they never change while the hub runs, and they are the ones that fit this hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from aiohttp import web
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/duly.js", _file("clients/js/duly.js", "text/javascript")),
+        web.get("/duly_device.py", _file("clients/micropython/duly_device.py", "text/x-python")),
+    ]
+
+
+def _file(path: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    body = files("duly").joinpath(path).read_bytes()
+    # A page from remote may import it, too; and after an upgrade nobody runs the old one.
+    headers = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-cache"}
+
+    async def serve(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+    return serve

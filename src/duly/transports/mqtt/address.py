@@ -1,0 +1,100 @@
+"""Where an MQTT broker is, and who we are to it.
+
+The law: an address that exists can be used: its parts fit, its files are there. It is never printed with its
+password.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from duly.errors import Malformed
+
+_END: Final = "-----END CERTIFICATE-----"
+
+_UNSAFE: Final = re.compile(r"[\s.*>/%]")
+"""What brokers refuse in a client id; written as %2E and so on when a username has it."""
+
+
+class BrokerAddress(Struct, frozen=True, kw_only=True):
+    """Where the broker is and who we are.
+
+    >>> BrokerAddress.parse("mqtt://lamp:secret@broker.local").client_id
+    'lamp'
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    username: str = ""
+    password: str = ""
+    client_id: str = ""
+    keepalive: int = 30
+    cafile: str = ""
+    """who signed the broker's certificate; empty: whom the system trusts"""
+    cert: str = ""
+    """our own certificate, with `key`, where the broker asks for one"""
+    key: str = ""
+    pinned: bool = False
+    """`cafile` is the broker's own certificate: that one is meant, whatever name it carries"""
+
+    @classmethod
+    def parse(cls, url: str) -> BrokerAddress:
+        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise Malformed("the broker's port is not a number from 0 to 65535") from None
+        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
+            raise Malformed(
+                "a broker's address looks like mqtt://user:password@host:1883, or mqtts:// for TLS"
+            )
+        options = dict(parse_qsl(parts.query))
+        strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
+        if strange:
+            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
+        keepalive = options.pop("keepalive", "30")
+        if not (keepalive.isascii() and keepalive.isdigit() and 1 <= int(keepalive) <= 0xFFFF):
+            raise Malformed("keepalive is a number of seconds from 1 to 65535")
+        for file in ("cafile", "cert", "key"):
+            if file in options and not Path(options[file]).is_file():
+                raise Malformed(f"{file} {options[file]!r} is not a file")
+        username = unquote(parts.username or "")
+        return cls(
+            host=parts.hostname,
+            port=port or (8883 if parts.scheme == "mqtts" else 1883),
+            tls=parts.scheme == "mqtts",
+            username=username,
+            password=unquote(parts.password or ""),
+            client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
+            keepalive=int(keepalive),
+            cafile=options.get("cafile", ""),
+            cert=options.get("cert", ""),
+            key=options.get("key", ""),
+        )
+
+    def tls_context(self) -> ssl.SSLContext | bool:
+        if not self.tls:
+            return False
+        if self.pinned:
+            # The first in the file is the broker's own; who issued it, and to whom else, is of no concern.
+            own = Path(self.cafile).read_text().partition(_END)
+            context = ssl.create_default_context(cadata=own[0] + own[1])
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.check_hostname = False
+        else:
+            context = ssl.create_default_context(cafile=self.cafile or None)
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key or None)
+        return context
+
+    def __repr__(self) -> str:
+        who = f"{self.username}@" if self.username else ""
+        return f"mqtt{'s' * self.tls}://{who}{self.host}:{self.port}"

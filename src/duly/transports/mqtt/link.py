@@ -1,0 +1,360 @@
+"""MQTT 3.1.1: one link to one broker, that comes back by itself.
+
+The laws. PUBACK is ours to send: it goes out when the handler has called `ack`, in the order of arrival, and
+only on the connection the message came by, since a packet number means nothing on the next one. What was not
+acknowledged comes again: the session is persistent. A publish is confirmed by the broker's PUBACK or fails
+with `ConnectionLost`; nothing is resent here, the outbox above does that.
+
+Every connection is a session of its own (`duly.transports.mqtt.session`), used once.
+
+`TCP_NODELAY` is set on every socket, by asyncio and uvloop alike: with Nagle a round trip takes 44 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
+from typing import Any, Final
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS, SECOND
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, Overloaded, ProgramError
+from duly.runtime.backoff import Backoff
+from duly.runtime.tasks import SupervisedTask, Supervisor
+from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.packets import TEXT_LIMIT, text
+from duly.transports.mqtt.session import (
+    CLOSE_WITHIN,
+    CONNECT_WITHIN,
+    Done,
+    IncomingPublish,
+    MqttSession,
+    Will,
+)
+from duly.wire.session import OnMessage
+
+__all__ = ["MqttLink", "Will"]
+
+RECONNECT: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND, jitter=0.5)
+"""How soon to try again. Strong jitter: after a broker's restart everybody comes at once. Never long: whoever
+has a command under way waits for us, and a broker that dies a few times in a row must not make us sleep."""
+
+STABLE: Final = 10.0
+"""Seconds after which a connection counts as a success. Two programs with one client id throw each other out
+at once; counting those as failures slows the fight down. But the first one to a broker that was away always
+counts: it is not to blame if that dies again."""
+
+IN_FLIGHT: Final = 1024
+"""Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
+
+
+class MqttLink:
+    """A persistent session with a broker.
+
+    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they
+    are heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked
+    for at it. `clean`: the broker forgets the session when the connection ends.
+    `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
+    was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
+    acknowledged, and the connection is made anew.
+    """
+
+    def __init__(
+        self,
+        address: str | BrokerAddress,
+        on_message: OnMessage,
+        *,
+        subscriptions: Iterable[str] = (),
+        latest: Iterable[str] = (),
+        will: Callable[[], Will] | None = None,
+        on_connect: Callable[[bool], None] | None = None,
+        on_disconnect: Callable[[str], None] | None = None,
+        before: Callable[[], Awaitable[None]] | None = None,
+        clean: bool = False,
+        retry: RetryPolicy = RECONNECT,
+        stable: float = STABLE,
+        in_flight: int = IN_FLIGHT,
+        tasks: Supervisor | None = None,
+    ) -> None:
+        self.address = BrokerAddress.parse(address) if isinstance(address, str) else address
+        if not self.address.client_id:
+            raise Malformed("a persistent session needs a name; give a username or ?client_id=")
+        self.problem = "no answer yet"
+        """why the link is not up, in a sentence; empty when it is"""
+        self.refused = False
+        """the broker does not let us in"""
+        self.tried = False
+        """an attempt to connect has ended, one way or the other"""
+        self.connections = 0
+        self.garbage = 0
+        """messages whose topic was no text: acknowledged and dropped"""
+        self._on_message = on_message
+        self._filters = _wanted(subscriptions, 1) | _wanted(latest, 0)
+        """what we listen to, and at which QoS"""
+        self._will = will
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self._before = before
+        self._clean = clean
+        self._retry = retry
+        self._stable = stable
+        self._in_flight = in_flight
+        self._session: MqttSession | None = None
+        self._ready = asyncio.Event()
+        self._settled = asyncio.Event()
+        """up, refused, or given up"""
+        self._stopping = asyncio.Event()
+        self._tasks = tasks or Supervisor()
+        self._life: SupervisedTask | None = None
+        self._backoff = Backoff(self._retry, self.address.client_id)
+        self._unreachable = True
+        """the last attempt led to no connection"""
+
+    # ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def up(self) -> bool:
+        return self._ready.is_set()
+
+    async def start(self) -> None:
+        """Begin connecting; does not wait for it."""
+        if self._life is not None:
+            raise ProgramError("this link has been started already")
+        self._stopping.clear()
+        self._life = self._tasks.spawn("mqtt link", self._run)
+
+    async def connected(self, within: float = CONNECT_WITHIN) -> None:
+        """Wait until the link is up; `ConnectionRefused` or `ConnectionLost` says why it is not."""
+        try:
+            async with asyncio.timeout(within):
+                await self._settled.wait()
+        except TimeoutError:
+            raise self.lost() from None
+        if not self._ready.is_set():
+            raise ConnectionRefused(self.problem) if self.refused else self.lost()
+
+    async def stop(self) -> None:
+        """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
+        session = self._session
+        if session is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_WITHIN):
+                    await session.drained()
+        self._stopping.set()
+        if self._life is not None:
+            await self._life.finish()
+            self._life = None
+
+    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
+        """Send at QoS 1; the future ends with the broker's PUBACK, or with `ConnectionLost`."""
+        session = self._connected_session()
+        if len(session.waiting) >= self._in_flight:
+            raise Overloaded(
+                f"{self._in_flight} messages wait for the broker's confirmation; try again later"
+            )
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session.publish(_topic(topic), payload, retain, _telling(confirmed, session))
+        return confirmed
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK."""
+        session = self._connected_session()
+        if len(session.waiting) < self._in_flight:
+            await self.publish_nowait(topic, payload, retain=retain)
+            return
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session.queue(_topic(topic), payload, retain, _telling(confirmed, session))
+        await confirmed
+
+    def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
+        """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
+        confirmed it. Without a connection it is lost at once: whoever wants it sent repeats it."""
+        session = self._session
+        if session is None or not session.open_for_more:
+            if done is not None:
+                done(False)
+        elif len(session.waiting) < self._in_flight:
+            session.publish(_topic(topic), payload, retain, done)
+        else:
+            session.queue(_topic(topic), payload, retain, done)
+
+    def _connected_session(self) -> MqttSession:
+        session = self._session
+        if session is None or not session.open_for_more:
+            raise self.lost()
+        return session
+
+    def lost(self) -> ConnectionLost:
+        """That there is no connection, and why; it names the broker once."""
+        where = repr(self.address)
+        return ConnectionLost(
+            self.problem if where in self.problem else f"no connection to {where}: {self.problem}"
+        )
+
+    def reconnect(self, reason: str) -> None:
+        """Give this connection up and make a new one: what was not acknowledged comes again."""
+        if self._session is not None:
+            self._session.end(reason)
+
+    async def subscribe(self, *filters: str, latest: bool = False) -> None:
+        """Also listen to these. Without a connection they are noted, and asked for when there is one."""
+        wanted = _wanted(filters, 0 if latest else 1)
+        self._filters |= wanted
+        if self._session is not None and self._session.connected:
+            try:
+                await self._session.subscribe(wanted)
+            except ConnectionRefused:
+                for each in wanted:
+                    self._filters.pop(each, None)
+                raise
+
+    async def unsubscribe(self, *filters: str) -> None:
+        """No longer listen to these."""
+        for each in filters:
+            self._filters.pop(each, None)
+        if self._session is not None and self._session.connected:
+            await self._session.unsubscribe(filters)
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            if not await self._connect_once():
+                return
+            if not await self._backoff.wait(self._stopping):
+                self._settled.set()
+                return
+
+    async def _connect_once(self) -> bool:
+        """Make one connection, and stay on it for as long as it lasts; False if we must not connect.
+
+        Whatever ends it, the next one is made: nothing that a broker says is worth the link."""
+        session: MqttSession | None = None
+        began = asyncio.get_running_loop().time()
+        try:
+            if self._before is not None and not await self._allowed(self._before()):
+                return False
+            began = asyncio.get_running_loop().time()
+            session = MqttSession(
+                self.address, self._will() if self._will else None, self._arrived, clean=self._clean
+            )
+            self._session = session  # usable from CONNACK on: a kept session's messages want answers
+            present = await session.open(self._filters)
+            self._is_up(present)
+            await _first(session.closed.wait(), self._stopping.wait())
+            self.problem = session.reason or "stopped"
+        except ConnectionRefused as problem:
+            self.problem = str(problem)
+            self.refused = True
+            self._settled.set()
+        except DulyError as problem:
+            self.problem = str(problem)
+        except Exception as bug:
+            self.problem = f"the connection to {self.address!r} failed: {bug!r}"
+            self._tasks.failed("mqtt link", bug)
+        finally:
+            was_up, self._session = self._ready.is_set(), None
+            self.tried = True
+            self._ready.clear()
+            if was_up:
+                self._settled.clear()
+            try:
+                if session is not None:
+                    await session.close(self.problem)
+            finally:
+                self._is_down(was_up, began)
+        return True
+
+    def _is_down(self, was_up: bool, began: float) -> None:
+        if was_up and self._on_disconnect is not None:
+            self._call(self._on_disconnect, self.problem)
+        if was_up and (self._unreachable or asyncio.get_running_loop().time() - began > self._stable):
+            self._backoff.worked()
+        self._unreachable = not was_up
+
+    async def _allowed(self, before: Awaitable[None]) -> bool:
+        """Whether we may connect; not if we are told to stop first."""
+        waiting = asyncio.ensure_future(before)
+        await _first(asyncio.wait({waiting}), self._stopping.wait())
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            return False
+        waiting.result()
+        return True
+
+    def _is_up(self, session_present: bool) -> None:
+        self.connections += 1
+        self.problem = ""
+        self.refused = False
+        self._ready.set()
+        self._settled.set()
+        if self._on_connect is not None:
+            self._call(self._on_connect, session_present)
+
+    def _arrived(self, arrival: IncomingPublish, topic: str | bytes, payload: bytes, old: bool) -> None:
+        if not isinstance(topic, str):
+            self.garbage += 1
+            arrival.ack()
+            return
+        try:
+            self._on_message(topic, payload, old, arrival.ack)
+        except Exception as bug:
+            self._complain(bug)
+            arrival.session.end("the handler of a message failed; it will come again")
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as bug:
+            self._complain(bug)
+
+    def _complain(self, bug: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"a handler of {self.address!r} failed", "exception": bug}
+        )
+
+
+@lru_cache(4_096)
+def _topic(topic: str) -> bytes:
+    """A topic to publish to, as it stands in packets: most go to the same few."""
+    if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or any(c in topic for c in "+#\0"):
+        raise Malformed(
+            f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most {TEXT_LIMIT} bytes"
+        )
+    return text(topic)
+
+
+def _wanted(topics: Iterable[str], qos: int) -> dict[str, int]:
+    wanted = dict.fromkeys(topics, qos)
+    for topic in wanted:
+        if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
+            raise Malformed(
+                f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes"
+            )
+    return wanted
+
+
+def _telling(confirmed: asyncio.Future[None], session: MqttSession) -> Done:
+    def done(is_confirmed: bool) -> None:
+        if confirmed.done():
+            return
+        if is_confirmed:
+            confirmed.set_result(None)
+        else:
+            confirmed.set_exception(ConnectionLost(session.lost))
+            confirmed.exception()  # seen: who publishes without waiting need not look
+
+    return done
+
+
+async def _first(*waits: Awaitable[Any]) -> None:
+    """Until one of them is over; the others are dropped."""
+    tasks = {asyncio.ensure_future(w) for w in waits}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

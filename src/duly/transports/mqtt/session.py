@@ -1,0 +1,407 @@
+"""One MQTT connection, from CONNECT to its end.
+
+The laws are those of `duly.transports.mqtt.link`. What is written in one turn of the loop goes out together,
+and what arrives together is taken apart in one pass.
+
+No client library is under it (docs/adr/0014): they acknowledge before a handler has committed, or carry a
+late PUBACK over to the next connection, where it acknowledges another message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, cast
+
+from msgspec import Struct
+
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed
+from duly.transports.mqtt import packets
+from duly.transports.mqtt.address import BrokerAddress
+
+CONNECT_WITHIN: Final = 10.0
+
+CONFIRM_WITHIN: Final = 20.0
+"""Seconds the broker has for a PUBACK; after that the connection is given up and made anew."""
+
+CLOSE_WITHIN: Final = 2.0
+
+RUSH: Final = 100
+"""Packets handled in a row; then everything else in the process gets a turn. uvloop reads on for as long as
+there is more, so a broker that has much for us would make the process deaf to everybody else."""
+
+_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
+
+_OLD: Final = packets.RETAIN | packets.DUP
+"""Kept by the broker, or sent before; either may have been said long ago."""
+
+Done: TypeAlias = Callable[[bool], None]
+"""Hears whether the broker has confirmed."""
+
+
+class Will(Struct, frozen=True):
+    """What the broker publishes for us when we go without a goodbye."""
+
+    topic: str
+    payload: bytes
+    retain: bool = True
+
+
+class IncomingPublish:
+    """One message on its way in."""
+
+    __slots__ = ("committed", "number", "session")
+
+    def __init__(self, session: MqttSession, number: int) -> None:
+        self.session = session
+        self.number = number
+        """0: it wants no acknowledgement"""
+        self.committed = False
+
+    def ack(self) -> None:
+        self.committed = True
+        self.session.release()
+
+
+class MqttSession(asyncio.Protocol):
+    """One connection, used once."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        will: Will | None,
+        arrived: Callable[[IncomingPublish, str | bytes, bytes, bool], None],
+        *,
+        clean: bool,
+    ) -> None:
+        self._address = address
+        self._will = will
+        self._arrived = arrived
+        self._clean = clean
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._rest = bytearray()
+        """the beginning of a packet that has not arrived whole"""
+        self._needed = 0
+        self._handling = False
+        """packets wait for their turn, and reading is paused"""
+        self._outgoing: list[bytes] = []
+        self._arrivals: deque[IncomingPublish] = deque()
+        self.waiting: dict[int, tuple[Done | None, float]] = {}
+        self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
+        self._welcome: asyncio.Future[bytes] = self._loop.create_future()
+        """the broker's CONNACK"""
+        self._answers: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
+        """which kind of packet is waited for under which number"""
+        self._number = 0
+        self._heard_at = self._spoke_at = self._loop.time()
+        self._watch: asyncio.TimerHandle | None = None
+        self._confirmed_all = asyncio.Event()
+        self._gone = asyncio.Event()
+        self.connected = False
+        self.closed = asyncio.Event()
+        self._over = False
+        """closed, asked for at every packet"""
+        self.reason = ""
+
+    # ── opening and closing ──────────────────────────────────────────────────────────────────────
+
+    async def open(self, filters: Mapping[str, int]) -> bool:
+        """Connect and subscribe, each at its QoS; whether the broker had kept our session."""
+        a = self._address
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN):
+                await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+                self._write(self._hello())
+                present, code = await asyncio.shield(self._welcome)
+                if code:
+                    why = packets.REFUSALS.get(code, f"code {code}")
+                    raise ConnectionRefused(f"{a!r} refuses us: {why}")
+                if filters:
+                    # Always, also in a session that was kept: what we want to hear may have changed since.
+                    await self.subscribe(filters)
+        except TimeoutError:
+            raise ConnectionLost(f"{a!r} did not answer within {CONNECT_WITHIN:g} s") from None
+        except ssl.SSLError as problem:
+            raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
+        except OSError as problem:
+            raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
+        self._look_after()
+        return bool(present)
+
+    def _hello(self) -> bytes:
+        a, will = self._address, self._will
+        return packets.connect(
+            a.client_id,
+            keepalive=a.keepalive,
+            clean=self._clean,
+            username=a.username,
+            password=a.password,
+            will=None if will is None else (will.topic, will.payload, will.retain),
+        )
+
+    def end(self, reason: str) -> None:
+        """This connection is no longer of use."""
+        self.reason = self.reason or reason
+        self._over = True
+        self.closed.set()
+        self._confirmed_all.set()
+        for answered in (self._welcome, *(each for _, each in self._answers.values())):
+            if not answered.done():
+                answered.set_exception(ConnectionLost(self.reason))
+                answered.exception()  # seen: nobody may be waiting for it
+
+    async def close(self, reason: str) -> None:
+        self.end(reason)
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._write(packets.DISCONNECT)
+            self._flush()
+            self._transport.close()
+            try:
+                async with asyncio.timeout(CLOSE_WITHIN):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._transport.abort()  # a peer that is gone takes no more bytes
+        unconfirmed = [done for done, _ in self.waiting.values()] + [done for *_, done in self._queued]
+        self.waiting.clear()
+        self._queued.clear()
+        self._arrivals.clear()
+        for done in unconfirmed:
+            if done is not None:
+                done(False)
+
+    @property
+    def lost(self) -> str:
+        return f"{self.reason}; nobody knows whether the broker has it, send it again"
+
+    def _look_after(self) -> None:
+        """Keep the connection alive, and leave one that is not."""
+        now, keepalive = self._loop.time(), self._address.keepalive
+        oldest = next(iter(self.waiting.values()), None)
+        if oldest is not None and now - oldest[1] > CONFIRM_WITHIN:
+            self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
+        elif now - self._heard_at > 2 * keepalive:
+            self.end(f"the broker has been silent for {2 * keepalive} s")
+        else:
+            if now - min(self._heard_at, self._spoke_at) >= keepalive / 2:
+                self._write(packets.PINGREQ)
+            self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._look_after)
+
+    # ── what asyncio tells ───────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._gone.set()
+        # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
+        missed = self._address.tls and not self._address.cert and not self.connected
+        hint = "; it may want a certificate of ours (cert and key)" if missed else ""
+        self.end(f"{self._address!r} closed the connection{hint}")
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        if self._rest:
+            self._rest += data
+            if self._handling or len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+        elif self._handling:
+            self._rest += data
+            return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Handle the whole packets in these bytes."""
+        try:
+            found, rest, self._needed = packets.split(data)
+            self._rest = bytearray(data[rest:])
+        except Malformed as problem:
+            self._no_mqtt(problem)
+            return
+        self._handle(data, found, 0)
+
+    def _handle(self, data: bytes, found: Sequence[packets.Packet], at: int) -> None:
+        """Handle these packets from one of them on; at most `RUSH` in a row."""
+        try:
+            for first, start, end in found[at : at + RUSH] if len(found) > RUSH else found:
+                kind = first & packets.KIND
+                if self._over:
+                    return
+                if not self.connected:
+                    self._greeted(kind, data[start:end])
+                elif kind == packets.PUBLISH:
+                    self._published(first, data, start, end)
+                elif kind == packets.PUBACK:
+                    self._confirmed(packets.number(data, start, end))
+                else:
+                    self._answered(kind, data[start:end])
+        except Malformed as problem:
+            self._no_mqtt(problem)
+            return
+        if at + RUSH < len(found):
+            self._pause()
+            self._loop.call_soon(self._handle, data, found, at + RUSH)
+        elif self._handling:
+            self._resume()
+
+    def _pause(self) -> None:
+        if not self._handling:
+            self._handling = True
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._handling = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._rest and len(self._rest) >= self._needed:
+            self._take(bytes(self._rest))
+
+    def _no_mqtt(self, problem: Malformed) -> None:
+        self.end(f"{self._address!r} does not speak MQTT: {problem}")
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def open_for_more(self) -> bool:
+        return self.connected and not self._over
+
+    def publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
+        """`topic` is a `text` of `mqtt_packets`."""
+        number = self._next_number()
+        self.waiting[number] = (done, self._loop.time())
+        self._write(packets.publish(topic, number, payload, retain=retain))
+
+    def queue(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
+        """Publish when another has been confirmed; first come, first served."""
+        self._queued.append((topic, payload, retain, done))
+
+    def _next_number(self) -> int:
+        number = self._number
+        while True:
+            number = number % packets.LAST_NUMBER + 1
+            if number not in self.waiting and number not in self._answers:
+                self._number = number
+                return number
+
+    def _write(self, data: bytes) -> None:
+        """What is written in one turn of the loop goes out together: a call to the system for all of it."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+
+    def _flush(self) -> None:
+        out, self._outgoing = self._outgoing, []
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._spoke_at = self._loop.time()
+            self._transport.write(b"".join(out))
+
+    async def drained(self) -> None:
+        """Until everything is confirmed."""
+        if self.waiting and not self._over:
+            self._confirmed_all.clear()
+            await self._confirmed_all.wait()
+
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
+        number = self._next_number()
+        granted = (await self._ask(packets.SUBACK, number, packets.subscribe(number, filters)))[2:]
+        if len(granted) != len(filters):
+            raise ConnectionLost(
+                f"{self._address!r} answers {len(filters)} subscriptions with {len(granted)} codes"
+            )
+        refused = [f for f, qos in zip(filters, granted, strict=True) if qos >= packets.SUBSCRIPTION_REFUSED]
+        if refused:
+            raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
+
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        number = self._next_number()
+        await self._ask(packets.UNSUBACK, number, packets.unsubscribe(number, filters))
+
+    async def _ask(self, kind: int, number: int, packet: bytes) -> bytes:
+        """Send a packet, and return the body of the one of this kind that answers it."""
+        if self._over:
+            raise ConnectionLost(self.reason)
+        answered: asyncio.Future[bytes] = self._loop.create_future()
+        self._answers[number] = (kind, answered)
+        try:
+            self._write(packet)
+            return await answered
+        finally:
+            del self._answers[number]
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _greeted(self, kind: int, body: bytes) -> None:
+        """The first word of a broker is its CONNACK, and nothing else is."""
+        if kind != packets.CONNACK:
+            raise Malformed(f"a packet of kind {kind >> 4} before the CONNACK")
+        if len(body) != 2:
+            raise Malformed(f"a CONNACK of {len(body)} bytes")
+        if self._welcome.done():
+            raise Malformed("a second CONNACK")
+        self.connected = body[1] == 0
+        self._welcome.set_result(body)
+
+    def _answered(self, kind: int, body: bytes) -> None:
+        """Something we wait for, or of no interest: an answer to a PINGREQ."""
+        if kind == packets.CONNACK:
+            raise Malformed("a second CONNACK")
+        if kind not in (packets.SUBACK, packets.UNSUBACK):
+            return
+        number = packets.number(body, 0, min(2, len(body)))
+        expected, answered = self._answers.get(number, (0, None))
+        if answered is not None and expected == kind and not answered.done():
+            answered.set_result(body)
+
+    def _published(self, first: int, data: bytes, start: int, end: int) -> None:
+        """Length and text of the topic, at QoS 1 a number, the payload."""
+        body = start + 2 + int.from_bytes(data[start : start + 2], "big")
+        raw, number, qos = data[start + 2 : body], 0, first & packets.QOS
+        if body + qos > end:  # at QoS 1, which is 2 here, as many bytes are its number
+            raise Malformed("a PUBLISH that is cut short")
+        if qos:
+            if qos != packets.QOS_1:
+                raise Malformed("a PUBLISH at a QoS that was not asked for")
+            number = packets.number(data, body, body + 2)
+            body += 2
+        arrival = IncomingPublish(self, number)
+        if number:
+            self._arrivals.append(arrival)
+        try:
+            topic: str | bytes = raw.decode()
+        except UnicodeDecodeError:
+            topic = raw
+        self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
+
+    def _confirmed(self, number: int) -> None:
+        if number not in self.waiting:
+            return
+        done, _ = self.waiting.pop(number)
+        if done is not None:
+            done(True)
+        if self._queued:
+            self.publish(*self._queued.popleft())
+        if not self.waiting:
+            self._confirmed_all.set()
+
+    def release(self) -> None:
+        """Acknowledge what is committed, as far as everything before it is."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].committed and not self._over:
+            self._write(packets.ACKNOWLEDGED + arrivals.popleft().number.to_bytes(2, "big"))
+
+
+def _why(problem: OSError) -> str:
+    """As the system says it; asyncio says which call failed, and of several addresses all."""
+    if isinstance(problem, socket.gaierror):
+        return problem.strerror or str(problem)
+    found = _NUMBER.search(str(problem))
+    return os.strerror(int(found[1])) if found else str(problem)

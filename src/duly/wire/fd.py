@@ -1,0 +1,611 @@
+"""The FD dialect: JSON over MQTT, seed 001's wire (see DESIGN section 7).
+
+The law: whatever comes in is either a value that fits, or a `SenderError` that says what is wrong with it.
+A sender's name that fits is safe to build a topic from. Times are seconds on the wire, microseconds here.
+
+`payload`, `value`, `error` and `data` are bytes. The original (Go) writes them as base64 strings, its own
+examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
+How a *string* is read:
+
+- the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
+- the peer is known to write JSON: it is that text, always;
+- the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
+- nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
+  decodes to text (UTF-8 without control characters), which hardly any word does ("test" does not), or has
+  at least 16 characters with capitals, small letters and a digit, + or / among them: no word and no hex
+  number has. Everything else is that text.
+
+Nothing is lost by a wrong guess: `Content.raw` is what stood on the wire.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from enum import Enum, StrEnum
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.messages import NAME_LIMIT, TIME_LIMIT
+from duly.core.units import SECOND
+from duly.errors import Malformed, TooLarge
+from duly.wire import limits
+from duly.wire.limits import check_depth
+
+SIZE_LIMIT: Final = limits.SIZE_LIMIT
+PREFIX: Final = "nodes"
+
+NAMES_CACHED: Final = 4_096
+"""Names and topics that were found to be sound: a node talks to the same few all the time."""
+
+
+class FdKind(StrEnum):
+    """The last level of a topic."""
+
+    PENDING = "pending"
+    ACK = "ack"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    STATUS = "status"
+
+
+class Form(Enum):
+    """How a peer writes bytes."""
+
+    BASE64 = "base64"
+    JSON = "json"
+
+
+class Content(Struct, frozen=True):
+    """Bytes in a message.
+
+    >>> Content(b'{"on": true}').value
+    {'on': True}
+    """
+
+    data: bytes = b""
+    """the bytes meant: what the base64 holds, the text of a string, the JSON text of anything else"""
+    form: Form | None = None
+    """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
+    raw: bytes = b""
+    """the JSON text as it stood on the wire; empty when made here"""
+    sure: bool = False
+    """the message itself says in which form it is written"""
+
+    @property
+    def value(self) -> Any:
+        """What they mean: None if there are none, the JSON value they spell, else text, else the bytes."""
+        if self.form is Form.JSON and self.raw[:1] == b'"':
+            return self.data.decode()
+        if not self.data:
+            return None
+        try:
+            check_depth(self.data, "a value")
+            return _read_any(self.data)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            pass
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            return self.data
+
+
+NOTHING: Final = Content()
+
+
+class FdPending(Struct, frozen=True):
+    """A task."""
+
+    sender: str
+    receiver: str
+    msg_id: str
+    action: str
+    time: int = 0
+    exp: int = 0
+    payload: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+    """the peer uses the older field names, and is answered with them"""
+    order: bytes = b""
+    """JSON, as a gateway wrote it: its place among an app's tasks, for a receiver that orders for itself"""
+
+    @property
+    def form(self) -> Form | None:
+        return self.payload.form
+
+
+class FdAck(Struct, frozen=True):
+    """The task is durably received. It may come again, and then with word of how far the task is."""
+
+    msg_id: str
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+    progress: Content = NOTHING
+
+
+class FdComplete(Struct, frozen=True):
+    """The task is done."""
+
+    msg_id: str
+    value: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+    @property
+    def form(self) -> Form | None:
+        return self.value.form
+
+
+class FdFailed(Struct, frozen=True):
+    """The task has failed."""
+
+    msg_id: str
+    error: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+
+    @property
+    def form(self) -> Form | None:
+        return self.error.form
+
+
+class FdStatus(Struct, frozen=True):
+    """How a node is. `session` tells a late will from the news of a newer connection, `heartbeat` when the
+    next word of it is due."""
+
+    time: int = 0
+    online: bool | None = None
+    battery: int | None = None
+    rssi: int | None = None
+    ip: str = ""
+    version: str = ""
+    uptime: int = 0
+    session: str = ""
+    data: Content = NOTHING
+    sig: str = ""
+    kid: str = ""
+    old_names: bool = False
+    heartbeat: int = 0
+    """between two reports; 0 if it does not say"""
+
+
+_QUESTION: Final = "who."
+
+
+def question(token: str) -> str:
+    """The session of a status that says nothing and asks the process in that name to report now.
+
+    Status is the one topic that every account may write in its own name and read, devices included.
+    """
+    return f"{_QUESTION}{token}"
+
+
+def is_question(status: FdStatus) -> bool:
+    """Whether this status says nothing and asks for one: it is no news of its node."""
+    return status.session.startswith(_QUESTION)
+
+
+Fd: TypeAlias = FdPending | FdAck | FdComplete | FdFailed | FdStatus
+
+
+_ABSENT: Final = Raw(b"")
+
+
+class _Wire(Struct, omit_defaults=True):
+    """Every field of every kind, under old and new names, as it may stand on the wire."""
+
+    sender: str | None = None
+    sender_client_id: str | None = None
+    receiver: str | None = None
+    receiver_client_id: str | None = None
+    msg_id: str | None = None
+    message_id: str | None = None
+    action: str | None = None
+    time: int | float | None = None
+    timestamp: int | float | None = None
+    exp: int | float | None = None
+    expiration: int | float | None = None
+    payload: Raw = _ABSENT
+    value: Raw = _ABSENT
+    error: Raw = _ABSENT
+    order: Raw = _ABSENT
+    online: bool | None = None
+    battery: int | None = None
+    rssi: int | None = None
+    ip: str | None = None
+    version: str | None = None
+    uptime: int | float | None = None
+    session: str | None = None
+    heartbeat: int | float | None = None
+    data: Raw = _ABSENT
+    sig: str | None = None
+    kid: str | None = None
+    progress: Raw = _ABSENT
+    enc: str | None = None
+
+
+_read: Final = msgspec.json.Decoder(_Wire).decode
+_read_any: Final = msgspec.json.Decoder().decode
+_read_text: Final = msgspec.json.Decoder(str).decode
+_write: Final = msgspec.json.Encoder().encode
+_FORMS: Final = {form.value: form for form in Form}
+_NULL: Final = Raw(b"null")
+_MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+# ── in ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(kind: FdKind, text: bytes, form: Form | None = None) -> Fd | None:
+    """The message in these bytes; `form` is how this peer is known to write. None: an empty status, by which
+    a node removes its own.
+
+    >>> decode(FdKind.ACK, b'{"msg_id": "1"}').msg_id
+    '1'
+    """
+    match kind:
+        case FdKind.PENDING:
+            return decode_pending(text, form)
+        case FdKind.ACK:
+            return decode_ack(text, form)
+        case FdKind.COMPLETE:
+            return decode_complete(text, form)
+        case FdKind.FAILED:
+            return decode_failed(text, form)
+        case FdKind.STATUS:
+            return decode_status(text, form)
+
+
+def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    receiver = w.receiver or w.receiver_client_id or ""
+    return FdPending(
+        sender=check_username(w.sender or w.sender_client_id or "", "sender"),
+        receiver=check_username(receiver, "receiver") if receiver else "",
+        msg_id=msg_id,
+        action=_name(w.action or "", "action"),
+        time=_time(w.time if w.time is not None else w.timestamp),
+        exp=_expiry(w.exp if w.exp is not None else w.expiration),
+        payload=_content(w, w.payload, form),
+        order=bytes(w.order),
+        sig=w.sig or "",
+        kid=w.kid or "",
+        old_names=old,
+    )
+
+
+def decode_ack(text: bytes, form: Form | None = None) -> FdAck:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return FdAck(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
+
+
+def decode_complete(text: bytes, form: Form | None = None) -> FdComplete:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return FdComplete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
+
+
+def decode_failed(text: bytes, form: Form | None = None) -> FdFailed:
+    w = _wire(text)
+    msg_id, old = _id(w)
+    return FdFailed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
+
+
+def decode_status(text: bytes, form: Form | None = None) -> FdStatus | None:
+    if not text:
+        return None
+    w = _wire(text)
+    return FdStatus(
+        time=_time(w.time if w.time is not None else w.timestamp),
+        online=w.online,
+        battery=w.battery,
+        rssi=w.rssi,
+        ip=w.ip or "",
+        version=w.version or "",
+        uptime=_time(w.uptime),
+        session=w.session or "",
+        heartbeat=_time(w.heartbeat),
+        data=_content(w, w.data, form),
+        sig=w.sig or "",
+        kid=w.kid or "",
+        old_names=w.time is None and w.timestamp is not None,
+    )
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
+    """The bytes of a message, its contents written in this form.
+
+    >>> encode(FdComplete("1", Content(b"done")), Form.JSON)
+    b'{"msg_id":"1","value":"done"}'
+    """
+    match message:
+        case FdPending():
+            text = _write(_pending(message, form))
+        case FdAck(msg_id, sig, kid, old, progress):
+            w = _answer(msg_id, sig, kid, old)
+            if progress is not NOTHING:
+                w.progress = _written(progress, form)
+                w.enc = _marked(w.progress, form)
+            text = _write(w)
+        case FdComplete(msg_id, value, sig, kid, old):
+            w = _answer(msg_id, sig, kid, old)
+            w.value = _written(value, form)
+            w.enc = _marked(w.value, form)
+            text = _write(w)
+        case FdFailed(msg_id, error, sig, kid, old):
+            w = _answer(msg_id, sig, kid, old)
+            w.error = _written(error, form)
+            w.enc = _marked(w.error, form)
+            text = _write(w)
+        case FdStatus():
+            text = _write(_status(message, form))
+    if len(text) > SIZE_LIMIT:
+        raise TooLarge(f"this message takes {len(text)} bytes, the limit is {SIZE_LIMIT}; send it in parts")
+    return text
+
+
+def _pending(m: FdPending, form: Form) -> _Wire:
+    check_username(m.sender, "sender")
+    check_username(m.receiver, "receiver")
+    _name(m.msg_id, "msg_id")
+    _name(m.action, "action")
+    payload = _written(m.payload, form)
+    time, exp = m.time // SECOND, m.exp // SECOND
+    w = _Wire(
+        action=m.action,
+        payload=payload,
+        order=Raw(m.order) if m.order else _ABSENT,
+        sig=m.sig or None,
+        kid=m.kid or None,
+        enc=_marked(payload, form),
+    )
+    if m.old_names:
+        w.sender_client_id, w.receiver_client_id, w.message_id = m.sender, m.receiver, m.msg_id
+        w.timestamp, w.expiration = time, exp
+    else:
+        w.sender, w.receiver, w.msg_id, w.time, w.exp = m.sender, m.receiver, m.msg_id, time, exp
+    return w
+
+
+def _answer(msg_id: str, sig: str, kid: str, old: bool) -> _Wire:
+    _name(msg_id, "msg_id")
+    w = _Wire(sig=sig or None, kid=kid or None)
+    if old:
+        w.message_id = msg_id
+    else:
+        w.msg_id = msg_id
+    return w
+
+
+def _status(m: FdStatus, form: Form) -> _Wire:
+    w = _Wire(
+        online=m.online,
+        battery=m.battery,
+        rssi=m.rssi,
+        ip=m.ip or None,
+        version=m.version or None,
+        uptime=m.uptime // SECOND or None,
+        session=m.session or None,
+        heartbeat=_seconds(m.heartbeat) or None,
+        data=_written(m.data, form) if m.data.data else _ABSENT,
+        sig=m.sig or None,
+        kid=m.kid or None,
+    )
+    if m.old_names:
+        w.timestamp = m.time // SECOND
+    else:
+        w.time = m.time // SECOND
+    return w
+
+
+def content_of(value: object, form: Form) -> Content:
+    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
+    goes as a JSON string, so that a number and its digits stay apart.
+
+    >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
+    (b'"7"', b'"7"', b'on')
+    """
+    match value:
+        case None:
+            return NOTHING
+        case bytes():
+            data = value
+        case str() if form is Form.JSON:
+            return Content(value.encode(), form, _write(value))
+        case str():
+            data = _write(value) if _spells_json(value.encode()) else value.encode()
+        case _:
+            data = _write(value)
+    return Content(data, form, bytes(_written(Content(data), form)))
+
+
+def _spells_json(text: bytes) -> bool:
+    try:
+        _read_any(text or b'""')
+        return True
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return False
+
+
+def _marked(raw: Raw, form: Form) -> str | None:
+    """Only base64 can be taken for something else."""
+    return form.value if form is Form.BASE64 and bytes(raw)[:1] == b'"' else None
+
+
+def _written(content: Content, form: Form) -> Raw:
+    """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
+    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
+    if content.form is form and content.raw:
+        return Raw(content.raw)
+    data = content.data
+    if not data:
+        return _NULL
+    if form is Form.JSON:
+        spelled = data.strip(b" \t\r\n")
+        # A string or null would read as something else than these bytes: they are written as text.
+        if spelled[:1] not in (b'"', b"n", b""):
+            try:
+                check_depth(spelled, "a value")
+                _read_any(spelled)
+                return Raw(spelled)
+            except (msgspec.DecodeError, RecursionError, ValueError):
+                pass
+        try:
+            return Raw(_write(data.decode()))
+        except UnicodeDecodeError:
+            pass
+    return Raw(b'"%b"' % binascii.b2a_base64(data, newline=False))
+
+
+# ── topics and names ─────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(NAMES_CACHED)
+def topic_of(prefix: str, username: str, kind: FdKind) -> str:
+    """
+    >>> topic_of("nodes", "lamp", FdKind.PENDING)
+    'nodes/lamp/pending'
+    """
+    return f"{prefix}/{check_username(username)}/{kind}"
+
+
+def parse_topic(prefix: str, topic: str) -> tuple[str, FdKind]:
+    """(username, kind) of a topic.
+
+    >>> parse_topic("nodes", "nodes/lamp/ack")
+    ('lamp', <FdKind.ACK: 'ack'>)
+    """
+    username, slash, word = topic.removeprefix(f"{prefix}/").rpartition("/")
+    if not topic.startswith(f"{prefix}/") or not slash:
+        raise Malformed(f"{_short(topic)} is not a topic of {prefix}/…")
+    try:
+        kind = FdKind(word)
+    except ValueError:
+        raise Malformed(f"{_short(topic)} ends in none of {', '.join(k.value for k in FdKind)}") from None
+    return check_username(username), kind
+
+
+@lru_cache(NAMES_CACHED)
+def check_username(name: str, field: str = "username") -> str:
+    """A name that can stand in a topic, and nowhere reaches beyond its own level."""
+    _name(name, field)
+    if any(c in name for c in "/+#"):
+        raise Malformed(f"{field} {_short(name)} contains / + or #, which mean something else in a topic")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """One or more levels before the usernames."""
+    for level in prefix.split("/"):
+        check_username(level, "a level of the prefix")
+    return prefix
+
+
+# ── small things ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _wire(text: bytes) -> _Wire:
+    limits.check(text, "a message")
+    try:
+        return _read(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
+
+
+def _id(w: _Wire) -> tuple[str, bool]:
+    old = w.msg_id is None and w.message_id is not None
+    return _name(w.msg_id or w.message_id or "", "msg_id"), old
+
+
+def _name(value: str, field: str) -> str:
+    if value.isascii() and 0 < len(value) <= NAME_LIMIT and "\0" not in value:
+        return value
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise Malformed(f"{field} is not text that UTF-8 can carry") from None
+    if not size:
+        raise Malformed(f"{field} is missing or empty")
+    if size > NAME_LIMIT:
+        raise TooLarge(f"{field} has {size} bytes, the limit is {NAME_LIMIT}; use a shorter one")
+    if "\0" in value:
+        raise Malformed(f"{field} contains a NUL character; remove it")
+    return value
+
+
+def _time(seconds: float | None) -> int:
+    """Clocks of small devices are often wrong; what cannot be a time is as good as none."""
+    if seconds is None or not 0 <= seconds < TIME_LIMIT // SECOND:
+        return 0
+    return int(seconds * SECOND)
+
+
+def _seconds(length: int) -> int | float:
+    return length // SECOND if length % SECOND == 0 else length / SECOND
+
+
+def _expiry(seconds: float | None) -> int:
+    if seconds is None:
+        return 0
+    if seconds < 0:
+        raise Malformed("exp is before 1970; it is a time in seconds, or 0 for none")
+    return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
+
+
+def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
+    if raw is _ABSENT:
+        return NOTHING
+    said = _FORMS.get(w.enc) if w.enc else None
+    return read_content(raw, said or form, sure=said is not None)
+
+
+def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
+    """What the JSON text of a field means, from a peer that is known to write in this form."""
+    text = bytes(raw)
+    if not text:
+        return NOTHING
+    if text[:1] != b'"':
+        return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
+    data = text[1:-1]
+    if b"\\" in data:
+        try:
+            data = _read_text(text).encode()
+        except (msgspec.DecodeError, ValueError):
+            raise Malformed("a string that UTF-8 cannot carry") from None
+    if not data:
+        return Content(b"", None, text)
+    if form is not Form.JSON and (decoded := _from_base64(data, form is Form.BASE64)) is not None:
+        return Content(decoded, Form.BASE64, text, sure)
+    return Content(data, Form.JSON, text, sure)
+
+
+def _from_base64(data: bytes, expected: bool) -> bytes | None:
+    """What this string holds, if it is to be read as base64."""
+    try:
+        decoded = binascii.a2b_base64(data)
+    except binascii.Error:
+        return None
+    if binascii.b2a_base64(decoded, newline=False) != data:
+        return None  # other characters in between, or bits left over: no encoder writes that
+    if expected or _MIXED.fullmatch(data):
+        return decoded
+    try:
+        return decoded if not _CONTROL.search(decoded.decode()) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "…")

@@ -1,0 +1,534 @@
+"""The frames dialect: JSON text over WebSocket and HTTP, seed 000's wire (see DESIGN section 6).
+
+The law: whatever comes in is either a `Frame` that fits, or a `SenderError` that says what is wrong with
+it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
+too large and not nested too deeply. The two tables of codes are two enums: their numbers overlap, their
+types do not.
+
+Fields that the protocol does not know are kept (`Frame.more`) and passed on with commands, acks and pushes.
+Reading a frame that has none costs nothing for that: a decoder that refuses unknown fields comes first, and
+only what it refuses is read field by field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.core.ids import counter_of
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
+from duly.core.units import MS
+from duly.errors import Malformed, RateLimited
+from duly.wire import limits
+from duly.wire.fields import MORE, NOTHING, Fields, data_in, pack, unpack
+
+FRAME_LIMIT: Final = limits.SIZE_LIMIT
+
+COMMANDS: Final = frozenset(
+    {
+        "lock_control", "dev_control", "user_mgmt", "system", "face_management", "query",
+        "media_download", "media_download_chunk",
+    }
+)  # fmt: skip
+"""The types of commands that the documents name; others work the same way."""
+PUSHES: Final = frozenset({"status_report", "event_report", "log_report", "visit_notification"})
+"""The types of pushes that the documents name; `device_status` is made by the hub alone."""
+DEVICE_STATUS: Final = "device_status"
+RESERVED: Final = frozenset(
+    {
+        "auth", "welcome", "ack", "server_ack", "gap", "watch", "seen", DEVICE_STATUS,
+        "one_chat", "group_chat", "edit", "delete", "history", "receipts", "receipt", "conversations",
+        "read", "typing", "presence", "friends", "friend_accept", "friend_ask", "friend_remove", "block",
+        "unblock", "group_create", "group_info", "group_invite", "group_join", "group_leave",
+        "group_remove", "group_role", "alert_event", "alert_update", "alert_cancel",
+        "alert_heartbeat",
+    }
+)  # fmt: skip
+"""Types that mean something else to the protocol than a command or a push."""
+_TYPE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+TIMEOUT_LIMIT: Final = 86_400_000
+"""ms: the longest that a command may give its device."""
+
+
+class ServerCode(IntEnum):
+    """`server_ack`: what the hub says of a command."""
+
+    ACCEPTED = 0
+    OFFLINE = 1
+    BAD_PARAMETERS = 2
+    NOT_ALLOWED = 3
+    INTERNAL = 4
+    DUPLICATE = 5
+
+
+class DeviceCode(IntEnum):
+    """`ack`: what the device says of a command."""
+
+    DONE = 0
+    BUSY = 1
+    BAD_PARAMETERS = 2
+    HARDWARE_FAULT = 3
+    TIMEOUT = 4
+    NOT_AUTHORISED = 5
+    OUT_OF_RESOURCES = 6
+    NOT_SUPPORTED = 7
+
+
+class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
+    key: str = ""
+    mode: Mode = Mode.REPLAY
+    after: int | None = None
+
+
+class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """One frame, either way. Which fields belong to which type, the users of frames know."""
+
+    type: str
+    seq_id: str | None = None
+    to: str | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
+    data: Raw = NOTHING
+    exp: int | None = None
+    queue: bool = False
+    order: FrameOrder | bool | None = None
+    timeout: int | None = None
+    code: int | None = None
+    progress: Raw = NOTHING
+    state: str | None = None
+    error: str | None = None
+    detail: str | None = None
+    cursor: int | None = None
+    after: int | None = None
+    first: int | None = None
+    token: str | None = None
+    cursors: dict[str, int] | None = None
+    you: str | None = None
+    time: int | None = None
+    conv: str | None = None
+    n: int | None = None
+    attempt: int | None = None
+    edited: bool = False
+    retry_after: float | None = None
+    """seconds to wait before the next try"""
+    online: list[str] | None = None
+
+    @property
+    def more(self) -> Fields:
+        """The fields that the protocol does not know."""
+        return _NO_FIELDS
+
+
+class FullFrame(Frame, frozen=True, omit_defaults=True, gc=False):
+    """A frame with fields that the protocol does not know."""
+
+    more: Fields = msgspec.field(default_factory=dict)
+
+
+_NO_FIELDS: Final[Fields] = {}
+_COMMAND: Final = frozenset({"type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout"})
+_ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
+_PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
+"""The fields that mean something in a command, an ack and a push; any other is passed on."""
+_NAMES: Final = frozenset(Frame.__struct_encode_fields__)
+_DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astuple(Frame("")), strict=True))
+_BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
+
+
+# What goes out by the thousand, as frames of only the fields that they have: written in half the time.
+
+
+class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A command, on its way to its device."""
+
+    type: str
+    seq_id: str
+    to: str
+    from_: str = msgspec.field(name="from")
+    data: Raw = NOTHING
+    exp: int | None = None
+    order: FrameOrder | None = None
+    timeout: int | None = None
+
+
+class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
+    """What the hub says of a frame."""
+
+    seq_id: str | int | None = None
+    code: int | None = None
+    state: str | None = None
+    error: str | None = None
+    detail: str | None = None
+    retry_after: float | None = None
+    """seconds"""
+
+
+class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
+    """How a command ended."""
+
+    seq_id: str
+    from_: str = msgspec.field(name="from")
+    data: Raw = NOTHING
+    code: int | None = None
+    state: str | None = None
+    detail: str | None = None
+    progress: Raw = NOTHING
+
+
+class _Named(Struct, frozen=True, gc=False):
+    """A frame of which nothing but its id is read."""
+
+    seq_id: str | int | None = None
+
+
+_decode: Final = msgspec.json.Decoder(Frame).decode
+_decode_fields: Final = msgspec.json.Decoder(Fields).decode
+_decode_name: Final = msgspec.json.Decoder(_Named).decode
+_decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def decode(text: bytes | str) -> Frame:
+    """The frame in these bytes.
+
+    >>> decode('{"type": "query", "seq_id": "1702234567890_0", "to": "lock-1", "data": {"what": "log"}}').to
+    'lock-1'
+    """
+    if isinstance(text, str):
+        try:
+            text = text.encode()
+        except UnicodeEncodeError:
+            raise Malformed("a frame must be UTF-8") from None
+    limits.check(text, "a frame")
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        return _decode_more(text, problem)
+
+
+def _decode_more(text: bytes, problem: Exception) -> Frame:
+    """A frame that a decoder of known fields has refused: because it has others, or because it is none."""
+    try:
+        fields = _decode_fields(text)
+        type_ = msgspec.json.decode(fields.get("type", b"null"), type=str)
+        is_push = "cursor" in fields and "seq_id" not in fields
+        known = _BY_TYPE.get(type_, _PUSH if is_push else _COMMAND)
+        more = {name: raw for name, raw in fields.items() if name not in known}
+        if more:
+            frame = _decode(_encode({name: raw for name, raw in fields.items() if name in known}))
+            whole: tuple[Any, ...] = (*msgspec.structs.astuple(frame), more)
+            return FullFrame(*whole)
+    except (msgspec.DecodeError, RecursionError, ValueError) as other:
+        if isinstance(problem, msgspec.ValidationError):
+            problem = other
+    raise Malformed(f"not a frame: {_mild(problem)}") from None
+
+
+def seq_id_in(text: bytes | str) -> str | int | None:
+    """The id of a frame that was refused, whatever else is wrong with it; None if it cannot be read.
+
+    >>> seq_id_in('{"type": 7, "seq_id": "1702234567890_0"}'), seq_id_in('{"seq_id": 17}'), seq_id_in("?")
+    ('1702234567890_0', 17, None)
+    """
+    try:
+        found = _decode_name(text).seq_id
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    return found if not isinstance(found, str) or len(found) <= _ID_SHOWN else None
+
+
+_ID_SHOWN: Final = 1_000
+"""A longer id is not repeated to its sender."""
+
+
+def is_own_type(type: str) -> bool:
+    """Whether a type may be a command's or a push's."""
+    return type not in RESERVED and _TYPE.fullmatch(type) is not None
+
+
+def decode_batch(text: bytes) -> list[bytes] | None:
+    """The frames of a JSON array, still undecoded; None if it is not an array."""
+    if text.lstrip()[:1] != b"[":
+        return None
+    try:
+        return [bytes(part) for part in _decode_many(text)]
+    except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+        raise Malformed(f"not an array of frames: {_mild(problem)}") from None
+
+
+def check(text: bytes) -> None:
+    """Refuse what is too large, too deep or not UTF-8, before anything is read out of it."""
+    limits.check(text, "a frame")
+
+
+def _mild(problem: Exception) -> str:
+    return str(problem).replace("JSON is malformed: ", "") or type(problem).__name__
+
+
+def encode(frame: Frame | ServerAck | AckFrame) -> bytes:
+    if type(frame) is FullFrame:
+        known: tuple[Any, ...] = msgspec.structs.astuple(frame)[:-1]
+        return _with(_encode(Frame(*known)), frame.more)
+    return _encode(frame)
+
+
+def _with(text: bytes, more: Fields) -> bytes:
+    """A frame with more fields; its own stay what they are."""
+    return _encode(more | _decode_fields(text)) if more else text
+
+
+def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
+    """The fields of a frame that are none of its own: unknown ones, and those of other frames."""
+    more = {name: raw for name, raw in frame.more.items() if name not in own}
+    for name, value in zip(frame.__struct_encode_fields__, msgspec.structs.astuple(frame), strict=True):
+        if name not in own and name in _DEFAULTS and value != _DEFAULTS[name]:
+            more[name] = Raw(_encode(value))
+    return more
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
+    """The message a command frame means; `expires` is its end if it names none. The sender is who has
+    authenticated, whatever the frame claims."""
+    if frame.seq_id is None:
+        raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
+    if frame.to is None:
+        raise Malformed(f"a {frame.type} needs 'to': the device it is for")
+    _, n, _, _ = parts_of(frame.seq_id)
+    if n is None:
+        n = counter_of(frame.seq_id)  # it says what is wrong with a number that is none
+    if frame.exp is not None and frame.exp < 10**11:
+        raise Malformed(
+            f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
+        )
+    return Message(
+        sender,
+        frame.seq_id,
+        frame.type,
+        frame.to,
+        _body_of(frame),
+        expires=expires if frame.exp is None else frame.exp * MS,
+        order=_order(frame, n),
+    )
+
+
+def _body_of(frame: Frame) -> bytes:
+    """What a command says: its data, mostly, and then nothing is copied."""
+    timeout = frame.timeout
+    if (
+        timeout is None and frame.code is None and frame.time is None and frame.n is None
+        and frame.state is None and frame.detail is None and type(frame) is Frame
+        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
+        and frame.conv is None and frame.error is None and frame.cursor is None and frame.attempt is None
+        and frame.cursors is None and frame.online is None and not frame.edited and not frame.progress
+    ):  # fmt: skip
+        return bytes(frame.data)
+    if timeout is not None and not 1 <= timeout <= TIMEOUT_LIMIT:
+        raise Malformed(f"timeout is milliseconds, from 1 to {TIMEOUT_LIMIT} (a day), not {timeout}")
+    return pack(frame.data, _more_of(frame, _COMMAND), timeout or 0)
+
+
+def _order(frame: Frame, n: int | None) -> Order | None:
+    wanted = frame.order
+    if wanted is False:
+        return None if n is None else Order("", Mode.ANY, n)
+    if isinstance(wanted, FrameOrder):
+        return Order(wanted.key, wanted.mode, n, wanted.after)
+    # By default a sender's commands to a device take effect in its order.
+    return None if n is None else Order("", Mode.REPLAY, n)
+
+
+def command(message: Message, after: int) -> bytes:
+    """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
+    order, body = message.order, message.body
+    more: Fields = {}
+    timeout = None
+    if body[:1] == MORE:
+        whole = unpack(body)
+        body, more, timeout = bytes(whole.data), whole.fields, whole.timeout or None
+    text = _encode(
+        CommandFrame(
+            message.kind,
+            message.id,
+            message.recipient,
+            message.scope,
+            raw(body),
+            message.expires // MS if message.expires else None,
+            None if order is None else FrameOrder(order.key, order.mode, after),
+            timeout,
+        )
+    )
+    return _with(text, more) if more else text
+
+
+def payload_of(frame: Frame) -> bytes:
+    """A passed-on command's content for a dialect that has one field for it: its data; or, if it has fields
+    of its own, an object of them, with `data` among them."""
+    more = _more_of(frame, _COMMAND)
+    if not more:
+        return bytes(frame.data)
+    return _encode(more | {"data": frame.data} if frame.data else more)
+
+
+def received_command(frame: Frame, device: str) -> Message:
+    """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
+    if frame.from_ is None:
+        raise Malformed(f"a {frame.type} from a hub says whom it is from")
+    return message_of(msgspec.structs.replace(frame, to=device), frame.from_)
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+_ACCEPTED: Final = int(ServerCode.ACCEPTED)
+_WORDS: Final = {
+    Word.CONFLICT: "id_conflict",
+    Word.STALE: "stale",
+    Word.EXPIRED: "expired",
+}
+_CAUSES: Final = {
+    "offline": ServerCode.OFFLINE,
+    "denied": ServerCode.NOT_ALLOWED,
+    "not_allowed": ServerCode.NOT_ALLOWED,
+    "not_authenticated": ServerCode.NOT_ALLOWED,
+    "internal": ServerCode.INTERNAL,
+    RateLimited.word: ServerCode.INTERNAL,
+}
+
+
+def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
+    """What the hub says of a command."""
+    if verdict.word is Word.FRESH:  # most of them
+        return ServerAck(seq_id, _ACCEPTED)
+    match verdict.word:
+        case Word.DUPLICATE:
+            state = verdict.state.word if verdict.state is not None else None
+            return ServerAck(seq_id, ServerCode.DUPLICATE, state)
+        case Word.REFUSED if verdict.retry:
+            return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
+        case _:
+            code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
+            error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
+            return trouble(seq_id, code, error, verdict.reason, verdict.wait)
+
+
+def trouble(seq_id: str | int | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
+    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
+    return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
+
+
+def seconds_of(wait: int) -> float:
+    """A wait (µs) as the wire says it: seconds, to the millisecond, never too early.
+
+    >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
+    (1.5, 0.001, 2)
+    """
+    ms = -(-wait // MS)
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
+
+
+def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | Frame:
+    """How a command ended, passed on to its app."""
+    data, reason = answer.data, answer.reason or None
+    if data[:1] != MORE:
+        return AckFrame(seq_id, device, raw(data), answer.code, state.word, reason)
+    said = unpack(data)
+    return FullFrame(
+        "ack", seq_id, from_=device, data=said.data, code=answer.code, state=state.word, detail=reason,
+        more=said.fields,
+    )  # fmt: skip
+
+
+def working(seq_id: str, device: str, progress: Raw, more: Fields) -> bytes:
+    """That a device is at work on a command, and how far it is, passed on to its app."""
+    return _with(_encode(AckFrame(seq_id, device, state=State.DELIVERED.word, progress=progress)), more)
+
+
+def push(frame: Frame, more: Fields | None) -> bytes:
+    """What a device tells, as its apps hear it but for its number."""
+    return _with(_encode(frame), more) if more else _encode(frame)
+
+
+def more_in_push(frame: Frame) -> Fields:
+    """The fields of a push that are passed on with it."""
+    return _more_of(frame, _PUSH)
+
+
+_ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}
+
+
+def answer_of(frame: Frame) -> tuple[State, Answer]:
+    """How a command ended, by the device's word. A device that orders for itself says so in `state`."""
+    if frame.code is None or not 0 <= frame.code <= 0xFFFF:
+        raise Malformed("an ack needs a code: 0 done, or what went wrong")
+    state = State.DONE if frame.code == DeviceCode.DONE else _ENDS.get(frame.state or "", State.FAILED)
+    data = bytes(frame.data)
+    if not _is_bare(frame):
+        data = pack(frame.data, _more_of(frame, _ACK))
+    return state, Answer(frame.code, data, frame.detail or "")
+
+
+def _is_bare(frame: Frame) -> bool:
+    """Whether an ack has no fields but its own."""
+    return (
+        type(frame) is Frame and frame.time is None and frame.exp is None and frame.timeout is None
+        and frame.error is None and frame.order is None and frame.n is None and frame.cursor is None
+        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
+        and frame.conv is None and frame.attempt is None and frame.cursors is None and frame.online is None
+        and not frame.queue and not frame.edited
+    )  # fmt: skip
+
+
+def more_in(frame: Frame) -> Fields:
+    """The fields of an ack that are passed on with it."""
+    return _NO_FIELDS if _is_bare(frame) else _more_of(frame, _ACK)
+
+
+def is_working(frame: Frame) -> bool:
+    """Whether an ack says that the device has the command and is at work on it."""
+    return frame.state == _DELIVERED and frame.code is None
+
+
+_DELIVERED: Final = State.DELIVERED.word
+
+
+def dump_order(order: FrameOrder | bool | None) -> bytes:
+    """A command's place in its lane, for a dialect that has no field of its own for it."""
+    return _encode(order) if isinstance(order, FrameOrder) else b""
+
+
+def load_order(text: bytes) -> FrameOrder | Literal[False]:
+    """The place that `dump_order` wrote; what cannot be read, or was not written, is none."""
+    try:
+        return msgspec.json.decode(text, type=FrameOrder) if text else False
+    except msgspec.DecodeError:
+        return False
+
+
+def own_fields(values: Mapping[str, Any]) -> Fields:
+    """Fields of a sender's own; one whose name the protocol uses is refused."""
+    taken = sorted(_COMMAND & values.keys())
+    if taken:
+        raise Malformed(f"{', '.join(taken)}: the protocol's own; give your field another name")
+    return {name: Raw(msgspec.json.encode(value)) for name, value in values.items()}
+
+
+def raw(text: bytes) -> Raw:
+    """JSON text as `data`; no text is no data."""
+    return Raw(text) if text else NOTHING
+
+
+def load(data: Raw | bytes) -> Any:
+    """What is in a frame's `data`, or in a body's, for those who want to look."""
+    text = data_in(data) if type(data) is bytes else data
+    return msgspec.json.decode(text) if text else None
+
+
+def dump(value: object) -> Raw:
+    return NOTHING if value is None else Raw(msgspec.json.encode(value))

@@ -1,0 +1,91 @@
+"""One contract, every notifier: a test that asks for `house` runs on local, Redis and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from duly.cluster.notifier import Notifier
+from duly.cluster.notifiers import open_notifier
+from duly.cluster.notifiers.local import LocalBus, LocalNotifier
+from tests import servers
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[servers.Redis]:
+    server = servers.Redis()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+class Hub:
+    """Somebody with a notifier, and what he has heard."""
+
+    def __init__(self, bell: Notifier) -> None:
+        self.bell = bell
+        self.heard: list[str] = []
+        bell.listen("device", self.heard.append)
+
+    async def hears(self, name: str, ring: Callable[[], None] | None = None) -> None:
+        """Until this name was heard; `ring` is tried again and again, where one may be lost."""
+        async with asyncio.timeout(20):
+            while name not in self.heard:
+                if ring is not None:
+                    ring()
+                await asyncio.sleep(0.02)
+
+
+class House:
+    """Where the notifiers ring; the server behind them can be stopped and started."""
+
+    def __init__(self, url: str, server: servers.Redis | servers.Postgres | None) -> None:
+        self.url, self.server = url, server
+        self._street = LocalBus()
+        self._hubs: list[Hub] = []
+
+    async def join(self) -> Hub:
+        name = secrets.token_hex(4)
+        hub = Hub(LocalNotifier(name, self._street) if self.server is None else open_notifier(self.url, name))
+        await hub.bell.start()
+        self._hubs.append(hub)
+        return hub
+
+    async def pair(self) -> tuple[Hub, Hub]:
+        """Two who hear each other."""
+        one, other = await self.join(), await self.join()
+        await other.hears("hello", lambda: one.bell.ring("device", "hello"))
+        await one.hears("hello", lambda: other.bell.ring("device", "hello"))
+        return one, other
+
+    async def close(self) -> None:
+        for hub in self._hubs:
+            await hub.bell.stop()
+
+
+@pytest.fixture(params=["local", "redis", "postgres"])
+async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    match request.param:
+        case "redis":
+            server = request.getfixturevalue("redis_server")
+            house = House(server.url, server)
+        case "postgres":
+            server = request.getfixturevalue("postgres_server")
+            house = House(server.create_database(f"t{secrets.token_hex(6)}"), server)
+        case _:
+            house = House("local", None)
+    yield house
+    await house.close()
+
+
+def restart(server: servers.Redis | servers.Postgres, how: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        server.stop(how)
+    server.start()

@@ -1,0 +1,93 @@
+"""What every notifier keeps: a ring is heard by the others, soon; and if not, nobody suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from duly.cluster.notifier import UNSENT
+from duly.cluster.notifiers import open_notifier
+from duly.errors import Malformed
+from tests.cluster.notifiers.conftest import House, restart
+
+
+async def test_a_ring_is_heard_by_the_others_and_not_by_who_rang(house: House) -> None:
+    one, other = await house.pair()
+    third = await house.join()
+    one.bell.ring("device", "lock/1 …")
+    await other.hears("lock/1 …")
+    await third.hears("here", lambda: one.bell.ring("device", "here"))
+    assert "lock/1 …" not in one.heard
+
+
+async def test_only_those_hear_it_who_listen_for_that_kind(house: House) -> None:
+    one, other = await house.pair()
+    one.bell.ring("chat", "room")
+    one.bell.ring("device", "last")
+    await other.hears("last")
+    assert "room" not in other.heard
+
+
+async def test_rings_of_one_moment_go_out_together_each_once(house: House) -> None:
+    one, other = await house.pair()
+    names = [f"device-{n:04}" + "x" * 60 for n in range(500)]
+    for name in names * 3:
+        one.bell.ring("device", name)
+    await other.hears(names[-1])
+    assert [name for name in other.heard if name in names] == names
+
+
+async def test_a_ring_takes_no_longer_than_a_blink(house: House) -> None:
+    one, other = await house.pair()
+    took = []
+    for n in range(20):
+        began = time.perf_counter()
+        one.bell.ring("device", f"{n}")
+        while f"{n}" not in other.heard:
+            await asyncio.sleep(0)
+        took.append(time.perf_counter() - began)
+    assert sorted(took)[10] < 0.05
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_after_its_server_was_down_the_bell_rings_again_by_itself(
+    house: House, how: signal.Signals
+) -> None:
+    one, other = await house.pair()
+    if house.server is None:
+        return
+    await asyncio.to_thread(restart, house.server, signal.SIGINT if how is signal.SIGTERM else how)
+    await other.hears("back", lambda: one.bell.ring("device", "back"))
+    await one.hears("back too", lambda: other.bell.ring("device", "back too"))
+
+
+async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is_down(house: House) -> None:
+    one, _ = await house.pair()
+    if house.server is not None:
+        await asyncio.to_thread(house.server.stop, signal.SIGKILL)
+    try:
+        began = time.perf_counter()
+        for n in range(2 * UNSENT):
+            one.bell.ring("device", str(n))
+        assert time.perf_counter() - began < 1
+        assert len(one.bell._unsent) <= UNSENT
+    finally:
+        if house.server is not None:
+            await asyncio.to_thread(house.server.start)
+
+
+async def test_what_others_say_on_our_bell_is_not_for_us(house: House) -> None:
+    one, other = await house.pair()
+    for noise in (b"", b"hello", b"{}", b'["x"]', b"[1,2]", b"[]", b'["x",["no one/a"]]'):
+        await one.bell._send(noise)
+    one.bell.ring("device", "still here")
+    await other.hears("still here")
+
+
+@pytest.mark.parametrize("url", ["", "amqp://x", "redis", "rediss", "postgres"])
+def test_what_is_no_notifier_is_refused_with_what_would_be(url: str) -> None:
+    with pytest.raises(Malformed, match=r"notifier|Redis"):
+        open_notifier(url, "me", "sqlite:///x.db")

@@ -1,0 +1,68 @@
+"""PostgreSQL's notifier has one connection and several tasks that use it: they take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duly.cluster.notifiers import postgres
+from tests.cluster.notifiers.conftest import House
+from tests.servers import Postgres
+
+
+async def test_rings_and_looking_whether_it_lives_do_not_meet_on_the_connection(
+    postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connects = 0
+    connect = postgres.asyncpg.connect
+
+    async def counted(*args: Any, **more: Any) -> Any:
+        nonlocal connects
+        connects += 1
+        return await connect(*args, **more)
+
+    monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(postgres.asyncpg, "connect", counted)
+    house = House(postgres_server.create_database("turns"), postgres_server)
+    one, other = await house.pair()
+    for n in range(300):
+        one.bell.ring("device", f"{n}")
+        await asyncio.sleep(0.001)
+    await other.hears("last", lambda: one.bell.ring("device", "last"))
+    assert connects == 2, "a statement in the way of another one cost a connection"
+    await house.close()
+
+
+async def test_a_listener_that_fails_does_not_end_the_bell(postgres_server: Postgres) -> None:
+    house = House(postgres_server.create_database("bugs"), postgres_server)
+    one, other = await house.pair()
+
+    def broken(_: str) -> None:
+        raise KeyError("a bug")
+
+    other.bell.listen("chat", broken)
+    one.bell.ring("chat", "x")
+    await other.hears("after", lambda: one.bell.ring("device", "after"))
+    assert other.bell.tasks.failures["notifier"] == 1
+    await house.close()
+
+
+async def test_whatever_asyncpg_fails_of_the_bell_listens_again(
+    postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(postgres_server.create_database("again"), postgres_server)
+    one, other = await house.pair()
+    assert isinstance(other.bell, postgres.PostgresNotifier)
+    line = other.bell._line
+    assert line is not None
+    monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.01)
+
+    async def odd(*_: Any, **__: Any) -> None:
+        raise postgres.asyncpg.InternalClientError("got result for unknown protocol state 3")
+
+    monkeypatch.setattr(line, "execute", odd)
+    line._connection.terminate()
+    await other.hears("back", lambda: one.bell.ring("device", "back"))
+    await house.close()

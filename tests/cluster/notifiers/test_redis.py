@@ -1,0 +1,27 @@
+"""Redis at its worst: it stands still. Nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from tests.cluster.notifiers.conftest import House
+from tests.servers import Redis
+
+
+async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redis) -> None:
+    house = House(redis_server.url, redis_server)
+    one, other = await house.pair()
+    os.kill(redis_server.pid, signal.SIGSTOP)
+    try:
+        began = time.perf_counter()
+        for n in range(50):
+            one.bell.ring("device", f"{n}")
+            await asyncio.sleep(0)
+        assert time.perf_counter() - began < 0.2
+    finally:
+        os.kill(redis_server.pid, signal.SIGCONT)
+    await other.hears("awake", lambda: one.bell.ring("device", "awake"))
+    await house.close()

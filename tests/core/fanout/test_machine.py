@@ -1,0 +1,458 @@
+"""One message to many recipients, as a specification."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.core.fanout.attempts import FanoutQueries
+from duly.core.fanout.machine import Fanout
+from duly.core.fanout.plan import (
+    CORRECTION,
+    Amendment,
+    AttemptEnded,
+    AttemptResult,
+    DeliveriesChanged,
+    DeliveryPlan,
+    DoubtPolicy,
+    FanoutPolicy,
+    GroupingTraits,
+    PlannedDelivery,
+    StartAttempt,
+)
+from duly.core.fanout.recipient_queue import RecipientPolicy
+from duly.core.horizon import Horizon
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.operations import Deliver, DeliveryRef, OpenDelivery, PutItem
+from duly.core.retry import RetryPolicy
+from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
+from duly.core.units import DAY, HOUR, MINUTE, SECOND
+from duly.errors import Malformed
+from duly.storage.memory import Disk
+from duly.testing import ManualClock
+from tests.core.driving import Driver, only
+
+STEADY = RetryPolicy.exponential(5 * SECOND, HOUR, jitter=0)
+
+
+class Tower:
+    """A fanout with a profile that a test can change."""
+
+    def __init__(
+        self,
+        *recipients: str,
+        disk: Disk | None = None,
+        clock: ManualClock | None = None,
+        doubt: DoubtPolicy = DoubtPolicy.RESEND,
+        retry: RetryPolicy = STEADY,
+        most: int = 20,
+        worker: str = "me",
+        sole: bool = True,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.recipients = recipients
+        self.later: tuple[tuple[str, int], ...] = ()
+        self.end = (State.DONE, Answer())
+        self.cancelled: set[bytes] = set()
+        self.unwanted: set[DeliveryRef] = set()
+        self.traits = GroupingTraits()
+        self.fanout = Fanout(
+            FanoutPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
+            worker,
+            FanoutQueries(
+                plan=self._plan,
+                traits=lambda message: self.traits,
+                route=lambda recipient: RecipientPolicy(most=most),
+                doubt=lambda recipient: doubt,
+                wanted=lambda ref: ref not in self.unwanted,
+                cancelled=lambda key: key in self.cancelled,
+            ),
+            sole=sole,
+        )
+        self.driver = Driver(self.fanout, self.clock, disk)
+        self.disk = self.driver.ledger.disk
+
+    def _plan(self, message: Message, now: int) -> DeliveryPlan:
+        first = tuple(PlannedDelivery(name, now, now + DAY) for name in self.recipients)
+        steps = enumerate(self.later, start=1)
+        more = tuple(PlannedDelivery(name, now + after, now + DAY, n) for n, (name, after) in steps)
+        return DeliveryPlan((*first, *more), self.end, self.traits)
+
+    def event(self, n: int = 0, body: bytes = b"{}") -> Message:
+        return Message("gate", f"event-{n}", "alert_event", "home", body, self.clock.now())
+
+    def report(self, message: Message | None = None) -> list[Effect]:
+        return self.driver.give(Arrived(message or self.event()))
+
+    def went(
+        self,
+        parcel: StartAttempt,
+        fate: AttemptResult = AttemptResult.ARRIVED,
+        reason: str = "",
+        rest: int = 0,
+    ) -> list[Effect]:
+        return self.driver.give(MachineEvent(AttemptEnded(parcel, fate, reason, rest)))
+
+    def look(self, n: int) -> None:
+        """Somebody has changed something about an event."""
+        key = self.event(n).key
+        found = [
+            one for ref, one in self.disk.deliveries.items() if ref.key == key and not one.state.terminal
+        ]
+        open_ = tuple(OpenDelivery(self.event(n), State.ACCEPTED, one) for one in found)
+        self.driver.give(MachineEvent(DeliveriesChanged(key, open_)))
+
+    def states(self) -> dict[tuple[str, int], str]:
+        return {(ref.recipient, ref.round): d.state.word for ref, d in self.disk.deliveries.items()}
+
+    def state(self, n: int = 0) -> str:
+        return self.driver.state(self.event(n).key)
+
+
+def parcels(effects: list[Effect]) -> list[StartAttempt]:
+    return [e.what for e in effects if isinstance(e, MachineEffect) and isinstance(e.what, StartAttempt)]
+
+
+def verdicts(effects: list[Effect]) -> list[str]:
+    return [reply.verdict.word.value for reply in only(Reply, effects)]
+
+
+def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
+    tower = Tower("mail", "hook")
+    effects = tower.report()
+    assert verdicts(effects) == ["fresh"]
+    assert isinstance(effects[0], Reply)
+    assert [(p.recipient, p.loads[0].attempt) for p in parcels(effects)] == [("mail", 1), ("hook", 1)]
+    assert tower.states() == {("mail", 0): "sent", ("hook", 0): "sent"}
+    assert {d.worker for d in tower.disk.deliveries.values()} == {"me"}, "claimed"
+
+
+def test_the_same_event_again_is_one_event_and_gets_its_state() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    again = tower.report()
+    assert (verdicts(again), parcels(again)) == (["duplicate"], [])
+    tower.went(parcel)
+    assert verdicts(tower.report()) == ["duplicate"]
+    assert tower.fanout.counts.accepted == 1
+
+
+def test_other_content_under_the_same_id_is_a_conflict() -> None:
+    tower = Tower("mail")
+    tower.report()
+    assert verdicts(tower.report(tower.event(body=b'{"other":1}'))) == ["conflict"]
+
+
+def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> None:
+    tower = Tower("mail")
+    message = tower.event()
+    now = tower.clock.now()
+    first = tower.fanout.handle(Arrived(message, "a"), now)
+    assert tower.fanout.handle(Arrived(message, "b"), now) == []
+    tower.driver.carry_out(first)
+    said = {reply.origin: reply.verdict.word for reply in only(Reply, tower.driver.effects)}
+    assert said == {"a": Word.FRESH, "b": Word.DUPLICATE}
+    assert len(parcels(tower.driver.effects)) == 1
+
+
+def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
+    tower = Tower("mail", "hook")
+    one, other = parcels(tower.report())
+    assert only(ReportOutcome, tower.went(one)) == []
+    assert tower.state() == "delivered"
+    (report,) = only(ReportOutcome, tower.went(other))
+    assert (report.state, tower.state()) == (State.DONE, "done")
+    assert len(tower.fanout) == 0
+
+
+def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    waits: list[int] = []
+    while True:
+        began = tower.clock.now()
+        tower.went(parcel, AttemptResult.NOT_SENT, "HTTP status 500")
+        again = parcels(tower.driver.wait(3_601))
+        if not again:
+            break
+        waits.append(max(d.due for d in tower.disk.deliveries.values()) - MINUTE - began)
+        (parcel,) = again
+    assert [wait // SECOND for wait in waits[:5]] == [5, 10, 20, 40, 80]
+    assert waits[-1] == HOUR
+    tower.driver.wait(3_700)
+    assert tower.state() == "expired"
+    (delivery,) = tower.disk.deliveries.values()
+    assert "HTTP status 500" in delivery.error
+
+
+def test_after_the_last_allowed_attempt_it_is_a_dead_letter() -> None:
+    tower = Tower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=3, jitter=0))
+    (parcel,) = parcels(tower.report())
+    for _ in range(2):
+        tower.went(parcel, AttemptResult.NOT_SENT, "no")
+        (parcel,) = parcels(tower.driver.wait(60))
+    assert parcel.loads[0].attempt == 3
+    tower.went(parcel, AttemptResult.NOT_SENT, "no")
+    assert (tower.state(), tower.states()) == ("failed", {("hook", 0): "failed"})
+    assert tower.driver.wait(100_000) == []
+
+
+def test_what_the_other_side_will_never_take_is_not_tried_again() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    (report,) = only(ReportOutcome, tower.went(parcel, AttemptResult.REFUSED, "HTTP status 410"))
+    assert (report.state, report.answer.reason) == (State.FAILED, "HTTP status 410")
+
+
+def test_a_recipient_that_wants_to_be_left_alone_is() -> None:
+    tower = Tower("hook")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, AttemptResult.NOT_SENT, "HTTP status 429", 120 * SECOND)
+    assert parcels(tower.driver.wait(119)) == []
+    assert len(parcels(tower.driver.wait(1))) == 1
+
+
+def test_a_channel_that_works_again_is_used_at_once_for_all_its_recipients() -> None:
+    tower = Tower("mail:host#1", "mail:host#2", "mail:other#3")
+    for parcel in parcels(tower.report()):
+        tower.went(parcel, AttemptResult.NOT_SENT, "down")
+    works, *others = parcels(tower.driver.wait(5))
+    for parcel in others:
+        tower.went(parcel, AttemptResult.NOT_SENT, "down")
+    assert parcels(tower.driver.wait(1)) == [], "they rest for ten seconds"
+    tower.went(works)
+    assert [parcel.recipient for parcel in parcels(tower.driver.wait(0))] == ["mail:host#2"]
+
+
+@pytest.mark.parametrize("doubt", [DoubtPolicy.RESEND, DoubtPolicy.REPEAT, DoubtPolicy.STOP])
+def test_an_attempt_that_a_crash_cut_off_is_handled_as_the_channel_declares(doubt: DoubtPolicy) -> None:
+    before = Tower("hook", doubt=doubt)
+    (parcel,) = parcels(before.report())
+    after = Tower("hook", doubt=doubt, disk=before.disk, clock=before.clock, worker="next")
+    again = parcels(after.driver.wait(0))
+    if doubt is DoubtPolicy.STOP:
+        assert again == []
+        assert after.state() == "unknown"
+        return
+    (load,) = again[0].loads
+    assert (load.ref, load.attempt) == (parcel.loads[0].ref, 2)
+    assert load.repeat is (doubt is DoubtPolicy.REPEAT)
+    late = after.went(parcel)
+    assert only(ReportOutcome, late) == [], "the attempt of the dead one cannot finish a newer one"
+    after.went(again[0])
+    assert after.state() == "done"
+
+
+def test_where_a_repeat_cannot_be_told_there_is_at_most_one_across_crashes() -> None:
+    tower = Tower("mail", doubt=DoubtPolicy.REPEAT)
+    tower.report()
+    tower = Tower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="second")
+    assert [load.repeat for p in parcels(tower.driver.wait(0)) for load in p.loads] == [True]
+    tower = Tower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="third")
+    assert parcels(tower.driver.wait(100)) == []
+    assert tower.state() == "unknown"
+
+
+def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
+    tower = Tower("mail", doubt=DoubtPolicy.REPEAT)
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, AttemptResult.IN_DOUBT, "the connection broke")
+    (delivery,) = tower.disk.deliveries.values()
+    assert delivery.error == "in doubt: the connection broke"
+    (again,) = parcels(tower.driver.wait(60))
+    assert again.loads[0].repeat
+    tower.went(again, AttemptResult.IN_DOUBT, "the connection broke")
+    assert tower.state() == "unknown"
+
+
+def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> None:
+    one = Tower("hook", sole=False)
+    (parcel,) = parcels(one.report())
+    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    assert parcels(other.driver.wait(59)) == []
+    (again,) = parcels(other.driver.wait(2))
+    assert (again.loads[0].ref, again.loads[0].attempt) == (parcel.loads[0].ref, 2)
+    assert only(ReportOutcome, one.went(parcel)) == [], "it was thought dead: its end does not count any more"
+    other.went(again)
+    assert other.state() == "done"
+
+
+def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
+    one = Tower("hook", sole=False)
+    (parcel,) = parcels(one.report())
+    one.went(parcel, AttemptResult.NOT_SENT, "no")
+    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    (again,) = parcels(other.driver.wait(5))
+    assert parcels(one.driver.wait(0)) == []
+    other.went(again)
+    assert other.state() == "done"
+
+
+def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:
+    before = Tower("hook")
+    (parcel,) = parcels(before.report())
+    before.went(parcel, AttemptResult.NOT_SENT, "no")
+    after = Tower("hook", disk=before.disk, clock=before.clock, worker="next")
+    assert parcels(after.driver.wait(4)) == []
+    (again,) = parcels(after.driver.wait(1))
+    assert again.loads[0].attempt == 2
+
+
+def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
+    tower = Tower("mail")
+    tower.later = (("boss", 10 * MINUTE),)
+    (first,) = parcels(tower.report())
+    tower.went(first)
+    assert tower.states() == {("mail", 0): "done", ("boss", 1): "accepted"}
+    assert tower.state() == "delivered"
+    (second,) = parcels(tower.driver.wait(600))
+    assert (second.recipient, second.loads[0].ref.round) == ("boss", 1)
+
+
+def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
+    tower = Tower("mail")
+    tower.later = (("boss", 10 * MINUTE),)
+    tower.report()
+    ref = DeliveryRef(tower.event().key, "alert", "boss", 1)
+    del tower.disk.deliveries[ref]
+    tower.driver.give(MachineEvent(DeliveriesChanged(tower.event().key, ())))
+    assert parcels(tower.driver.wait(3_600)) == []
+
+
+def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
+    tower = Tower("hook", "mail")
+    hook, mail = parcels(tower.report())
+    tower.went(mail, AttemptResult.NOT_SENT, "down")
+    tower.unwanted = {hook.loads[0].ref, mail.loads[0].ref}
+    tower.went(hook, AttemptResult.NOT_SENT, "down")
+    assert tower.states()["hook", 0] == "cancelled"
+    waiting = OpenDelivery(tower.event(), State.SENT, tower.disk.deliveries[mail.loads[0].ref])
+    tower.driver.give(MachineEvent(DeliveriesChanged(tower.event().key, (waiting,))))
+    assert tower.states()["mail", 0] == "cancelled"
+    assert (tower.state(), tower.driver.wait(3_600)) == ("cancelled", [])
+
+
+def test_a_delivery_that_somebody_added_goes_out() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel)
+    ref = DeliveryRef(tower.event().key, "alert", "other", 200)
+    tower.driver.ledger._apply(Deliver(ref, tower.clock.now()))
+    open_ = OpenDelivery(tower.event(), State.DONE, tower.disk.deliveries[ref])
+    tower.driver.give(MachineEvent(DeliveriesChanged(ref.key, (open_,))))
+    (parcel,) = parcels(tower.driver.wait(0))
+    tower.went(parcel)
+    assert (tower.states()["other", 200], tower.state()) == ("done", "done")
+
+
+def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correction() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.cancelled.add(tower.event().key)
+    effects = tower.went(parcel)
+    assert tower.states() == {("mail", 0): "done", ("mail", CORRECTION): "accepted"}
+    assert any(isinstance(e, MachineEffect) and isinstance(e.what, DeliveryRef) for e in effects), (
+        "somebody has to look"
+    )
+
+
+def test_a_message_about_another_is_stored_once_with_what_it_changes() -> None:
+    tower = Tower("mail")
+    change = Message("gate", "change-1", "alert_update", "event-0", b"{}", tower.clock.now())
+    amend = Amendment(change, "here", (PutItem("alerts", "x", b"new"),))
+    first = tower.driver.give(MachineEvent(amend))
+    assert (verdicts(first), tower.disk.buckets["alerts"]) == (["fresh"], {"x": b"new"})
+    tower.disk.buckets["alerts"]["x"] = b"newer"
+    assert verdicts(tower.driver.give(MachineEvent(amend))) == ["duplicate"]
+    assert tower.disk.buckets["alerts"] == {"x": b"newer"}
+
+
+def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
+    tower = Tower()
+    tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))
+    (report,) = only(ReportOutcome, tower.report())
+    assert (report.state, report.answer.reason) == (State.FAILED, "there is no such profile")
+    assert tower.disk.messages[tower.event().key].answer == report.answer
+    (repeat,) = only(Reply, tower.report())
+    assert repeat.verdict == Verdict(Word.DUPLICATE, State.FAILED, report.answer)
+
+
+def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends() -> None:
+    tower = Tower("mail", most=10)
+    carried: list[int] = []
+
+    def deliver(effects: list[Effect]) -> None:
+        for parcel in parcels(effects):
+            carried.append(len(parcel.loads))
+            deliver(tower.went(parcel))
+
+    for n in range(10_000):
+        tower.clock.advance(0.006)
+        deliver(tower.report(tower.event(n)))
+    for _ in range(5):
+        deliver(tower.driver.wait(60))
+    assert sum(carried) == 10_000
+    assert len(carried) <= 25
+    assert {d.state for d in tower.disk.deliveries.values()} == {State.DONE}
+    assert {r.state for r in tower.disk.messages.values()} == {State.DONE}
+
+
+@given(
+    most=st.integers(1, 5),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 1.0, 30.0]), st.booleans()), min_size=1, max_size=40),
+)
+def test_what_is_urgent_is_never_held_back_by_a_limit(most: int, gaps: list[tuple[float, bool]]) -> None:
+    """However many of whatever kind have gone before, as long as their recipient takes them."""
+    tower = Tower("mail", most=most)
+    for n, (gap, urgent) in enumerate(gaps):
+        told = parcels(tower.driver.wait(gap)) if gap else []
+        tower.traits = GroupingTraits(urgent=urgent)
+        told += parcels(tower.report(tower.event(n)))
+        if urgent:
+            assert told[-1].urgent
+            assert [load.message.id for load in told[-1].loads] == [f"event-{n}"]
+        for parcel in told:
+            tower.went(parcel)
+
+
+def test_what_becomes_urgent_leaves_the_way_where_it_waits() -> None:
+    tower = Tower("mail", most=1)
+    (first,) = parcels(tower.report(tower.event(0)))
+    tower.went(first)
+    assert parcels(tower.report(tower.event(1))) == [], "the limit"
+    tower.traits = GroupingTraits(urgent=True)
+    tower.look(1)
+    (parcel,) = parcels(tower.driver.wait(0))
+    assert (parcel.urgent, [load.message.id for load in parcel.loads]) == (True, ["event-1"])
+    tower.went(parcel)
+    assert parcels(tower.driver.wait(120)) == [], "once"
+
+
+def test_what_becomes_urgent_on_its_way_tries_again_on_the_other_way() -> None:
+    tower = Tower("mail", most=1)
+    (first,) = parcels(tower.report(tower.event(0)))
+    tower.traits = GroupingTraits(urgent=True)
+    tower.look(0)
+    assert parcels(tower.driver.wait(0)) == []
+    tower.went(first, AttemptResult.NOT_SENT)
+    (again,) = parcels(tower.driver.wait(5))
+    assert again.urgent
+    tower.went(again)
+    assert tower.state() == "done"
+
+
+def test_an_event_from_the_far_future_or_past_is_refused_and_recorded() -> None:
+    tower = Tower("mail")
+    now = tower.clock.now()
+    for n, time in enumerate((now + 2 * DAY, now - 31 * DAY)):
+        message = Message("gate", f"odd-{n}", "alert_event", "home", b"{}", time)
+        assert verdicts(tower.report(message)) == [["refused", "stale"][n]]
+    assert [refusal.word for refusal in tower.disk.refusals] == ["future", "stale"]
+    assert tower.disk.messages == {}
+
+
+def test_a_policy_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(Malformed):
+        FanoutPolicy(lease=0)

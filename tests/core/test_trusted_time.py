@@ -1,0 +1,195 @@
+"""How far a clock can be trusted: a wrong minute costs nothing, a lagging floor catches up, and what was
+forgotten stays stale."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duly.core.trusted_time import CONFIRM, DRIFT, Floor, TrustedClock
+from duly.core.units import DAY, HOUR, MINUTE, SECOND
+
+START = 1_700_000_000 * SECOND
+
+
+class Process:
+    """A process that prunes twice a minute, with a wall clock of its own."""
+
+    def __init__(self, ledger: Ledger, wrong: int = 0) -> None:
+        self.ledger, self.wrong = ledger, wrong
+        self._witness = TrustedClock(self.now, ledger.time)
+
+    @property
+    def now(self) -> int:
+        return self.ledger.time + self.wrong
+
+    def prune(self) -> None:
+        self.ledger.floor = self._witness.judge(self.ledger.floor, self.now, self.ledger.time)
+
+
+class Ledger:
+    """A stored floor, and the true time."""
+
+    def __init__(self) -> None:
+        self.floor = Floor()
+        self.time = START
+
+    def run(self, length: int, *processes: Process) -> None:
+        for _ in range(length // (30 * SECOND)):
+            self.time += 30 * SECOND
+            for process in processes:
+                process.prune()
+
+    @property
+    def lag(self) -> int:
+        return self.time - self.floor.until
+
+
+def running() -> tuple[Ledger, Process]:
+    """A hub that has run for a while."""
+    ledger = Ledger()
+    hub = Process(ledger)
+    ledger.run(2 * HOUR, hub)
+    assert abs(ledger.lag) <= DRIFT
+    return ledger, hub
+
+
+def test_a_new_ledger_trusts_its_clock_after_an_hour() -> None:
+    ledger = Ledger()
+    hub = Process(ledger)
+    ledger.run(CONFIRM - MINUTE, hub)
+    assert ledger.lag > DAY
+    ledger.run(2 * MINUTE, hub)
+    assert abs(ledger.lag) <= DRIFT
+
+
+def test_a_clock_that_is_wrong_for_a_minute_raises_nothing() -> None:
+    ledger, hub = running()
+    for wrong in (2 * DAY, 400 * DAY, -2 * DAY):
+        hub.wrong = wrong
+        ledger.run(MINUTE, hub)
+        assert ledger.floor.until <= ledger.time + DRIFT
+        hub.wrong = 0
+        ledger.run(MINUTE, hub)
+        assert abs(ledger.lag) <= DRIFT
+
+
+def test_nor_does_one_that_is_wrong_when_the_hub_starts() -> None:
+    for ledger in (Ledger(), running()[0]):
+        hub = Process(ledger, wrong=2 * DAY)
+        ledger.run(MINUTE, hub)
+        hub.wrong = 0
+        ledger.run(2 * HOUR, hub)
+        assert 0 <= ledger.lag <= DRIFT
+
+
+def test_a_hub_that_is_killed_while_its_clock_is_wrong_leaves_nothing_behind() -> None:
+    ledger, hub = running()
+    hub.wrong = 2 * DAY
+    ledger.run(MINUTE, hub)
+    again = Process(ledger)
+    ledger.run(MINUTE, again)
+    assert abs(ledger.lag) <= 2 * MINUTE
+    assert ledger.floor.claim <= ledger.time
+
+
+def test_a_machine_that_was_off_for_days_catches_up_after_an_hour() -> None:
+    ledger, _ = running()
+    ledger.time += 3 * DAY
+    hub = Process(ledger)
+    ledger.run(30 * MINUTE, hub)
+    assert 3 * DAY - MINUTE <= ledger.lag <= 3 * DAY + MINUTE, "it rises as time passes, no faster"
+    ledger.run(HOUR, hub)
+    assert abs(ledger.lag) <= DRIFT
+
+
+def test_processes_that_live_for_a_moment_trust_the_claim_of_an_earlier_one() -> None:
+    ledger = Ledger()
+    for day in range(5):
+        Process(ledger).prune()
+        if day > 1:
+            assert ledger.lag <= DAY + DRIFT
+        ledger.time += DAY
+
+
+def test_and_not_one_that_a_later_one_contradicts() -> None:
+    ledger, _ = running()
+    Process(ledger, wrong=30 * DAY).prune()
+    for _ in range(3):
+        ledger.time += HOUR * 2
+        Process(ledger).prune()
+        assert ledger.floor.until <= ledger.time
+
+
+def test_a_hub_whose_clock_is_wrong_for_days_is_contradicted_by_another_on_the_same_ledger() -> None:
+    ledger, right = running()
+    wrong = Process(ledger, wrong=2 * DAY)
+    ledger.run(10 * HOUR, right, wrong)
+    assert 0 <= ledger.lag <= MINUTE
+
+
+def test_hubs_that_were_off_together_catch_up_together() -> None:
+    ledger, _ = running()
+    ledger.time += 3 * DAY
+    one = Process(ledger)
+    ledger.run(MINUTE, one)
+    other = Process(ledger)
+    ledger.run(70 * MINUTE, one, other)
+    assert abs(ledger.lag) <= DRIFT
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["wrong", "right", "restart", "off"]), st.integers(1, 50)), max_size=25
+    )
+)
+def test_no_wrong_minutes_ever_raise_it_beyond_the_true_time(steps: list[tuple[str, int]]) -> None:
+    ledger = Ledger()
+    hub = Process(ledger)
+    for what, minutes in steps:
+        if what == "wrong":
+            hub.wrong = minutes * DAY
+            ledger.run(min(minutes, 20) * MINUTE, hub)
+            hub.wrong = 0
+        elif what == "restart":
+            hub = Process(ledger)
+        elif what == "off":
+            ledger.time += minutes * HOUR
+            hub = Process(ledger)
+        ledger.run(minutes * MINUTE, hub)
+        assert ledger.floor.until <= ledger.time + DRIFT * (len(steps) + 1)
+
+
+# ── mending ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_mended_floor_takes_what_is_new_and_leaves_stale_what_may_have_been_forgotten() -> None:
+    now = START
+    mended = Floor(until=now + 2 * DAY, trusted=now + 2 * DAY).mend(now)
+    assert not mended.covers(until=now + DAY + SECOND, made=now + SECOND)
+    assert mended.covers(until=now + DAY, made=now)
+    assert mended.covers(until=now + DAY, made=0), "what does not say when it was made may be old"
+    assert not mended.covers(until=now + 2 * DAY + SECOND, made=0)
+    assert mended.top == now + 2 * DAY
+
+
+def test_what_is_made_after_the_mending_is_stale_again_once_it_may_be_forgotten() -> None:
+    mended = Floor(until=START + 2 * DAY, trusted=START + 2 * DAY).mend(START)
+    ledger = Ledger()
+    ledger.floor = mended
+    hub = Process(ledger)
+    ledger.run(2 * HOUR, hub)
+    assert mended.mended == ledger.floor.mended
+    assert abs(ledger.lag) <= DRIFT
+    assert ledger.floor.covers(until=START + HOUR, made=START + SECOND)
+
+
+def test_mending_everything_forgets_the_barrier_too() -> None:
+    floor = Floor(until=START + 2 * DAY, trusted=START + 2 * DAY)
+    for bad in (floor, floor.mend(START)):
+        assert bad.mend(START, everything=True) == Floor(START, START)
+
+
+def test_a_floor_that_is_not_in_the_future_needs_no_mending() -> None:
+    floor = Floor(until=START, trusted=START)
+    assert floor.mend(START + SECOND) is floor

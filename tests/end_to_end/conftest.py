@@ -1,0 +1,165 @@
+"""A hub in this process, with two apps and two devices that may use each other."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duly.core.units import SECOND
+from duly.identity.accounts import Role
+from duly.runtime.clock import SystemClock
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests.end_to_end.people import Person, enter
+from tests.end_to_end.raw import Peer, join
+from tests.servers import Postgres
+
+
+class Ahead:
+    """The machine's clock, that far ahead: how a test lets hours pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> int:
+        return SystemClock().now() + round(self.seconds * SECOND)
+
+    def steady(self) -> int:
+        return SystemClock().steady() + round(self.seconds * SECOND)
+
+
+class Place:
+    """A hub that can be stopped and started again on the same data and port."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder, self._settings, self._port = folder, settings, 0
+        self.tokens: dict[str, str] = {}
+        self.clock = Ahead()
+
+    async def start(self) -> None:
+        self.hub = Hub(Settings(data=str(self._folder), port=self._port, no_mqtt=True, **self._settings))
+        await self.hub.start()
+        self.hub.ledger.clock = self.clock
+        self._port = int(self.hub.url.rsplit(":", 1)[1])
+
+    async def restart(self) -> None:
+        await self.hub.stop()
+        await self.start()
+
+    async def people(self) -> None:
+        accounts = self.hub.accounts
+        for role, name in (
+            (Role.APP, "phone"), (Role.APP, "tablet"), (Role.DEVICE, "lock"), (Role.DEVICE, "lamp"),
+            (Role.ADMIN, "root"),
+        ):  # fmt: skip
+            self.tokens[name] = await accounts.add(role, name)
+        for app in ("phone", "tablet"):
+            for device in ("lock", "lamp"):
+                await accounts.grant(app, device)
+
+    @property
+    def url(self) -> str:
+        return self.hub.url
+
+    def join(self, name: str, cursors: dict[str, int] | None = None, **options: Any) -> Joining:
+        return join(self.url, self.tokens[name], cursors, **options)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Until something inside the hub is so that no frame tells of."""
+        async with asyncio.timeout(5):
+            while not true():
+                await asyncio.sleep(0.005)
+
+    async def refused(self) -> list[tuple[str, str]]:
+        """(who, word) of everything that was refused, oldest first."""
+        return [(r.scope, r.word) for r in reversed(await self.hub.ledger.refusals(10_000))]
+
+    async def state(self, scope: str, seq_id: str) -> str | None:
+        record = await self.hub.ledger.outcome(scope, seq_id)
+        return None if record is None else record.state.word
+
+
+class Town(Place):
+    """A hub with people in it."""
+
+    async def settle(self, *names: str) -> None:
+        for name in names:
+            self.tokens[name] = await self.hub.accounts.add(Role.USER, name)
+
+    def enter(self, name: str, cursors: dict[str, int] | None = None) -> AbstractAsyncContextManager[Person]:
+        return enter(self.url, self.tokens[name], cursors)
+
+
+Joining = AbstractAsyncContextManager[Peer]
+Open = Callable[..., Awaitable[Place]]
+
+
+@pytest.fixture
+async def open_place(tmp_path: Path) -> AsyncIterator[Open]:
+    """Makes a hub with settings of the test's own."""
+    places: list[Place] = []
+
+    async def make(**settings: Any) -> Place:
+        place = Place(tmp_path / f"hub{len(places)}", settings)
+        await place.start()
+        places.append(place)
+        await place.people()
+        return place
+
+    yield make
+    for place in places:
+        await place.hub.stop()
+
+
+@pytest.fixture
+async def place(open_place: Open) -> Place:
+    return await open_place()
+
+
+@pytest.fixture
+async def open_town(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Town]]]:
+    towns: list[Town] = []
+
+    async def make(**settings: Any) -> Town:
+        town = Town(tmp_path / f"town{len(towns)}", settings)
+        await town.start()
+        towns.append(town)
+        await town.settle("ann", "bob", "cid", "eve")
+        return town
+
+    yield make
+    for town in towns:
+        await town.hub.stop()
+
+
+@pytest.fixture
+async def towns(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
+    """Two hubs on one PostgreSQL, with the same people."""
+    url = postgres_server.create_database(f"hubs_{secrets.token_hex(6)}")
+    shared = {"ledger": url, "secret_key": str(tmp_path / "secret.key")}
+    here, there = (Town(tmp_path / name, shared) for name in ("here", "there"))
+    for town in (here, there):
+        await town.start()
+    await here.settle("ann", "bob", "cid")
+    await there.hub.accounts.refresh()
+    there.tokens = here.tokens
+    yield here, there
+    for town in (here, there):
+        await town.hub.stop()
+
+
+@pytest.fixture
+async def town(open_town: Callable[..., Awaitable[Town]]) -> Town:
+    return await open_town()
+
+
+@pytest.fixture
+async def hasty(open_place: Open) -> Place:
+    """A hub that waits 0.3 s for a device's answer."""
+    return await open_place(patience=0.3)

@@ -1,0 +1,109 @@
+"""duly with a fuse: `python -m tests.end_to_end.fused POINT up …` is `duly up …`, until it gets to that
+point.
+
+A point is a name and a count: `after commit:30` kills the process, as kill -9 would, the thirtieth time it
+has just committed. Without a name it is `duly` and nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.webhook import WebhookChannel
+from duly.apps.chat.service import ChatService
+from duly.apps.gateway.service import GatewayService
+from duly.cli import device
+from duly.cli.device import Effects
+from duly.clients.device import Command, Device
+from duly.core.lifecycle import State
+from duly.core.messages import Answer
+from duly.core.steps import Effect, Reply, ReportOutcome, Transmit
+from duly.storage.sqlite.ledger import SqliteLedger
+
+HUB_EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": ReportOutcome}
+
+
+def around(*names: str) -> list[str]:
+    return [f"{when} {name}" for name in names for when in ("before", "after")]
+
+
+HUB_POINTS = around("commit", *HUB_EFFECTS)
+TOWER_POINTS = CHAT_POINTS = around("commit", "telling")
+DEVICE_POINTS = around("commit", "effect", "answer")
+
+
+class Fuse:
+    """Kills this process when it has burned down."""
+
+    def __init__(self, point: str) -> None:
+        self._name, _, count = point.partition(":")
+        self._left = int(count or 0)
+
+    def __call__(self, name: str) -> None:
+        if name == self._name:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wire(fuse: Fuse) -> None:
+    """Put the fuse at every point."""
+    commit, perform, add, say = SqliteLedger.commit, GatewayService._perform, Effects.add, Device._say
+    tell, notify = ChatService._perform, WebhookChannel.send
+
+    def deadly_tell(self: ChatService, effect: Effect) -> None:
+        fuse("before telling")
+        tell(self, effect)
+        fuse("after telling")
+
+    async def deadly_commit(self: SqliteLedger, groups: Any) -> Any:
+        fuse("before commit")
+        results = await commit(self, groups)
+        fuse("after commit")
+        return results
+
+    def deadly_perform(self: GatewayService, effect: Effect) -> None:
+        name = next(name for name, kind in HUB_EFFECTS.items() if isinstance(effect, kind))
+        fuse(f"before {name}")
+        perform(self, effect)
+        fuse(f"after {name}")
+
+    def deadly_effect(self: Effects, command: Command) -> None:
+        fuse("before effect")
+        add(self, command)
+        fuse("after effect")
+
+    def deadly_say(self: Device, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
+        fuse("before answer")
+        say(self, app, seq_id, answer, state)
+        fuse("after answer")
+
+    async def deadly_notify(self: WebhookChannel, notice: Notification) -> None:
+        fuse("before telling")
+        await notify(self, notice)
+        fuse("after telling")
+
+    WebhookChannel.send = deadly_notify  # type: ignore[method-assign]
+    SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
+    GatewayService._perform = deadly_perform  # type: ignore[method-assign]
+    ChatService._perform = deadly_tell  # type: ignore[method-assign]
+    Effects.add = deadly_effect  # type: ignore[method-assign]
+    Device._say = deadly_say  # type: ignore[method-assign]
+
+
+def main() -> None:
+    from duly.cli import main as duly
+
+    device.FIRST_SECONDS = 86_400.0  # a person is told soon that there is no hub; here it is being killed
+    point = sys.argv.pop(1)
+    if point:
+        wire(Fuse(point))
+    duly()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Several hubs on one PostgreSQL, in this process, with two apps and two devices that may use each other."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests.end_to_end.conftest import Joining
+from tests.end_to_end.raw import join
+from tests.servers import Postgres
+
+NAMES = {
+    "phone": Role.APP, "tablet": Role.APP, "lock": Role.DEVICE, "lamp": Role.DEVICE, "root": Role.ADMIN,
+}  # fmt: skip
+
+
+class Town:
+    """Hubs that can be stopped one by one; `deaf` ones hear no ring."""
+
+    def __init__(self, folder: Path, server: Postgres, **settings: Any) -> None:
+        self._folder = folder
+        self._settings = settings
+        self.ledger_url = server.create_database(f"t{secrets.token_hex(6)}")
+        self.hubs: list[Hub] = []
+        self.tokens: dict[str, str] = {}
+
+    async def start(self, count: int, *, deaf: bool = False) -> None:
+        for n in range(count):
+            where = Settings(
+                data=str(self._folder / f"hub{n}"),
+                port=0,
+                ledger=self.ledger_url,
+                secret_key=str(self._folder / "secret.key"),
+                **{"no_mqtt": True} | self._settings,
+            )
+            hub = Hub(where)
+            await hub.start()
+            if deaf:
+                assert hub._bell is not None
+                hub._bell._ears.clear()
+            self.hubs.append(hub)
+        accounts = self.hubs[0].accounts
+        for name, role in NAMES.items():
+            self.tokens[name] = await accounts.add(role, name)
+        for app in ("phone", "tablet"):
+            for device in ("lock", "lamp"):
+                await accounts.grant(app, device)
+        for hub in self.hubs:
+            await hub.accounts.refresh()
+
+    async def stop(self) -> None:
+        for hub in self.hubs:
+            await hub.stop()
+
+    def join(self, hub: int, name: str, cursors: dict[str, int] | None = None) -> Joining:
+        return join(self.hubs[hub].url, self.tokens[name], cursors)
+
+    async def known(self, device: str) -> None:
+        """Until every hub knows that a device is there."""
+        await until(lambda: all(hub.gateway.online(device) for hub in self.hubs))
+
+
+async def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,146 @@
+"""duly's own programs as processes that can be killed: by us, or by themselves at a named point (`fused`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from duly.apps.alerts.profiles import ProfileDraft, Profiles
+from duly.cli.device import Effects
+from duly.identity.accounts import Accounts, Role
+from duly.storage import open_ledger
+from tests.servers import GUARD, quiet_port
+
+ROOT = Path(__file__).parents[2]
+
+
+class Killable:
+    """Starts, kills and starts again one program; what it complains about is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def _start(self, point: str, *args: str, stdout: int, **env: str) -> asyncio.subprocess.Process:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+        with (self.folder / "errors").open("ab") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.end_to_end.fused", point, *args,
+                stdout=stdout, stderr=errors, cwd=ROOT, env=clean | env,
+            )  # fmt: skip
+        return self._process
+
+    async def died(self) -> None:
+        """Until it is dead, by kill -9 and not by a bug."""
+        assert self._process is not None
+        async with asyncio.timeout(GUARD):
+            assert await self._process.wait() == -signal.SIGKILL, self.errors
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def suspend(self) -> None:
+        """It says nothing more, not even goodbye, until it is killed or woken up."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def errors(self) -> str:
+        """What it has complained about."""
+        return (self.folder / "errors").read_text()
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes."""
+        assert self._process is not None
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+class HubProcess(Killable):
+    """The hub of one data folder; settings as `DULY_…` would say them. `mqtt_port` gives it a broker of its
+    own, `mqtt` an outside one."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder)
+        port = quiet_port()
+        self.url = f"http://127.0.0.1:{port}"
+        settings = {"data": folder, "port": port} | settings
+        if not settings.keys() & {"mqtt", "mqtt_port"}:
+            settings["no_mqtt"] = "true"
+        self.ledger_url = str(settings.get("ledger", f"sqlite:///{folder}/ledger.db"))
+        self._env = {f"DULY_{name.upper()}": str(value) for name, value in settings.items()}
+
+    async def prepare(
+        self, apps: list[str], devices: list[str], sentinels: list[str] | None = None, *tell: str
+    ) -> dict[str, str]:
+        """Accounts for everybody, every app allowed every device, and a profile `home` that tells these
+        addresses of every alert for itself; their tokens."""
+        self.folder.mkdir(parents=True, mode=0o700)
+        async with await open_ledger(self.ledger_url) as ledger:
+            accounts = Accounts(ledger)
+            tokens = {name: await accounts.add(Role.APP, name) for name in apps}
+            tokens |= {name: await accounts.add(Role.DEVICE, name) for name in devices}
+            tokens |= {name: await accounts.add(Role.SENTINEL, name) for name in sentinels or []}
+            for app in apps:
+                for device in devices:
+                    await accounts.grant(app, device)
+            if sentinels:
+                await Profiles(ledger).set("home", ProfileDraft(send=tell, most=0, nobody=not tell))
+        return tokens
+
+    async def start(self, point: str = "") -> None:
+        process = await self._start(point, "up", stdout=subprocess.PIPE, **self._env)
+        assert process.stdout is not None
+        async with asyncio.timeout(GUARD):
+            line = (await process.stdout.readline()).decode()
+        if line or not point:  # else it got to its point while it was still starting
+            assert line.startswith(f"ready {self.url}"), f"the hub did not start: {self.errors}"
+
+    async def kill_broker(self) -> None:
+        """The embedded one, as soon as there is one; the hub brings it back."""
+        async with asyncio.timeout(GUARD):
+            while not self._kill_broker():
+                await asyncio.sleep(0.01)
+
+    def _kill_broker(self) -> bool:
+        """False while it is dead from before, and just coming back."""
+        try:
+            os.kill(int((self.folder / "broker" / "nats.pid").read_text()), signal.SIGKILL)
+        except (ProcessLookupError, FileNotFoundError, ValueError):  # its file is missing, or being written
+            return False
+        return True
+
+
+class DeviceProcess(Killable):
+    """A simulated lock, with its memory and its effects in its folder."""
+
+    def __init__(self, folder: Path, name: str, url: str, token: str = "") -> None:
+        super().__init__(folder)
+        folder.mkdir(parents=True, mode=0o700)
+        self._args = ["device", name, "--url", url, "--store", f"{folder}/memory.db"]
+        self._args += ["--effects", f"{folder}/effects", *(["--token", token] if token else [])]
+
+    @property
+    def did(self) -> list[tuple[str, str]]:
+        """What it did, in order, by its own file: (app, id)."""
+        return [(app, id_) for id_, app, _, _ in Effects(self.folder / "effects").read()]
+
+    async def start(self, point: str = "") -> None:
+        """It goes on trying until its hub is there."""
+        await self._start(point, *self._args, stdout=subprocess.DEVNULL)

@@ -1,0 +1,257 @@
+"""Backlogs larger than any queue are delivered, by windows of what is unacknowledged.
+
+The law: a device that comes back gets everything that waits for it, in order, and an app everything it
+missed; neither is hung up on for it. Only what stands still is. What is no longer allowed is cancelled, and
+the sender told; what one app has waiting is bounded, and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+
+from duly.identity.accounts import Principal, Role
+from duly.transports import websocket
+from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.raw import Json, Peer
+from tests.end_to_end.test_stalled import deaf, served
+
+
+async def queue(app: Peer, count: int, size: int, to: str = "lock") -> list[str]:
+    """Commands that wait for a device that is away; their ids."""
+    exp, data = int((time.time() + 600) * 1000), "x" * size
+    ids = [await app.command(to, data=data, queue=True, exp=exp) for _ in range(count)]
+    for seq_id in ids:
+        assert (await app.hear_of(seq_id, 30))["code"] == 0
+    return ids
+
+
+async def obey(device: Peer, count: int) -> list[str]:
+    return [(await device.obey())["seq_id"] for _ in range(count)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(70, 250_000), (3_000, 10)])
+async def test_a_device_gets_a_backlog_larger_than_its_window(place: Place, count: int, size: int) -> None:
+    async with place.join("phone", max_msg_size=0) as phone:
+        ids = await queue(phone, count, size)
+        async with place.join("lock", max_msg_size=0) as lock:
+            assert await obey(lock, count) == ids
+        for seq_id in ids:
+            assert (await phone.hear_of(seq_id))["state"] == "done"
+
+
+async def test_eleven_thousand_small_commands(open_place: Open) -> None:
+    place = await open_place(max_queued=20_000)
+    async with place.join("phone") as phone:
+        ids = await queue(phone, 11_000, 10)
+        async with place.join("lock") as lock:
+            assert await obey(lock, len(ids)) == ids
+
+
+async def test_no_more_than_the_window_is_unacknowledged(place: Place) -> None:
+    window = place.hub.gateway.policy.ahead.frames
+    async with place.join("phone") as phone, place.join("lock") as lock:
+        ids = [await phone.command("lock") for _ in range(window + 5)]
+        heard = [await lock.hear() for _ in range(window)]
+        assert [frame["seq_id"] for frame in heard] == ids[:window]
+        assert await lock.hears_nothing()
+        assert await place.state("phone", ids[-1]) == "accepted", "what waits has not been sent"
+        await lock.ack(heard[0])
+        assert (await lock.hear())["seq_id"] == ids[window]
+
+
+async def test_a_deadline_counts_from_delivery_and_an_end_makes_room(open_place: Open) -> None:
+    """A device that answers nothing: each window ends as unknown in its own time, and what waited expires."""
+    place = await open_place(patience=0.4)
+    window = place.hub.gateway.policy.ahead.frames
+    async with place.join("phone") as phone, place.join("lock") as lock:
+        ids = [await phone.command("lock") for _ in range(window)]
+        waiting = await phone.command("lock")
+        soon = await phone.command("lock", exp=int(time.time() * 1000) + 150)
+        for _ in ids:
+            await lock.hear()
+        assert (await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == soon))["state"] == "expired"
+        assert (await phone.first(lambda f: f["type"] == "ack"))["state"] == "unknown"
+        frame = await lock.first(lambda f: f["seq_id"] == waiting)
+        await lock.ack(frame)
+        done = await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == waiting)
+        assert done["state"] == "done"
+
+
+async def test_lanes_take_turns(place: Place) -> None:
+    """A lane with a long queue does not keep another waiting until it is empty."""
+    window = place.hub.gateway.policy.ahead.frames
+    async with place.join("phone") as phone, place.join("tablet") as tablet, place.join("lock") as lock:
+        for _ in range(2 * window):
+            await phone.command("lock")
+        await lock.hear()
+        other = await tablet.command("lock", order={"key": "other", "mode": "latest"})
+        assert (await tablet.hear_of(other))["code"] == 0
+        heard = [await lock.hear() for _ in range(window - 1)]
+        for frame in heard[:2]:
+            await lock.ack(frame)
+        assert other in [(await lock.hear())["seq_id"] for _ in range(2)]
+
+
+async def test_an_app_catches_up_on_more_than_any_queue_holds(place: Place) -> None:
+    async with place.join("lock", max_msg_size=0) as lock, place.join("tablet", max_msg_size=0) as witness:
+        for n in range(100):
+            await lock.say("event_report", data=[n, "x" * 200_000])
+            assert (await witness.hear())["data"][0] == n
+        first = witness.heard[1]["cursor"]
+        async with place.join("phone", {"lock": first - 1}, max_msg_size=0) as phone:
+            await asyncio.sleep(0.2)  # it does not read for a while, which is no reason to hang up
+            assert [(await phone.hear())["data"][0] for _ in range(100)] == list(range(100))
+            await lock.say("event_report", data=["live"])
+            assert (await phone.hear())["data"] == ["live"]
+
+
+async def test_an_app_that_reads_slowly_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is congested for much longer than a socket may stand still, but it moves."""
+    monkeypatch.setattr(websocket, "STILL_SECONDS", 0.2)
+    async with place.join("lock", max_msg_size=0) as lock, place.join("tablet", max_msg_size=0) as witness:
+        for n in range(120):
+            await lock.say("event_report", data=[n, "x" * 200_000])
+            await witness.hear()
+        async with place.join("phone", {"lock": 0}, max_msg_size=0) as phone:
+            for n in range(120):
+                assert (await phone.hear())["data"][0] == n
+                await asyncio.sleep(0.01)
+
+
+async def test_a_socket_that_stands_still_is_hung_up_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "STILL_SECONDS", 0.3)
+    async with AsyncExitStack() as stack:
+        names = ("lamp", "lock", "phone")
+        lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
+        async with deaf(place.url, place.tokens["tablet"]):
+            await place.until(lambda: "tablet" in place.hub.gateway._apps)
+            for n in range(400):
+                await lamp.say("event_report", data=[n, "x" * 20_000])
+                await phone.first(lambda f: f["type"] == "event_report")
+            await place.until(lambda: "tablet" not in place.hub.gateway._apps)
+            await served(phone, lock)
+
+
+# ── quotas ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("settings", [{"max_queued": 5}, {"max_queued_bytes": 500}])
+async def test_what_an_app_has_waiting_is_bounded(open_place: Open, settings: dict[str, int]) -> None:
+    place = await open_place(**settings)
+    exp = int((time.time() + 600) * 1000)
+    async with place.join("phone") as phone, place.join("lamp") as lamp:
+        ids = [await phone.command("lock", queue=True, exp=exp, data="x" * 98) for _ in range(6)]
+        answers = [await phone.hear_of(seq_id) for seq_id in ids]
+        assert [answer["code"] for answer in answers] == [0] * 5 + [4]
+        assert answers[5]["error"] == "rate_limited"
+        assert answers[5]["retry_after"] > 0
+        assert ("phone", "rate_limited") in await place.refused()
+        again = await phone.command("lock", seq_id=ids[0], queue=True, exp=exp, data="x" * 98)
+        assert (await phone.hear_of(again))["code"] == 5, "a repeat is answered all the same"
+        other = await phone.command("lamp")
+        assert (await lamp.obey())["seq_id"] == other, "what need not wait is done"
+        async with place.join("lock") as lock:
+            await obey(lock, 5)
+            assert (await phone.hear_of(ids[4]))["state"] == "done"
+        after = await phone.command("lock", seq_id=ids[5], queue=True, exp=exp, data="x" * 98)
+        assert (await phone.hear_of(after))["code"] == 0, "a refused id is not burned"
+
+
+async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
+    place = await open_place(max_queued=3)
+    exp = int((time.time() + 600) * 1000)
+    async with place.join("phone") as phone:
+        await queue(phone, 3, 10)
+    await place.restart()
+    async with place.join("phone") as phone:
+        seq_id = await phone.command("lock", queue=True, exp=exp)
+        assert (await phone.hear_of(seq_id))["error"] == "rate_limited"
+
+
+# ── permission ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def administer(place: Place, verb: str, **wanted: str) -> None:
+    await place.hub._administer(Principal("root", Role.ADMIN), verb, wanted)
+
+
+async def cancelled(app: Peer, seq_id: str) -> Json:
+    ack = await app.first(lambda f: f.get("seq_id") == seq_id and f["type"] == "ack")
+    assert ack["state"] == "cancelled", ack
+    return ack
+
+
+async def test_a_command_is_not_sent_after_its_grant_was_revoked(place: Place) -> None:
+    async with place.join("phone") as phone, place.join("tablet") as tablet:
+        (lost,) = await queue(phone, 1, 10)
+        (kept,) = await queue(tablet, 1, 10)
+        await administer(place, "revoke", app="phone", device="lock")
+        ack = await cancelled(phone, lost)
+        assert ack["code"] != 0
+        assert "no longer" in ack["detail"]
+        async with place.join("lock") as lock:
+            assert (await lock.obey())["seq_id"] == kept
+            assert await lock.hears_nothing()
+
+
+async def test_permission_is_judged_at_transmission_too(place: Place) -> None:
+    """Revoked where this hub does not see it at once: it is judged when the device comes."""
+    async with place.join("phone") as phone:
+        (lost,) = await queue(phone, 1, 10)
+        await place.hub.accounts.revoke("phone", "lock")
+        async with place.join("lock") as lock:
+            assert "no longer" in (await cancelled(phone, lost))["detail"]
+            assert await lock.hears_nothing()
+
+
+@pytest.mark.parametrize("gone", ["phone", "lock"])
+async def test_removing_an_app_or_a_device_cancels_what_is_queued(place: Place, gone: str) -> None:
+    async with place.join("phone") as phone:
+        (lost,) = await queue(phone, 1, 10)
+        await administer(place, "remove", name=gone)
+        await place.until(lambda: not place.hub.gateway._inbox.live)
+        assert await place.state("phone", lost) == "cancelled"
+        if gone == "lock":
+            await cancelled(phone, lost)
+    token = await place.hub.accounts.add(*_role(gone))
+    place.tokens[gone] = token
+    await place.hub.accounts.grant("phone", "lock")
+    async with place.join("lock") as lock:
+        assert await lock.hears_nothing(), "who has the name now did not ask for it"
+
+
+def _role(name: str) -> tuple[object, str]:
+    from duly.identity.accounts import Role
+
+    return (Role.APP if name == "phone" else Role.DEVICE, name)
+
+
+async def test_a_command_is_not_sent_again_after_its_grant_was_revoked(open_place: Open) -> None:
+    """It may have taken effect, so it is not called cancelled: the device's answer still counts."""
+    place = await open_place(patience=30)
+    async with place.join("phone") as phone:
+        async with place.join("lock") as lock:
+            seq_id = await phone.command("lock")
+            command = await lock.hear()
+            await place.hub.accounts.revoke("phone", "lock")
+        async with place.join("lock") as lock:
+            await lock.ack(command)
+            ack = await phone.first(lambda f: f.get("seq_id") == seq_id and f["type"] == "ack")
+            assert ack["state"] == "done"
+
+
+async def test_an_exp_too_far_away_is_refused(open_place: Open) -> None:
+    place = await open_place(max_exp=3600)
+    async with place.join("phone") as phone:
+        for away, code in ((3_700, 2), (3_500, 0)):
+            exp = int((time.time() + away) * 1000)
+            answer = await phone.hear_of(await phone.command("lock", queue=True, exp=exp))
+            assert answer["code"] == code
+            if code:
+                assert "max_exp" in answer["detail"]

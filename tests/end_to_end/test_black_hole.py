@@ -1,0 +1,236 @@
+"""PostgreSQL behind a black hole: connections stay open and nothing comes back. Within five seconds the hub
+says that it is unhealthy and each command is answered; once the database is back nothing is lost or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from asyncpg.transaction import Transaction
+
+from duly.core.messages import Verdict, Word
+from duly.errors import LedgerUnavailable
+from duly.storage.postgres.ledger import PostgresLedger
+from tests.end_to_end.many import Town, until
+from tests.end_to_end.raw import Peer, curl
+from tests.servers import Postgres
+from tests.storage.making import admit, message
+
+WITHIN = 5.0
+
+
+class Hole:
+    """A TCP proxy that can stop forwarding, both ways, and closes nothing; what it took goes on later."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._gates = [asyncio.Event()]
+        """of the connections so far, and the last one of those to come"""
+        self._gates[0].set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def swallow(self) -> None:
+        for gate in self._gates:
+            gate.clear()
+        self._gates.append(asyncio.Event())
+
+    def heal(self, *, late: float = 0.0) -> None:
+        """Forward again; what older connections had said goes on so many seconds later."""
+        self._gates[-1].set()
+        for gate in self._gates[:-1]:
+            asyncio.get_running_loop().call_later(late, gate.set)
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gate = self._gates[-1]
+        await gate.wait()
+        there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        for each in (self._pass(reader, back, gate), self._pass(there, writer, gate)):
+            task = asyncio.get_running_loop().create_task(each)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await gate.wait()
+                writer.write(data)
+                await writer.drain()
+        await gate.wait()
+        writer.close()
+
+
+@pytest.fixture
+async def hole(postgres_server: Postgres) -> AsyncIterator[Hole]:
+    it = Hole(postgres_server.port)
+    await it.start()
+    yield it
+    await it.close()
+
+
+@pytest.fixture
+async def town(tmp_path: Path, postgres_server: Postgres, hole: Hole) -> AsyncIterator[Town]:
+    it = Town(tmp_path, postgres_server)
+    it.ledger_url = it.ledger_url.replace(f":{postgres_server.port}/", f":{hole.port}/")
+    await it.start(1)
+    yield it
+    hole.heal()
+    await it.stop()
+
+
+async def health(town: Town, wanted: int, within: float) -> float:
+    began = time.monotonic()
+    while (await curl(f"{town.hubs[0].url}/v1/health")).status != wanted:
+        assert time.monotonic() - began < within, f"health is not {wanted} after {within} s"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began
+
+
+def tell_all(server: Postgres, number: signal.Signals) -> None:
+    """A signal to the server and every process of it."""
+    assert server._process is not None
+    main = server._process.pid
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == main:
+                os.kill(int(stat.parent.name), number)
+    os.kill(main, number)
+
+
+class Presses:
+    """An app that sends each command until it is answered with anything but code 4, and a lock that obeys."""
+
+    def __init__(self, phone: Peer, lock: Peer) -> None:
+        self.phone, self.lock = phone, lock
+        self.effects: list[str] = []
+        self.slowest = 0.0
+        self.codes: list[int] = []
+
+    async def obey(self) -> None:
+        while True:
+            command = await self.lock.hear(60)
+            if command["type"] == "lock_control":
+                if command["seq_id"] not in self.effects:
+                    self.effects.append(command["seq_id"])
+                await self.lock.ack(command)
+
+    async def press(self) -> str:
+        seq_id = self.phone.ids()
+        while True:
+            began = time.monotonic()
+            await self.phone.command("lock", seq_id=seq_id)
+            said = await self.phone.first(
+                lambda f: f["type"] == "server_ack" and f.get("seq_id") == seq_id, 30
+            )
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.codes.append(said["code"])
+            if said["code"] != 4:
+                return seq_id
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["proxy", "stopped"])
+async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_double(
+    town: Town, hole: Hole, postgres_server: Postgres, how: str
+) -> None:
+    async with town.join(0, "lock") as lock, town.join(0, "phone") as phone:
+        presses = Presses(phone, lock)
+        obeying = asyncio.create_task(presses.obey())
+        await town.known("lock")
+        warm = await presses.press()  # what is sent while a device is being welcomed may be overtaken
+        await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == warm, 10)
+        presses.effects.clear()
+        sent = [await presses.press() for _ in range(5)]
+
+        def swallow() -> None:
+            hole.swallow() if how == "proxy" else tell_all(postgres_server, signal.SIGSTOP)
+
+        def heal() -> None:
+            hole.heal() if how == "proxy" else tell_all(postgres_server, signal.SIGCONT)
+
+        pressing = asyncio.create_task(presses.press())
+        swallow()
+        try:
+            assert await health(town, 503, WITHIN) < WITHIN
+            await until(lambda: 4 in presses.codes, WITHIN)
+            await asyncio.sleep(1)
+        finally:
+            heal()
+        sent.append(await asyncio.wait_for(pressing, 30))
+        await health(town, 200, 15)
+        sent += [await presses.press() for _ in range(3)]
+        assert presses.slowest < WITHIN
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: presses.effects == sent, 10)
+        assert presses.effects == sent, (
+            presses.codes,
+            [f for f in phone.heard if f.get("seq_id") in set(sent) - set(presses.effects)],
+        )
+        token = town.tokens["root"]
+        for seq_id in sent:
+            async with asyncio.timeout(15):
+                while (
+                    json.loads((await curl(f"{town.hubs[0].url}/v1/messages/phone/{seq_id}", token)).body)[
+                        "state"
+                    ]
+                    != "done"
+                ):
+                    await asyncio.sleep(0.1)
+        obeying.cancel()
+
+
+async def test_an_idle_hub_is_unhealthy_within_five_seconds_too(town: Town, hole: Hole) -> None:
+    hole.swallow()
+    await health(town, 503, WITHIN)
+    hole.heal()
+    await health(town, 200, 10)
+
+
+async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked(
+    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are in the hole when it is given up: nothing is read before it has surely failed."""
+    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    async with await PostgresLedger.open(
+        url.replace(f":{postgres_server.port}/", f":{hole.port}/")
+    ) as ledger:
+        await ledger.write(admit(message(0)))
+        commit = Transaction.commit
+
+        async def into_the_hole(self: Transaction) -> None:
+            hole.swallow()
+            await commit(self)
+
+        monkeypatch.setattr(Transaction, "commit", into_the_hole)
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
+            await ledger.write(admit(message(1)))
+        assert time.monotonic() - began < WITHIN
+        monkeypatch.undo()
+        hole.heal(late=1)
+        assert await ledger.find(message(1).key) is None
+        await asyncio.sleep(1.5)
+        assert await ledger.find(message(1).key) is None, "it landed after we had looked"
+        ((verdict,),) = await ledger.commit([(admit(message(1)),)])
+        assert isinstance(verdict, Verdict)
+        assert verdict.word is Word.FRESH

@@ -1,0 +1,102 @@
+"""What is not acknowledged is told again: from whichever hub it was said, and after coming back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duly.apps.chat import subscriptions
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS
+from tests.end_to_end.conftest import Town
+from tests.end_to_end.people import Person
+
+SOON = RetryPolicy.exponential(300 * MS, 600 * MS, jitter=0.0)
+
+
+def hurry(*towns: Town) -> None:
+    """Tell again after 0.3 s instead of 5."""
+    for town in towns:
+        town.hub.chat.subscriptions._again = SOON
+
+
+async def told(person: Person, n: int, times: int) -> list[int]:
+    """The attempts with which a line is told, the first so many."""
+    attempts: list[int] = []
+    while len(attempts) < times:
+        line = await person.line(10)
+        if line["n"] == n:
+            attempts.append(line.get("attempt", 1))
+    return attempts
+
+
+async def receipts(person: Person, conv: str, n: int) -> dict[str, object]:
+    answer: dict[str, object] = (await person.ask("receipts", conv=conv, n=n))["data"]
+    return answer
+
+
+async def test_a_line_from_another_hub_is_told_again_until_it_is_acknowledged(
+    towns: tuple[Town, Town],
+) -> None:
+    here, there = towns
+    hurry(*towns)
+    async with here.enter("ann") as ann, there.enter("bob") as bob:
+        bob.acking = False
+        assert (await ann.chat("bob", "hello"))["n"] == 1
+        assert await told(bob, 1, 3) == [1, 2, 3], "nobody has come or gone meanwhile"
+        await bob.say("ack", conv="ann+bob", n=1)
+        assert (await ann.receipt("delivered"))["n"] == 1
+        assert await bob.no_line(1.5)
+
+
+async def test_what_somebody_missed_is_told_again_after_they_came_back(town: Town) -> None:
+    """They read on from the ledger, which ends after the engine has heard of their coming."""
+    hurry(town)
+    async with town.enter("ann") as ann:
+        await ann.chat("bob", "hello")
+        async with town.enter("bob") as bob:
+            bob.acking = False
+            assert await told(bob, 1, 3) == [1, 2, 3]
+
+
+async def test_receipts_count_the_attempts_of_another_hub(
+    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "NOTED_AFTER", 100 * MS)
+    here, there = towns
+    hurry(*towns)
+    async with here.enter("ann") as ann, there.enter("bob") as bob:
+        bob.acking = False
+        await ann.chat("bob", "hello")
+        await told(bob, 1, 1)
+        async with asyncio.timeout(10):
+            while (await receipts(ann, "ann+bob", 1))["attempts"] == 0:
+                await asyncio.sleep(0.02)
+        await told(bob, 1, 2)
+        async with asyncio.timeout(10):
+            while (found := await receipts(ann, "ann+bob", 1))["attempts"] < 3:  # type: ignore[operator]
+                await asyncio.sleep(0.02)
+        assert (found["state"], found["delivered"]) == ("accepted", 0)
+        await bob.say("ack", conv="ann+bob", n=1)
+        await ann.receipt("delivered")
+        found = await receipts(ann, "ann+bob", 1)
+        assert (found["state"], found["attempts"]) == ("delivered", 0)
+
+
+async def test_the_attempts_are_known_after_a_restart(
+    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "NOTED_AFTER", 50 * MS)
+    here, there = towns
+    hurry(*towns)
+    async with there.enter("bob") as bob, here.enter("ann") as ann:
+        bob.acking = False
+        await ann.chat("bob", "hello")
+        await told(bob, 1, 2)
+        async with asyncio.timeout(10):
+            while (await receipts(ann, "ann+bob", 1))["attempts"] == 0:
+                await asyncio.sleep(0.02)
+    await there.restart()
+    async with there.enter("ann") as ann:
+        assert (await receipts(ann, "ann+bob", 1))["attempts"] != 0

@@ -1,0 +1,251 @@
+"""A hundred people on three hubs, while hubs, Redis, PostgreSQL and their own connections die.
+
+They speak plain WebSocket (nothing of duly's clients), send again with the same id what was not answered,
+and come back to another hub with what they have seen. The judge reads the tables of the ledger and compares:
+every view of every conversation is the same, complete, in order, without repeats, and all that was said is
+there once.
+
+`DULY_KILL_SECONDS=120` makes it go on for so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+import pytest
+from deploy.town import HubServer, Town
+
+from duly.identity.accounts import Accounts, Role
+from duly.storage import open_ledger
+
+SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
+DEATHS = 8
+"""So many, at least; on a busy machine each takes seconds."""
+PEOPLE = 100
+GROUPS = 5
+LINES = 200
+"""So many are said, at least."""
+RESEND = 2.0
+Line = tuple[str, str]
+"""(who said it, under which id)"""
+
+
+class Talker:
+    """One person with one device, who notes what they see."""
+
+    def __init__(self, name: str, token: str, hubs: list[HubServer], dice: random.Random) -> None:
+        self.name = name
+        self._token, self._hubs, self._dice = token, hubs, dice
+        self._ids = (f"{time.time_ns() // 1_000_000}_{n}" for n in itertools.count())
+        self.unanswered: dict[str, dict[str, Any]] = {}
+        self.said: dict[str, tuple[str, int]] = {}
+        self.views: dict[str, dict[int, Line]] = {}
+        self.connections = 0
+        self.trouble: list[object] = []
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def live(self, http: aiohttp.ClientSession) -> None:
+        while True:
+            # A hub that hangs up before its welcome sends no JSON: aiohttp calls that a TypeError.
+            with suppress(aiohttp.ClientError, OSError, TimeoutError, TypeError):
+                url = self._dice.choice(self._hubs).url
+                async with http.ws_connect(f"{url}/v1/ws", timeout=aiohttp.ClientWSTimeout(1)) as socket:
+                    await self._talk(socket)
+            self._socket = None
+            await asyncio.sleep(self._dice.uniform(0.1, 0.4))
+
+    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        cursors = {conv: self.reached(conv) for conv in self.views}
+        await socket.send_json({"type": "auth", "token": self._token, "cursors": cursors})
+        if (await socket.receive_json(timeout=10))["type"] != "welcome":
+            return
+        self.connections += 1
+        self._socket = socket
+        for frame in list(self.unanswered.values()):
+            await socket.send_json(frame)
+        async for message in socket:
+            await self._hear(socket, json.loads(message.data))
+
+    async def _hear(self, socket: aiohttp.ClientWebSocketResponse, frame: dict[str, Any]) -> None:
+        match frame:
+            case {"type": "server_ack", "seq_id": seq_id, "code": 0 | 5, "conv": conv, "n": n}:
+                self.unanswered.pop(seq_id, None)
+                self._note(conv, n, (self.name, seq_id))
+                if self.said.setdefault(seq_id, (conv, n)) != (conv, n):
+                    self.trouble.append(("two places", seq_id, self.said[seq_id], (conv, n)))
+            case {"type": "server_ack", "code": code} if code != 4:
+                self.trouble.append(frame)
+            case {"type": "server_ack" | "receipt" | "presence" | "typing"}:
+                pass
+            case {"conv": conv, "n": n, "from": who, "seq_id": seq_id}:
+                self._note(conv, n, (who, seq_id))
+                await socket.send_json({"type": "ack", "conv": conv, "n": self.reached(conv)})
+
+    def _note(self, conv: str, n: int, line: Line) -> None:
+        if self.views.setdefault(conv, {}).setdefault(n, line) != line:
+            self.trouble.append(("two lines under one number", conv, n))
+
+    def reached(self, conv: str) -> int:
+        """The last line before which there is none missing."""
+        view = self.views[conv]
+        n = 0
+        while n + 1 in view:
+            n += 1
+        return n
+
+    async def say(self, to: str) -> None:
+        seq_id = next(self._ids)
+        frame = {"type": "group_chat" if to.startswith("#") else "one_chat", "seq_id": seq_id, "to": to}
+        self.unanswered[seq_id] = frame | {"data": {"text": f"{self.name} {seq_id}"}}
+        await self.press()
+
+    async def press(self) -> None:
+        """Send what is not answered, once more."""
+        with suppress(ConnectionError, RuntimeError):
+            for frame in list(self.unanswered.values())[:20]:
+                if self._socket is not None and not self._socket.closed:
+                    await self._socket.send_json(frame)
+
+    async def stumble(self) -> None:
+        if self._socket is not None:
+            await self._socket.close()
+
+
+async def settle(ledger_url: str) -> dict[str, str]:
+    async with await open_ledger(ledger_url) as ledger:
+        accounts = Accounts(ledger)
+        return {f"p{n}": await accounts.add(Role.USER, f"p{n}") for n in range(PEOPLE)}
+
+
+async def make_groups(hub: HubServer, tokens: dict[str, str], dice: random.Random) -> dict[str, set[str]]:
+    groups: dict[str, set[str]] = {}
+    async with aiohttp.ClientSession() as http:
+        for n in range(GROUPS):
+            members = dice.sample(sorted(tokens), 12)
+            frame = {
+                "type": "group_create",
+                "seq_id": f"{time.time_ns() // 1_000_000}_{10_000 + n}",
+                "data": {"name": f"club {n}", "members": members[1:]},
+            }
+            own = {"Authorization": f"Bearer {tokens[members[0]]}"}
+            async with http.post(f"{hub.url}/v1/messages", json=frame, headers=own) as answer:
+                groups[(await answer.json())["data"]["group"]] = set(members)
+    return groups
+
+
+async def stored(ledger_url: str) -> dict[str, dict[int, Line]]:
+    """What the tables say: conversation → number → who said it, under which id."""
+    connection = await asyncpg.connect(ledger_url)
+    try:
+        rows = await connection.fetch("SELECT stream, n, key FROM duly_entries WHERE stream LIKE 'chat/%'")
+    finally:
+        await connection.close()
+    found: dict[str, dict[int, Line]] = {}
+    for stream, n, key in rows:
+        who, _, seq_id = bytes(key)[6:].partition(b"\0")
+        found.setdefault(stream.removeprefix("chat/"), {})[n] = (who.decode(), seq_id.decode())
+    return found
+
+
+async def trouble(town: Town, dice: random.Random, until: float) -> Counter[str]:
+    """Something dies, again and again."""
+    done: Counter[str] = Counter()
+    while done.total() < DEATHS or time.monotonic() < until:
+        await asyncio.sleep(dice.uniform(0.3, 1.2))
+        what = dice.choice(["hub", "hub", "redis", "postgres"])
+        done[what] += 1
+        if what == "hub":
+            hub = dice.choice(town.hubs)
+            await asyncio.to_thread(hub.stop, signal.SIGKILL)
+            await asyncio.sleep(dice.uniform(0, 1))
+            await asyncio.to_thread(hub.start)
+        elif what == "redis":
+            assert town.redis is not None
+            await asyncio.to_thread(town.redis.stop, signal.SIGKILL)
+            await asyncio.sleep(dice.uniform(0, 1))
+            await asyncio.to_thread(town.redis.start)
+        else:
+            await asyncio.to_thread(town.postgres.stop, signal.SIGQUIT)
+            await asyncio.to_thread(town.postgres.start)
+    return done
+
+
+def wrong(talkers: list[Talker], there: dict[str, dict[int, Line]], groups: dict[str, set[str]]) -> list[str]:
+    """Whose view differs from what is stored, and what was said and is not there."""
+    found: list[str] = []
+    for conv, lines in there.items():
+        if sorted(lines) != list(range(1, len(lines) + 1)):
+            found.append(f"{conv} has gaps")
+        members = groups.get(conv) or set(conv.split("+")) if not conv.startswith("~") else set()
+        found += [
+            f"{one.name} sees {len(one.views.get(conv, {}))} of {len(lines)} in {conv}"
+            for one in talkers
+            if one.name in members and one.views.get(conv, {}) != lines
+        ]
+    places = Counter(line for lines in there.values() for line in lines.values())
+    found += [f"stored twice: {line}" for line, times in places.items() if times > 1]
+    found += [f"{one.name} had no answer to {len(one.unanswered)}" for one in talkers if one.unanswered]
+    found += [
+        f"lost: {one.name} {id_}" for one in talkers for id_ in one.said if (one.name, id_) not in places
+    ]
+    return found + [f"{one.name}: {what}" for one in talkers for what in one.trouble]
+
+
+@pytest.mark.timeout(300 + SECONDS)
+async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path) -> None:
+    dice = random.Random(5)
+    town = await asyncio.to_thread(lambda: Town(mqtt=False))
+    try:
+        tokens = await settle(town.ledger)
+        await asyncio.to_thread(town.start)
+        groups = await make_groups(town.hubs[0], tokens, dice)
+        talkers = [Talker(name, token, town.hubs, dice) for name, token in tokens.items()]
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            lives = [asyncio.create_task(one.live(http)) for one in talkers]
+            breaking = asyncio.create_task(trouble(town, dice, time.monotonic() + SECONDS))
+            said = 0
+            while not breaking.done() or said <= LINES:
+                one = dice.choice(talkers)
+                mine = [group for group, members in groups.items() if one.name in members]
+                await one.say(
+                    dice.choice(mine) if mine and dice.random() < 0.4 else dice.choice(talkers[:20]).name
+                )
+                said += 1
+                if dice.random() < 0.05:
+                    await dice.choice(talkers).stumble()
+                if dice.random() < 0.05:
+                    await dice.choice(talkers).press()
+                await asyncio.sleep(0.01)
+            assert (await breaking).total() >= DEATHS
+            differences = ["not looked yet"]
+            for _ in range(60):
+                await asyncio.sleep(RESEND)
+                for one in talkers:
+                    await one.press()
+                differences = wrong(talkers, await stored(town.ledger), groups)
+                if not differences:
+                    break
+            for life in lives:
+                life.cancel()
+            await asyncio.gather(*lives, return_exceptions=True)
+        assert [life.exception() for life in lives if not life.cancelled()] == []
+        assert differences == []
+        assert said > LINES
+        assert sum(one.connections for one in talkers) > PEOPLE
+        assert all("Traceback" not in hub.errors for hub in town.hubs), [
+            hub.errors[-2000:] for hub in town.hubs
+        ]
+    finally:
+        await asyncio.to_thread(town.stop)

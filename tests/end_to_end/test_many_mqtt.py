@@ -1,0 +1,177 @@
+"""MQTT devices of several hubs on one broker: each has one home, and everybody reaches it through that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duly.clients.app import App, Push
+from duly.clients.device import Command, Device
+from duly.errors import LedgerError
+from duly.wire import fd, frames
+from tests.end_to_end.many import Town, until
+from tests.servers import Mosquitto, Postgres
+
+
+@pytest.fixture
+async def town(tmp_path: Path, postgres_server: Postgres, mosquitto_server: Mosquitto) -> AsyncIterator[Town]:
+    it = Town(tmp_path, postgres_server, mqtt=mosquitto_server.url("hub"), no_mqtt=False)
+    await it.start(3)
+    yield it
+    await it.stop()
+
+
+def registry(town: Town, name: str) -> list[int]:
+    return [n for n, hub in enumerate(town.hubs) if name in hub.gateway.here]
+
+
+def lock(broker: Mosquitto, effects: list[str]) -> Device:
+    device = Device(broker.url("lock"), name="lock")
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> object:
+        effects.append(command.id)
+        return command.data
+
+    return device
+
+
+async def test_a_device_has_one_home_and_is_commanded_from_every_hub(
+    town: Town, mosquitto_server: Mosquitto
+) -> None:
+    effects: list[str] = []
+    async with lock(mosquitto_server, effects):
+        await town.known("lock")
+        assert len(registry(town, "lock")) == 1
+        for n, hub in enumerate(town.hubs):
+            async with App(hub.url, town.tokens["phone"]) as app:
+                ack = await app.send("lock", "lock_control", {"n": n}, order=False)
+                assert (ack.done, ack.data) == (True, {"n": n})
+    assert len(effects) == 3
+    await until(lambda: not any(hub.gateway.online("lock") for hub in town.hubs))
+    refused = [r for r in await town.hubs[0].ledger.refusals() if not r.id.endswith("/status")]
+    assert refused == [], "that others hear an answer too is nobody's mistake"
+
+
+async def test_when_its_home_stops_another_hub_takes_it_in_with_what_was_under_way(
+    town: Town, mosquitto_server: Mosquitto
+) -> None:
+    effects: list[str] = []
+    asked, go = asyncio.Event(), asyncio.Event()
+    device = lock(mosquitto_server, effects)
+
+    @device.on("query")
+    async def query(command: Command) -> object:
+        asked.set()
+        await go.wait()
+        return "late but true"
+
+    async with device:
+        await town.known("lock")
+        (home,) = registry(town, "lock")
+        other = town.hubs[(home + 1) % 3]
+        async with App(other.url, town.tokens["phone"]) as app:
+            command = await app.post("lock", "query")
+            await asked.wait()
+            await town.hubs.pop(home).stop()
+            await until(lambda: len(registry(town, "lock")) == 1)
+            go.set()
+            async with asyncio.timeout(20):
+                assert (await command.settled()).data == "late but true"
+            assert (await app.send("lock", "lock_control", 1)).data == 1
+
+
+async def test_what_it_pushes_is_told_once_at_every_hub(town: Town, mosquitto_server: Mosquitto) -> None:
+    async with lock(mosquitto_server, []) as device:
+        await town.known("lock")
+        for hub in town.hubs:
+            async with App(hub.url, town.tokens["phone"]) as app:
+                device.push("event_report", {"at": hub.url})
+                async with asyncio.timeout(10):
+                    async for push in app.pushes():
+                        if isinstance(push, Push) and push.type == "event_report":
+                            assert push.data == {"at": hub.url}
+                            break
+        stored = await town.hubs[0].ledger.entries("push/lock")
+        assert sum(b"event_report" in entry.body for entry in stored) == 3
+
+
+async def test_what_it_pushes_while_its_home_is_dead_is_kept(
+    town: Town, mosquitto_server: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_a_word() -> None:
+        return None
+
+    async with lock(mosquitto_server, []) as device:
+        await town.known("lock")
+        (home,) = registry(town, "lock")
+        dying = town.hubs.pop(home)
+        assert dying.gateway.remote is not None
+        monkeypatch.setattr(dying.gateway.remote.registry, "leave", without_a_word)
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            device.push("status_report", {"n": told, "battery": 80})
+            device.push("status_report", {"battery": 80})  # the same words, again and again
+            told += 1
+
+        async def stored(true: Callable[[int], bool]) -> None:
+            async with asyncio.timeout(30):
+                while not true(len(await reports())):
+                    await asyncio.sleep(0.02)
+
+        async def reports() -> list[Any]:
+            entries = await town.hubs[0].ledger.entries("push/lock", limit=1_000)
+            return [frames.load(frames.decode(e.body).data) for e in entries if b"status_report" in e.body]
+
+        for _ in range(5):
+            tell()
+        await stored(lambda count: count == 10)
+        await dying.stop()
+        while not registry(town, "lock"):
+            tell()
+            await asyncio.sleep(0.2)
+        tell()
+        await stored(lambda count: count >= 2 * told)
+        found = await reports()
+        assert [one["n"] for one in found if "n" in one] == list(range(told)), "each once, in order"
+        assert len(found) == 2 * told
+        assert told > 10, "it really was away for a while"
+
+
+async def test_what_comes_while_the_ledger_is_away_waits_for_it(
+    town: Town, mosquitto_server: Mosquitto, postgres_server: Postgres
+) -> None:
+    """If it were dropped it would never be acknowledged, and nothing after it either."""
+    stranger = fd.encode(fd.FdComplete("phone:1700000000000_0", fd.Content(b"1")))
+    await asyncio.to_thread(postgres_server.stop)
+    try:
+        said = await asyncio.create_subprocess_exec(
+            "mosquitto_pub", "-p", str(mosquitto_server.port), "-q", "1", "-t", "nodes/hub/complete",
+            "-m", stranger.decode(),
+        )  # fmt: skip
+        assert await said.wait() == 0
+        await asyncio.sleep(0.3)
+    finally:
+        await asyncio.to_thread(postgres_server.start)
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(LedgerError):
+                words = [r.id for r in await town.hubs[0].ledger.refusals()]
+                if words.count("nodes/hub/complete") == 3:  # every hub has looked it up
+                    break
+            await asyncio.sleep(0.05)
+
+
+async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(town: Town) -> None:
+    names = [link.address.client_id for hub in town.hubs for link in hub.mqtt.links.values()]
+    assert len(set(names)) == 6
+    kept = [hub._data / "client_id" for hub in town.hubs]
+    assert {place.read_text() for place in kept} < set(names)
+    assert {place.stat().st_mode & 0o777 for place in kept} == {0o600}, "they are secret"

@@ -1,0 +1,419 @@
+"""MQTT devices that misbehave, met with clients that share no code with duly: nobody answers or commands in
+another's name, takes another's session, or makes the hub deaf."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from msgspec.structs import replace
+
+from duly.clients.app import App
+from duly.clients.device import Command, Device
+from duly.core.signing import Keyring
+from duly.identity.accounts import Principal, Role
+from duly.identity.keyring import new_key
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests.servers import Mosquitto
+
+
+class Place:
+    """A hub with its own broker, an app, and MQTT devices made with paho."""
+
+    def __init__(self, folder: Path, outside: str = "") -> None:
+        self.folder = folder
+        self.outside = outside
+        self.tokens: dict[str, str] = {}
+        self.clients: list[paho.Client] = []
+        self.port = 0
+
+    async def start(self) -> None:
+        settings = Settings(data=str(self.folder), port=0, mqtt=self.outside)
+        self.hub = Hub(settings if self.outside else replace(settings, mqtt_port=self.port))
+        await self.hub.start()
+        self.port = int(self.hub.mqtt_url.rsplit(":", 1)[1].partition("?")[0])
+
+    async def add(self, role: Role, *names: str, **more: Any) -> None:
+        for name in names:
+            self.tokens[name] = await self.hub.accounts.add(role, name, **more)
+            if role is Role.DEVICE:
+                await self.hub.accounts.grant("phone", name)
+
+    async def client(self, name: str, client_id: str = "", **more: Any) -> paho.Client:
+        """Connected, or refused: `is_connected` says which."""
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2, client_id=client_id or name, clean_session=False, **more
+        )
+        client.username_pw_set(name, self.tokens[name])
+        client.on_connect = lambda *_: loop.call_soon_threadsafe(answered.set)
+        client.connect("127.0.0.1", self.port)
+        client.loop_start()
+        self.clients.append(client)
+        async with asyncio.timeout(10):
+            await answered.wait()
+        return client
+
+    async def device(self, name: str, answer: Callable[[paho.Client, dict[str, Any]], None]) -> paho.Client:
+        """A device as firmware would write it."""
+        client = await self.client(name)
+        client.on_message = lambda c, _, m: answer(c, json.loads(m.payload))
+        client.subscribe(f"nodes/{name}/pending", 1)
+        tell(client, f"nodes/{name}/status", {"time": int(time.time()), "online": True}, retain=True)
+        await self.until(lambda: self.hub.gateway.online(name))
+        return client
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not true():
+                await asyncio.sleep(0.01)
+
+    async def why(self, *words: str) -> str:
+        """Until a refusal with these words is recorded; its scope."""
+        async with asyncio.timeout(20):
+            while True:
+                for refusal in await self.hub.ledger.refusals():
+                    said = f"{refusal.scope} {refusal.id} {refusal.word} {refusal.reason}"
+                    if all(word in said for word in words):
+                        return refusal.scope
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        for client in self.clients:
+            client.disconnect()
+            await asyncio.to_thread(client.loop_stop)
+        await self.hub.stop()
+
+
+def tell(client: paho.Client, topic: str, value: object, *, retain: bool = False) -> None:
+    client.publish(topic, value if isinstance(value, bytes) else json.dumps(value), 1, retain)
+
+
+def done(client: paho.Client, task: dict[str, Any]) -> None:
+    tell(client, "nodes/hub/ack", {"msg_id": task["msg_id"]})
+    tell(client, "nodes/hub/complete", {"msg_id": task["msg_id"], "value": {"by": "the device itself"}})
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    it = Place(tmp_path / "hub")
+    await it.start()
+    await it.add(Role.APP, "phone")
+    await it.add(Role.DEVICE, "lock", "lamp", "thief")
+    yield it
+    await it.stop()
+
+
+@pytest.mark.parametrize("kind", ["ack", "complete", "failed"])
+async def test_a_device_cannot_end_the_command_of_another(place: Place, kind: str) -> None:
+    """Not by its seq_id, which can be guessed, and not with a tag of its own."""
+    own: list[dict[str, Any]] = []
+    thief = await place.device("thief", lambda _, task: own.append(task))
+    got: list[dict[str, Any]] = []
+    lock = await place.device("lock", lambda _, task: got.append(task))
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        mine = asyncio.create_task(app.send("thief", "lock_control", {}))
+        theirs = asyncio.create_task(app.send("lock", "lock_control", {}))
+        await place.until(lambda: bool(own) and bool(got))
+        seq_id, tag = got[0]["msg_id"].split(":")[1], own[0]["msg_id"].split(":")[2]
+        for msg_id in (f"phone:{seq_id}", f"phone:{seq_id}:{tag}", f"phone:{seq_id}:{'A' * 24}"):
+            tell(thief, f"nodes/hub/{kind}", {"msg_id": msg_id, "value": {"by": "the thief"}})
+        await place.why("hub", f"nodes/hub/{kind}", "forged", seq_id)
+        done(lock, got[0])
+        ack = await theirs
+        assert (ack.state, ack.data) == ("done", {"by": "the device itself"})
+        done(thief, own[0])
+        assert (await mine).state == "done"
+
+
+async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_that_waits(place: Place) -> None:
+    """The tag of a command that was never sent over MQTT is known to nobody."""
+    thief = await place.client("thief")
+    work = asyncio.Event()
+    lock = Device(place.hub.url, place.tokens["lock"])
+
+    @lock.on("lock_control")
+    async def lock_control(command: Command) -> str:
+        await work.wait()
+        return "the device itself"
+
+    seq_id = f"{int(time.time() * 1000)}_0"
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        waiting = asyncio.create_task(app.send("lock", "lock_control", {}, queue=True, id=seq_id))
+        await place.until(lambda: place.hub.gateway.has(key("phone", seq_id)))
+        for tag in ("", ":" + "A" * 24):
+            tell(thief, "nodes/hub/complete", {"msg_id": f"phone:{seq_id}{tag}", "value": "the thief"})
+        await place.why("forged", seq_id)
+        async with lock:
+            tell(thief, "nodes/hub/failed", {"msg_id": f"phone:{seq_id}", "error": "the thief"})
+            await place.why("nodes/hub/failed", "forged")
+            work.set()
+            ack = await waiting
+            assert (ack.state, ack.data) == ("done", "the device itself")
+
+
+def key(app: str, seq_id: str) -> bytes:
+    from duly.core.messages import key_of
+
+    return key_of(app, seq_id)
+
+
+async def test_the_same_command_has_the_same_msg_id_after_a_restart(place: Place) -> None:
+    """A device that remembers what it did recognises the repeat."""
+    got: list[str] = []
+    await place.device("lock", lambda _, task: got.append(task["msg_id"]))
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        sending = asyncio.create_task(app.send("lock", "lock_control", {}, queue=True))
+        await place.until(lambda: bool(got))
+        await place.hub.stop()
+        await place.start()
+        await place.until(lambda: len(got) >= 2)
+        sending.cancel()
+    assert len(set(got)) == 1
+
+
+async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(place: Place) -> None:
+    got: list[dict[str, Any]] = []
+    await place.device("lock", lambda _, task: got.append(task))
+    thief = await place.client("thief")
+    task = {
+        "sender": "hub",
+        "receiver": "lock",
+        "msg_id": "phone:1_1",
+        "action": "lock_control",
+        "payload": {},
+    }
+    tell(thief, "nodes/lock/pending", task)
+    assert await place.why("nodes/lock/pending", "not_allowed", "thief may not publish") == "thief"
+    tell(thief, "nodes/lock/status", {"time": 1, "online": False}, retain=True)
+    assert await place.why("nodes/lock/status", "not_allowed") == "thief"
+    assert got == []
+    assert place.hub.gateway.online("lock")
+
+
+async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place) -> None:
+    """With its client id a stranger could throw its owner out, or plant a subscription."""
+    lock = await place.device("lock", done)
+    thief = await place.client("thief")
+    for stolen in ("hub", place.hub.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
+        client = await place.client("thief", stolen)
+        assert not client.is_connected()
+        client.disconnect()
+    assert await place.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        for _ in range(5):
+            assert (await app.send("lock", "lock_control", {})).done
+    assert lock.is_connected()
+    assert thief.is_connected()
+
+
+async def test_a_client_id_that_is_no_name_stays_with_its_account_after_a_restart(place: Place) -> None:
+    """The broker keeps sessions through restarts, so whose they are is kept as well."""
+    lock = await place.client("lock", "esp32-0042")
+    assert lock.is_connected()
+    lock.disconnect()
+    await place.hub.stop()
+    await place.start()
+    thief = await place.client("thief", "esp32-0042")
+    assert not thief.is_connected()
+    assert await place.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
+    thief.disconnect()
+    assert (await place.client("lock", "esp32-0042")).is_connected()
+
+
+async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hears_on(
+    tmp_path: Path, mosquitto_server: Mosquitto
+) -> None:
+    """At a broker that does not bind client ids to users, under an id that a stranger knows."""
+    place = Place(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}?client_id=known")
+    await place.start()
+    try:
+        await place.add(Role.APP, "phone")
+        await place.add(Role.DEVICE, "lock", "thief")
+        await place.hub.stop()
+        planting = await place.client("thief", "known")
+        planting.subscribe([("nodes/+/pending", 1), ("other/#", 1)])
+        await asyncio.sleep(0.2)
+        planting.disconnect()
+        await place.start()
+        await place.device("lock", done)
+        thief = await place.client("thief")
+        task = {"sender": "x", "receiver": "hub", "msg_id": "1", "action": "x", "time": 1, "exp": 9999999999}
+        for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
+            tell(thief, topic, task)
+        await place.why("hub", "nodes/hub/pending", "did not subscribe")
+        await place.why("hub", "other/x", "not a topic")
+        async with App(place.hub.url, place.tokens["phone"]) as app:
+            assert (await app.send("lock", "lock_control", {})).done
+            before = place.hub.mqtt.devices.refusals.total
+            for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
+                tell(thief, topic, task)
+            assert (await app.send("lock", "lock_control", {})).done
+            assert place.hub.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
+    finally:
+        await place.stop()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"x", b"[]", b'{"msg_id":5}', b'{"msg_id":"a:b"}', b'{"msg_id":"\\ud800:1:x"}', b"\xff" * 99],
+)
+@pytest.mark.parametrize("kind", ["ack", "complete", "failed", "status"])
+async def test_no_message_ends_the_reading(place: Place, kind: str, payload: bytes) -> None:
+    await place.device("lock", done)
+    thief = await place.client("thief")
+    for _ in range(3):
+        tell(thief, f"nodes/{'thief' if kind == 'status' else 'hub'}/{kind}", payload)
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {})).done
+
+
+async def test_a_bug_in_handling_one_message_does_not_end_the_reading(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.device("lock", done)
+    thief = await place.client("thief")
+
+    async def broken(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("duly.apps.gateway.service.Gateway.push_from", broken)
+        await place.device("lamp", done)
+        lamp = place.clients[-1]
+        tell(
+            lamp,
+            "nodes/lamp/status",
+            {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}},
+        )
+        await place.why("nodes/lamp/status", "internal", "a bug")
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {})).done
+        assert (await app.send("lamp", "lock_control", {})).done
+    assert thief.is_connected()
+
+
+async def test_from_a_device_with_a_key_only_what_it_signed_counts(place: Place) -> None:
+    secret = new_key()
+    await place.add(Role.DEVICE, "safe", key=secret.shown)
+    naked = await place.client("safe")
+    tell(naked, "nodes/safe/status", {"time": 1, "online": True})
+    assert await place.why("nodes/safe/status", "unsigned") == "safe"
+    assert not place.hub.gateway.online("safe")
+    naked.disconnect()
+    url = place.hub.mqtt_url.replace("://", f"://safe:{place.tokens['safe']}@")
+    safe = Device(url, keys=Keyring("safe", own=secret))
+
+    @safe.on("lock_control")
+    async def lock_control(command: Command) -> dict[str, bool]:
+        return {"open": True}
+
+    async with safe, App(place.hub.url, place.tokens["phone"]) as app:
+        await place.until(lambda: place.hub.gateway.online("safe"))
+        ack = await app.send("safe", "lock_control", {})
+        assert (ack.done, ack.data) == (True, {"open": True})
+
+
+async def test_a_device_that_tells_too_much_makes_no_other_wait(place: Place) -> None:
+    await place.device("lock", done)
+    thief = await place.client("thief")
+    report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
+    for _ in range(3_000):
+        tell(thief, "nodes/thief/status", report)
+        tell(thief, "nodes/hub/complete", {"msg_id": "phone:1_1:" + "A" * 24})
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        began = time.monotonic()
+        assert (await app.send("lock", "lock_control", {})).done
+        assert time.monotonic() - began < 5, "not after 6,000 commits"
+    await place.why("thief", "rate_limited", "too often", "times")
+    await place.why("hub", "nodes/hub/complete", "forged", "times")
+    assert len(await place.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
+
+
+async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(place: Place) -> None:
+    lock = await place.client("lock")
+    report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
+    tell(lock, "nodes/lock/status", report, retain=True)
+    await place.until(lambda: place.hub.gateway.online("lock"))
+
+    async def stored() -> int:
+        entries = await place.hub.ledger.entries("push/lock", 0, 100)
+        return sum(b"event_report" in entry.body for entry in entries)
+
+    for _ in range(2):
+        await place.hub.stop()
+        await place.start()
+        await place.until(lambda: place.hub.gateway.online("lock"))
+        await asyncio.sleep(0.2)
+        assert await stored() == 1
+    lock = await place.client("lock")
+    for n in (2, 3):  # what is said again by the device itself is news
+        tell(lock, "nodes/lock/status", report)
+        async with asyncio.timeout(10):
+            while await stored() < n:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
+    """About 5 MB a second, for as long as it may."""
+    await place.device("lock", done)
+    thief = await place.client("thief")
+    sent = 0
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        assert (await app.send("lock", "lock_control", {})).done
+        slowest, until = 0.0, time.monotonic() + 15
+        while thief.is_connected() and time.monotonic() < until:
+            for _ in range(500):
+                sent += 1
+                answer = {"msg_id": f"phone:1794831242336_{sent}:{'A' * 24}", "value": "x" * 5_000}
+                tell(thief, "nodes/hub/complete", answer)
+            began = time.monotonic()
+            assert (await app.send("lock", "lock_control", {})).done
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.1)
+    assert not thief.is_connected(), "it was hung up on"
+    assert slowest < 3
+    await place.why("thief", "flood", "rate_limited")
+
+
+async def test_many_commands_to_one_device_are_no_flood(place: Place) -> None:
+    """Two answers to each of 4,000 commands, faster than a device may publish that was given none."""
+    await place.device("lock", done)
+    async with App(place.hub.url, place.tokens["phone"]) as app:
+        for _ in range(8):
+            sent = (app.send("lock", "lock_control", {}, order=False) for _ in range(500))
+            acks = await asyncio.gather(*sent)
+            assert all(ack.done for ack in acks)
+    assert place.hub.mqtt.broker.refused["flood"] == 0
+
+
+async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> None:
+    from duly.errors import DulyError
+
+    await place.add(Role.NODE, "A", "B")
+    heard: list[bytes] = []
+    b = await place.client("B")
+    b.on_message = lambda _, __, message: heard.append(message.payload)
+    b.subscribe("nodes/B/pending", 1)
+    a = await place.client("A")
+    await asyncio.sleep(0.1)
+    tell(a, "nodes/B/pending", b"hello")
+    await place.until(lambda: heard == [b"hello"])
+    with pytest.raises(DulyError, match="nodes talk over MQTT"):
+        async with App(place.hub.url, place.tokens["A"]):
+            pass
+
+
+async def test_who_is_removed_is_hung_up_on(place: Place) -> None:
+    lock = await place.device("lock", done)
+    assert await place.hub._administer(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
+        "changed": True
+    }
+    await place.until(lambda: not lock.is_connected())

@@ -1,0 +1,63 @@
+"""Who is online: in the welcome, by push, and by `GET /v1/devices`."""
+
+from __future__ import annotations
+
+import time
+
+from duly.identity.accounts import Role
+from tests.end_to_end.conftest import Place
+from tests.end_to_end.raw import curl
+
+
+async def test_the_welcome_says_which_of_an_apps_devices_are_online(place: Place) -> None:
+    async with place.join("phone") as phone:
+        assert phone.heard[0]["online"] == []
+    async with place.join("lock"), place.join("phone") as phone:
+        assert phone.heard[0]["online"] == ["lock"]
+        await place.hub.accounts.revoke("tablet", "lock")
+        async with place.join("tablet") as tablet:
+            assert tablet.heard[0]["online"] == [], "it is none of its devices any more"
+
+
+async def test_after_the_welcome_pushes_say_who_comes_and_goes(place: Place) -> None:
+    async with place.join("phone") as phone:
+        phone.presence = True
+        async with place.join("lamp"):
+            assert (await phone.hear())["data"] == {"online": True}
+        assert (await phone.hear())["data"] == {"online": False}
+
+
+async def test_devices_are_listed_with_when_they_were_last_heard(place: Place) -> None:
+    before = time.time_ns() // 1_000_000
+    async with place.join("lock") as lock, place.join("phone") as phone:
+        listed = (await curl(f"{place.url}/v1/devices", place.tokens["phone"])).json
+        assert [(one["name"], one["online"]) for one in listed["devices"]] == [
+            ("lamp", False),
+            ("lock", True),
+        ]
+        assert listed["devices"][0]["last_heard"] is None
+        came = listed["devices"][1]["last_heard"]
+        assert came >= before
+        assert listed["next"] is None
+        await phone.command("lock")
+        await lock.obey()
+        await phone.first(lambda f: f["type"] == "ack")
+        again = (await curl(f"{place.url}/v1/devices", place.tokens["phone"])).json["devices"][1]
+        assert again["last_heard"] > came, "an answer is heard, too"
+
+
+async def test_devices_are_listed_by_page_and_only_ones_own(place: Place) -> None:
+    for n in range(5):
+        await place.hub.accounts.add(Role.DEVICE, f"other-{n}")
+    mine = await curl(f"{place.url}/v1/devices?limit=1", place.tokens["phone"])
+    assert ([one["name"] for one in mine.json["devices"]], mine.json["next"]) == (["lamp"], "lamp")
+    rest = await curl(f"{place.url}/v1/devices?limit=1&after=lamp", place.tokens["phone"])
+    assert ([one["name"] for one in rest.json["devices"]], rest.json["next"]) == (["lock"], None)
+    everything = (await curl(f"{place.url}/v1/devices", place.tokens["root"])).json["devices"]
+    assert len(everything) == 7
+    itself = (await curl(f"{place.url}/v1/devices", place.tokens["lock"])).json["devices"]
+    assert [one["name"] for one in itself] == ["lock"]
+    person = await place.hub.accounts.add(Role.USER, "ann")
+    assert (await curl(f"{place.url}/v1/devices", person)).status == 403
+    assert (await curl(f"{place.url}/v1/devices?limit=x", place.tokens["phone"])).status == 400
+    assert (await curl(f"{place.url}/v1/devices")).status == 401

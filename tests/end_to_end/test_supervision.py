@@ -1,0 +1,159 @@
+"""Every background task of a running hub is killed, one after the other: each comes back, the hub is healthy
+again and commands go through. What cannot come back makes `GET /v1/health` say 503, and which part it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from duly.clients.device import Command, Device
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests.end_to_end.many import Town
+from tests.end_to_end.raw import curl, join
+from tests.places import Place
+from tests.servers import Postgres
+
+STEP = 10.0
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    over = time.monotonic() + STEP
+    while not true():
+        assert time.monotonic() < over, what
+        await asyncio.sleep(0.02)
+
+
+async def healthy(hub: Hub) -> None:
+    over = time.monotonic() + STEP
+    while (await curl(f"{hub.url}/v1/health")).status != 200:
+        assert time.monotonic() < over, hub.tasks.problems
+        await asyncio.sleep(0.05)
+
+
+async def obeys(hub: Hub, tokens: dict[str, str]) -> None:
+    async with join(hub.url, tokens["lock"]) as lock, join(hub.url, tokens["phone"]) as phone:
+        seq_id = await phone.command("lock")
+        await lock.obey()
+        while (await phone.hear_of(seq_id))["type"] != "ack":
+            pass
+
+
+def background(hub: Hub) -> list[asyncio.Task[object]]:
+    """What runs in the background by name: the supervised parts and the engines under them."""
+    return [
+        task
+        for task in asyncio.all_tasks()
+        if task.get_name().startswith("duly") and task is not asyncio.current_task()
+    ]
+
+
+async def kill_each(hub: Hub, tokens: dict[str, str]) -> list[str]:
+    names = sorted(task.get_name() for task in background(hub))
+    for victim in background(hub):
+        if victim.done():
+            continue  # it went down with another one, and is back already
+        victim.cancel()
+        await until(victim.done, victim.get_name())
+        await until(lambda: sorted(t.get_name() for t in background(hub)) == names, victim.get_name())
+        await healthy(hub)
+    await obeys(hub, tokens)
+    assert sorted(task.get_name() for task in background(hub)) == names
+    return names
+
+
+async def test_each_task_of_a_hub_with_a_broker_comes_back(tmp_path: Path) -> None:
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0))
+    await hub.start()
+    try:
+        tokens = {name: await hub.accounts.add(Role.DEVICE, name) for name in ("lock", "lamp")}
+        tokens["phone"] = await hub.accounts.add(Role.APP, "phone")
+        for device in ("lock", "lamp"):
+            await hub.accounts.grant("phone", device)
+        names = await kill_each(hub, tokens)
+        assert names.count("duly-engine") == 3
+        assert {
+            "duly broker",
+            "duly broker log",
+            "duly broker callout",
+            "duly broker rates",
+            "duly mqtt link",
+        } <= set(names)
+        url = hub.mqtt_url.replace("//", f"//lamp:{tokens['lamp']}@")
+        async with Device(url, data=str(tmp_path / "lamp")) as lamp:
+
+            @lamp.on("lock_control")
+            async def on(command: Command) -> dict[str, bool]:
+                return {"on": True}
+
+            await until(lambda: hub.gateway.online("lamp"), "the lamp is not seen")
+            async with join(hub.url, tokens["phone"]) as phone:
+                seq_id = await phone.command("lamp")
+                while (said := await phone.hear_of(seq_id))["type"] != "ack":
+                    pass
+                assert said["data"] == {"on": True}
+    finally:
+        await hub.stop()
+    assert not background(hub), "something goes on after the stop"
+
+
+async def test_each_task_of_hubs_on_postgres_comes_back(tmp_path: Path, postgres_server: Postgres) -> None:
+    town = Town(tmp_path, postgres_server)
+    await town.start(1)
+    try:
+        names = await kill_each(town.hubs[0], town.tokens)
+        assert "duly notifier" in names
+        assert "duly chat's look at other hubs" in names
+    finally:
+        await town.stop()
+    assert not background(town.hubs[0])
+
+
+async def test_an_engine_that_dies_of_one_event_goes_on_with_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug ends the engine: senders are told to try again, and the hub serves the others."""
+    machine = place.hub.gateway.engine._machine
+    handle = machine.handle
+
+    def broken(event: object, now: int) -> object:
+        if "poison" in repr(event):
+            raise AssertionError("a planted bug")
+        return handle(event, now)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(machine, "handle", broken)
+    async with join(place.url, place.tokens["phone"]) as phone:
+        for _ in range(2):
+            await phone.command("lock", data={"a": "poison"})
+            await until(lambda: place.hub.tasks.failures["gateway engine"] > 0, "it did not die")
+            await healthy(place.hub)
+            place.hub.tasks.failures.clear()
+    await obeys(place.hub, place.tokens)
+
+
+async def test_what_cannot_be_started_again_makes_health_503_and_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = place.hub.gateway.engine._machine
+
+    def broken(*_: object) -> object:
+        raise AssertionError("a planted bug")
+
+    monkeypatch.setattr(machine, "restore", broken)
+    monkeypatch.setattr(machine, "handle", broken)
+    run = asyncio.create_task(place.hub.run())
+    async with join(place.url, place.tokens["phone"]) as phone:
+        await phone.command("lock")
+        with pytest.raises(AssertionError, match="a planted bug"):
+            async with asyncio.timeout(STEP):
+                await run
+        said = await curl(f"{place.url}/v1/health")
+        assert (said.status, said.json["parts"]) == (503, ["gateway engine"])
+        seq_id = await phone.command("lock")
+        assert (await phone.hear_of(seq_id))["code"] == 4, "who asks meanwhile is told to try again"
+    assert "gateway engine" in (await curl(f"{place.url}/v1/health")).json["detail"]

@@ -1,0 +1,248 @@
+"""Three hubs, PostgreSQL, Redis, a broker and a balancer, as processes: each dies, stands still or forgets,
+under load, and the judge of `pressing` decides what that has cost.
+
+`DULY_KILL_SECONDS=600` makes the last test go on for so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from deploy.town import HubServer, Town
+
+from duly.identity.accounts import Accounts, Role
+from duly.storage import open_ledger
+from tests.end_to_end.pressing import Lock, Remote, judge, pressed
+from tests.end_to_end.processes import ROOT, DeviceProcess
+from tests.end_to_end.raw import curl, join
+
+SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "12"))
+
+
+class Hubs:
+    """All hubs as one, that names another one each time it is asked: what a client with several URLs does."""
+
+    def __init__(self, hubs: list[HubServer], first: int = 0) -> None:
+        self._hubs = hubs
+        self._turn = itertools.cycle(range(len(hubs)))
+        for _ in range(first):
+            next(self._turn)
+
+    @property
+    def url(self) -> str:
+        return self._hubs[next(self._turn)].url
+
+    @property
+    def errors(self) -> str:
+        return "".join(hub.errors for hub in self._hubs)
+
+
+class Scene:
+    """A town with a lock on a WebSocket, a lamp behind the broker, and two apps that press."""
+
+    def __init__(self, town: Town, folder: Path, tokens: dict[str, str]) -> None:
+        self.town, self.tokens = town, tokens
+        self.lock = Lock(Hubs(town.hubs, 1), tokens["lock"], folder / "lock")
+        assert town.broker is not None
+        self.lamp = DeviceProcess(folder / "lamp", "lamp", town.broker.url("lamp"))
+        self.remotes = [
+            Remote(Hubs(town.hubs, 0), "phone", tokens["phone"], ordered=True),
+            Remote(Hubs(town.hubs, 2), "tablet", tokens["tablet"], ordered=False),
+        ]
+
+    async def judge(self, *, unknown: int = 0) -> None:
+        # While a ring is not heard everything takes a second or two, so there is less of it.
+        hubs, doers = Hubs(self.town.hubs), [self.lock, self.lamp]
+        await judge(hubs, [*doers], self.remotes, unknown=unknown)
+
+
+async def people(ledger_url: str) -> dict[str, str]:
+    async with await open_ledger(ledger_url) as ledger:
+        accounts = Accounts(ledger)
+        tokens = {name: await accounts.add(Role.APP, name) for name in ("phone", "tablet")}
+        tokens |= {name: await accounts.add(Role.DEVICE, name) for name in ("lock", "lamp")}
+        for app in ("phone", "tablet"):
+            for device in ("lock", "lamp"):
+                await accounts.grant(app, device)
+    return tokens
+
+
+@asynccontextmanager
+async def scene(folder: Path, **settings: str) -> AsyncIterator[Scene]:
+    town = await asyncio.to_thread(lambda: Town(**settings))
+    it: Scene | None = None
+    try:
+        it = Scene(town, folder, await people(town.ledger))
+        await asyncio.to_thread(town.start)
+        await it.lamp.start()
+        yield it
+    finally:
+        if it is not None:
+            await it.lamp.kill()
+        await asyncio.to_thread(town.stop)
+
+
+async def replace(hub: HubServer, rest: float = 0.0) -> None:
+    await asyncio.to_thread(hub.stop, signal.SIGKILL)
+    await asyncio.sleep(rest)
+    await asyncio.to_thread(hub.start)
+
+
+@pytest.mark.timeout(120)
+async def test_hubs_die_one_after_the_other(tmp_path: Path) -> None:
+    dice = random.Random(30)
+    async with scene(tmp_path) as it:
+        async with pressed(it.remotes, it.lock):
+            await asyncio.sleep(2)
+            for hub in (*it.town.hubs, *it.town.hubs):
+                await replace(hub, dice.uniform(0, 1.5))
+                await asyncio.sleep(dice.uniform(0.2, 1))
+        await it.judge()
+
+
+@pytest.mark.timeout(120)
+async def test_redis_is_killed_paused_and_flushed(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        redis = it.town.redis
+        assert redis is not None
+        async with pressed(it.remotes, it.lock):
+            await asyncio.sleep(2)
+            await asyncio.to_thread(redis.stop, signal.SIGKILL)
+            await asyncio.sleep(2)
+            await asyncio.to_thread(redis.start)
+            await asyncio.sleep(1)
+            os.kill(redis.pid, signal.SIGSTOP)
+            await asyncio.sleep(3)
+            os.kill(redis.pid, signal.SIGCONT)
+            flushing = await asyncio.create_subprocess_exec("redis-cli", "-p", str(redis.port), "flushall")
+            assert await flushing.wait() == 0
+            await asyncio.sleep(1)
+        await it.judge()
+
+
+@pytest.mark.timeout(120)
+async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: Path) -> None:
+    async with scene(tmp_path, notifier="postgres") as it:
+        postgres, hubs = it.town.postgres, it.town.hubs
+        async with pressed(it.remotes, it.lock):
+            await asyncio.sleep(2)
+            for how in (signal.SIGINT, signal.SIGKILL):
+                await asyncio.to_thread(postgres.stop, how)
+                began = time.monotonic()
+                async with asyncio.timeout(10):
+                    while not all([(await curl(f"{hub.url}/v1/health")).status == 503 for hub in hubs]):
+                        await asyncio.sleep(0.1)
+                frame = {"type": "lock_control", "seq_id": f"{time.time_ns() // 1_000_000}_0", "to": "lock"}
+                said = await curl(f"{hubs[0].url}/v1/messages", it.tokens["phone"], body=frame)
+                assert (said.status, said.json["code"]) == (503, 4)
+                assert "retry-after" in said.headers
+                await asyncio.to_thread(postgres.start)
+                async with asyncio.timeout(15):
+                    while not all([(await curl(f"{hub.url}/v1/health")).status == 200 for hub in hubs]):
+                        await asyncio.sleep(0.1)
+                assert time.monotonic() - began < 25
+                await asyncio.sleep(1.5)
+        await it.judge()
+
+
+@pytest.mark.timeout(120)
+async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        balancer = it.town.balancer
+        assert balancer is not None
+        one = Hubs(it.town.hubs)
+        one._hubs = [balancer, balancer, balancer]  # type: ignore[list-item]
+        for client in (it.lock, *it.remotes):
+            client._hub = one
+        async with pressed(it.remotes, it.lock):
+            await asyncio.sleep(2)
+            await replace(it.town.hubs[0], 1)
+            await replace(it.town.hubs[1], 1)
+            await asyncio.sleep(1)
+        await it.judge()
+
+
+@pytest.mark.timeout(150 + SECONDS)
+async def test_everything_dies_at_random(tmp_path: Path) -> None:
+    dice = random.Random(os.environ.get("DULY_KILL_SEED", "31"))
+    async with scene(tmp_path) as it:
+        town, deaths = it.town, 0
+        assert town.redis is not None
+        async with pressed(it.remotes, it.lock):
+            until = time.monotonic() + SECONDS
+            while time.monotonic() < until:
+                await asyncio.sleep(dice.uniform(0.2, 2))
+                match dice.choice(("hub", "hub", "redis", "postgres", "lamp", "broker")):
+                    case "hub":
+                        await replace(dice.choice(town.hubs), dice.uniform(0, 1))
+                    case "redis":
+                        await asyncio.to_thread(town.redis.stop, signal.SIGKILL)
+                        await asyncio.to_thread(town.redis.start)
+                    case "postgres":
+                        await asyncio.to_thread(
+                            town.postgres.stop, dice.choice((signal.SIGINT, signal.SIGKILL))
+                        )
+                        await asyncio.to_thread(town.postgres.start)
+                    case "broker":
+                        assert town.broker is not None
+                        await asyncio.to_thread(town.broker.stop, signal.SIGKILL)
+                        await asyncio.to_thread(town.broker.start)
+                    case _:
+                        deaths += 1
+                        await it.lamp.kill()
+                        await it.lamp.start()
+        await it.judge(unknown=deaths * 12)
+
+
+async def test_a_hub_that_died_is_missed_and_its_devices_are_said_to_be_gone(tmp_path: Path) -> None:
+    town = await asyncio.to_thread(lambda: Town(2, notifier="postgres", mqtt=False))
+    try:
+        tokens = await people(town.ledger)
+        await asyncio.to_thread(town.start)
+        one, other = town.hubs
+        async with join(one.url, tokens["phone"]) as phone:
+            phone.presence = True
+            async with join(other.url, tokens["lock"]):
+                assert (await phone.hear())["data"] == {"online": True}
+                await asyncio.to_thread(other.stop, signal.SIGKILL)
+                assert (await phone.hear(15))["data"] == {"online": False}
+            seq_id = await phone.command("lock")
+            assert (await phone.hear_of(seq_id))["error"] == "offline"
+    finally:
+        await asyncio.to_thread(town.stop)
+
+
+async def test_the_script_starts_everything_and_says_where() -> None:
+    script = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "deploy.town", cwd=ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert script.stdout is not None
+        told: dict[str, str] = {}
+        async with asyncio.timeout(40):
+            while "accounts" not in told:
+                line = await script.stdout.readline()
+                assert line, "it ended"
+                name, _, value = line.decode().partition(" ")
+                told[name] = value.strip()
+        health = await curl(f"{told['balancer']}/v1/health")
+        assert health.json == {"ok": True}
+        assert len(told["hubs"].split(",")) == 3
+    finally:
+        script.terminate()
+        await script.wait()
+    with pytest.raises(aiohttp.ClientError):
+        async with aiohttp.ClientSession() as http:
+            await http.get(told["balancer"])

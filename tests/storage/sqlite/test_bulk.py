@@ -1,0 +1,188 @@
+"""Many groups at once mean what each of them means alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.core.messages import FRESH, Answer, Message, Verdict, Word
+from duly.storage.memory import MemoryLedger
+from duly.storage.sqlite import bulk as sqlite_bulk
+from duly.storage.sqlite.bulk import UsualCase
+from duly.storage.sqlite.ledger import SqliteLedger
+
+AT = 1_700_000_000_000_000
+UNTIL = AT * 2
+FEW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def message(n: int, body: bytes = b"") -> Message:
+    return Message("app", f"{AT // 1000 + n}_{n}", "lock_control", "lock", body)
+
+
+def ref(n: int) -> w.DeliveryRef:
+    return w.DeliveryRef(message(n).key, "device", "lock")
+
+
+def launch(n: int, *, mark: str = "m", body: bytes = b"", until: int = UNTIL) -> w.Group:
+    """A command that is admitted and handed over at once."""
+    late = w.Advance(message(n).key, State.SUPERSEDED, AT, Answer(4, b"", "late"))
+    raised = w.RaiseMark(mark, n, AT // 1000 + n, (w.Deliver(ref(n), AT + 3, 0, 1, "hub"),), (late,))
+    return (w.Admit(message(n, body), until, AT, State.SENT, (raised,)),)
+
+
+def end(n: int, attempt: int | None = None, state: State = State.DONE) -> w.Group:
+    return (
+        w.Finish(ref(n), attempt, state, "", (w.Advance(message(n).key, state, AT + 9, Answer(0, b"{}")),)),
+    )
+
+
+def receipt(n: int) -> w.Group:
+    return (w.Advance(message(n).key, State.DELIVERED, AT + 5),)
+
+
+def again(n: int) -> w.Group:
+    return (w.Take(ref(n), 1, "hub", AT + 6),)
+
+
+def say(n: int, conv: str = "c", body: bytes = b"", role: bytes | None = None) -> w.Group:
+    """A line of a conversation, guarded by who may and by who may not."""
+    m = message(n, body)
+    line = w.Admit(m, UNTIL, AT, then=(w.AppendEntry(conv, body, AT, m.key, ends=True),))
+    refused = w.Recall(m, REFUSED, AT)
+    allowed = w.CheckItem("members", conv, role, (line,), (refused,))
+    return (w.CheckItem("barred", conv, None, (refused,), (allowed,)),)
+
+
+def reach(n: int, conv: str = "c", reader: str = "ann") -> w.Group:
+    return (w.MoveCursor(conv, reader, n),)
+
+
+REFUSED = Verdict(Word.REFUSED, reason="not here", cause="not_allowed")
+convs = st.sampled_from(["c", "d"])
+numbers = st.integers(0, 7)
+groups = st.one_of(
+    st.builds(launch, numbers, mark=st.sampled_from(["m", "other"]), body=st.sampled_from([b"", b"other"])),
+    st.builds(end, numbers, st.sampled_from([None, 1, 2]), st.sampled_from([State.DONE, State.UNKNOWN])),
+    st.builds(receipt, numbers),
+    st.builds(again, numbers),
+    st.builds(say, numbers, convs, st.sampled_from([b"", b"other"]), st.sampled_from([None, b"owner", b"x"])),
+    st.builds(reach, numbers, convs, st.sampled_from(["ann", "bob"])),
+    st.builds(lambda conv: (w.AppendEntry(conv, b"push", AT),), convs),
+    st.builds(
+        lambda bucket, conv: (w.PutItem(bucket, conv, b"owner"),),
+        st.sampled_from(["members", "barred"]),
+        convs,
+    ),
+    st.builds(lambda conv: (w.DropItem("barred", conv),), convs),
+)
+
+
+async def settled(ledger: MemoryLedger | SqliteLedger) -> list[object]:
+    """Everything that a ledger holds of these messages."""
+    found = [[await ledger.find(message(n).key), await ledger.deliveries(message(n).key)] for n in range(8)]
+    said = [[await ledger.entries(c), await ledger.cursors(c), await ledger.extent(c)] for c in ("c", "d")]
+    return [found, said, await ledger.marks(), [r.reason for r in await ledger.refusals()]]
+
+
+@FEW
+@given(flushes=st.lists(st.lists(groups, min_size=1, max_size=12), min_size=1, max_size=4))
+async def test_a_flush_does_what_its_writes_do_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, flushes: Sequence[Sequence[w.Group]]
+) -> None:
+    model = MemoryLedger()
+    async with await SqliteLedger.open(tmp_path_factory.mktemp("bulk") / "ledger.db") as ledger:
+        for flush in [[(w.PutItem("members", "c", b"owner"),)], *flushes]:
+            assert await ledger.commit(flush) == await model.commit(flush)
+            for n in range(8):
+                assert ledger.recall(message(n), AT) == model.recall(message(n), AT)
+        assert await settled(ledger) == await settled(model)
+
+
+def a_bet_on(*flush: w.Group) -> bool:
+    bet = UsualCase(lambda stream: 10)
+    return all(bet.add(group) is not None for group in flush)
+
+
+def test_what_usually_comes_together_is_bet_on() -> None:
+    assert a_bet_on(*(launch(n) for n in range(100)), *(end(n) for n in range(100, 200)))
+    assert a_bet_on(receipt(1), end(1))
+    assert a_bet_on(
+        *(say(n) for n in range(100)), reach(12), reach(12, reader="bob"), (w.AppendEntry("d", b"", AT),)
+    )
+
+
+@pytest.mark.parametrize(
+    "flush",
+    [
+        [launch(1), launch(1)],
+        [launch(2), launch(1)],
+        [end(1), end(1)],
+        [end(1), receipt(1)],
+        [receipt(1), receipt(1)],
+        [receipt(1), launch(1)],
+        [(w.Finish(ref(1), None, State.DONE),), launch(1)],
+        [(w.RecordRefusal("app", "x", "malformed", "", AT),)],
+        [say(1), say(1)],
+        [reach(3), reach(4)],
+        [reach(11)],
+        [(w.AppendEntry("c", b"", AT, message(1).key, ends=True),)],
+        [say(1), (w.PutItem("barred", "c", b""),)],
+    ],
+    ids=[
+        "the same twice",
+        "a mark that falls",
+        "two ends",
+        "an end first",
+        "two receipts",
+        "a receipt first",
+        "nothing to end",
+        "another verb",
+        "the same line twice",
+        "the same reader twice",
+        "beyond the end",
+        "the end of nothing",
+        "a changing guard",
+    ],
+)
+def test_what_depends_on_its_remote_is_not(flush: list[w.Group]) -> None:
+    assert not a_bet_on(*flush)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 16, 63, 64, 65, 200])
+async def test_any_number_of_rows_is_carried_out(tmp_path: Path, count: int) -> None:
+    async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
+        started = await ledger.commit([launch(n) for n in range(count)])
+        assert started == [[FRESH, True, True]] * count
+        ended = await ledger.commit([end(n) for n in range(count)])
+        assert {results[0] for results in ended} == {True}
+        assert (await ledger.size()).messages == (await ledger.size()).deliveries == count
+        assert await ledger.open_deliveries("device") == []
+        assert await ledger.marks() == {"m": (count - 1, AT // 1000 + count - 1)}
+
+
+async def test_a_lost_bet_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[bool] = []
+    settle = sqlite_bulk.BulkWriter.settle
+
+    def watched(self: sqlite_bulk.BulkWriter, bet: UsualCase, floor: int) -> bool:
+        won = settle(self, bet, floor)
+        lost.append(not won)
+        return won
+
+    monkeypatch.setattr(sqlite_bulk.BulkWriter, "settle", watched)
+    async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
+        await ledger.commit([launch(5)])
+        results = await ledger.commit([launch(4), launch(5), launch(6), end(9)])
+        assert lost == [False, True]
+        assert [r[0] is FRESH for r in results] == [True, False, True, False]
+        late = await ledger.find(message(4).key)
+        assert late is not None
+        assert late.state is State.SUPERSEDED
+        assert len(await ledger.open_deliveries("device")) == 2

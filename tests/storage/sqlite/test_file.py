@@ -1,0 +1,479 @@
+"""The file of a SQLite ledger: held by one process under whatever name, kept in its place, never silently
+other than it was written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.errors import LedgerDamaged, LedgerError, LedgerInUse
+from duly.storage.ledger import Ledger
+from duly.storage.sqlite import file as sqlite_file
+from duly.storage.sqlite import ledger as sqlite
+from duly.storage.sqlite.ledger import SqliteLedger
+from duly.testing import ManualClock
+from tests.storage.making import message
+from tests.storage.sqlite.test_ledger import ADMIT, HOLD, line, process
+
+FLIPS = 60
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+def beside(path: Path, end: str) -> Path:
+    return path.with_name(path.name + end)
+
+
+def files(path: Path) -> list[Path]:
+    return [beside(path, end) for end in ("", "-wal", "-shm", ".lock")]
+
+
+async def fill(ledger: Ledger) -> None:
+    found = await ledger.admit_many([message(n, body=random.Random(n).randbytes(300)) for n in range(60)])
+    assert all(verdict.fresh for verdict in found)
+    await ledger.write(*(w.AppendEntry("log", b"line %d" % n, n) for n in range(20)))
+    await ledger.write(
+        w.PutItem("users", "eve", b"1"), w.RaiseMark("mark", 3, 4), w.MoveCursor("log", "bob", 7)
+    )
+    await ledger.write(w.Advance(message(3).key, State.DONE, 5))
+
+
+async def content(ledger: Ledger) -> object:
+    """Everything that was committed, as it reads back."""
+    return (
+        await ledger.messages(limit=1_000),
+        await ledger.entries("log", limit=1_000),
+        await ledger.bucket("users"),
+        await ledger.marks(),
+        await ledger.cursors("log"),
+    )
+
+
+# ── one process writes it, whatever it is called ─────────────────────────────────────────────────
+
+
+def by_symlink(path: Path) -> Path:
+    path.with_name("other.db").symlink_to(path)
+    return path.with_name("other.db")
+
+
+def by_hard_link(path: Path) -> Path:
+    path.with_name("other.db").hardlink_to(path)
+    return path.with_name("other.db")
+
+
+def without_lock(path: Path) -> Path:
+    beside(path, ".lock").unlink()
+    return path
+
+
+@pytest.mark.parametrize("other", [by_symlink, by_hard_link, without_lock])
+async def test_a_second_process_is_refused_under_every_name_and_without_the_lock_file(
+    path: Path, other: Callable[[Path], Path]
+) -> None:
+    with process(HOLD, path) as holder:
+        assert line(holder) == "open"
+        with pytest.raises(LedgerInUse, match="another process"):
+            await SqliteLedger.open(other(path), ManualClock())
+
+
+@pytest.mark.parametrize("other", [by_symlink, by_hard_link, without_lock])
+async def test_so_is_a_second_writer_in_the_same_process(path: Path, other: Callable[[Path], Path]) -> None:
+    async with await SqliteLedger.open(path, ManualClock()):
+        with pytest.raises(LedgerInUse, match="another process"):
+            await SqliteLedger.open(other(path), ManualClock())
+
+
+async def test_a_ledger_opened_by_a_symlink_keeps_its_log_beside_the_file_itself(path: Path) -> None:
+    path.with_name("other.db").symlink_to(path)
+    async with await SqliteLedger.open(path.with_name("other.db"), ManualClock()) as ledger:
+        await ledger.admit(message(1))
+        assert beside(path, "-wal").exists()
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert not (await ledger.admit(message(1))).fresh
+
+
+STRANGER = (
+    "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM floor'); db.close()"
+)
+
+
+async def test_looking_into_a_held_file_from_the_same_process_leaves_sqlites_locks(path: Path) -> None:
+    """Closing any descriptor of a file drops this process's POSIX locks on it; another program would then
+    take itself for the last one, and remove the log."""
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await ledger.admit(message(1))
+        with pytest.raises(LedgerInUse):
+            await SqliteLedger.open(path, ManualClock())
+        await (await SqliteLedger.open(path, readonly=True)).close()
+        stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", STRANGER, str(path))
+        assert await stranger.wait() == 0
+        assert (await ledger.admit(message(2))).fresh
+        assert beside(path, "-wal").stat().st_size
+
+
+# ── it stays in its place ────────────────────────────────────────────────────────────────────────
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("remote"))
+
+
+def replaced(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("lose", [removed, moved, replaced])
+async def test_files_lost_under_a_running_ledger_are_noticed_before_anything_is_acknowledged(
+    path: Path, end: str, lose: Callable[[Path], None]
+) -> None:
+    ledger = await SqliteLedger.open(path, ManualClock())
+    await ledger.admit(message(1))
+    ledger.check()
+    lose(beside(path, end))
+    with pytest.raises(LedgerError, match="while the ledger was in use"):
+        await ledger.admit(message(2))
+    for refused in (ledger.admit(message(3)), ledger.find(message(1).key), ledger.prune()):
+        with pytest.raises(LedgerError, match="while the ledger was in use"):
+            await refused
+    await ledger.close()
+
+
+async def test_the_log_says_once_why_a_ledger_stores_nothing_more(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = await SqliteLedger.open(path, ManualClock())
+    path.unlink()
+    for n in range(3):
+        with pytest.raises(LedgerError):
+            await ledger.admit(message(n))
+    await ledger.close()
+    assert [line.count("removed while the ledger was in use") for line in caplog.messages] == [1]
+
+
+async def test_an_idle_ledger_notices_when_it_is_asked(path: Path) -> None:
+    ledger = await SqliteLedger.open(path, ManualClock())
+    path.unlink()
+    with pytest.raises(LedgerDamaged, match="removed while the ledger was in use"):
+        ledger.check()
+    await ledger.close()
+
+
+# ── what was there once does not begin anew by itself ────────────────────────────────────────────
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def cut_to_its_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize("spoil", [removed, emptied, cut, cut_to_its_header])
+async def test_a_ledger_that_is_gone_empty_or_shorter_is_refused(
+    path: Path, spoil: Callable[[Path], None]
+) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    spoil(path)
+    for _ in range(2):
+        with pytest.raises(LedgerDamaged):
+            await SqliteLedger.open(path, ManualClock())
+
+
+async def test_an_empty_file_beside_a_log_is_refused_even_without_the_note(path: Path) -> None:
+    with process(ADMIT, path) as sender:
+        line(sender)
+        sender.send_signal(signal.SIGKILL)
+        sender.wait()
+    emptied(path)
+    beside(path, ".lock").unlink()
+    with pytest.raises(LedgerDamaged, match="now the file is empty"):
+        await SqliteLedger.open(path, ManualClock())
+
+
+async def test_removing_the_note_as_well_begins_anew(path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    for file in files(path):
+        file.unlink(missing_ok=True)
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(1))).fresh
+
+
+async def test_an_empty_file_that_never_was_a_ledger_becomes_one(path: Path) -> None:
+    path.touch()
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(1))).fresh
+
+
+@pytest.mark.parametrize("trace", ["secret.key", "client_id", "archive", "backups"])
+async def test_an_empty_file_where_a_hub_was_is_refused_until_it_is_removed(
+    tmp_path: Path, trace: str
+) -> None:
+    path = tmp_path / "ledger.db"
+    path.touch()
+    (tmp_path / trace).mkdir()
+    for _ in range(2):
+        with pytest.raises(LedgerDamaged, match=f"restore a backup; .* remove the empty file .*{trace}"):
+            await SqliteLedger.open(path, ManualClock())
+        assert path.stat().st_size == 0
+    path.unlink()
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(1))).fresh
+
+
+async def killed(path: Path) -> None:
+    """A ledger whose process was killed: its log holds what was stored last."""
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+        for file in files(path):
+            shutil.copy(file, file.with_name("kept-" + file.name))
+    for file in files(path):
+        file.with_name("kept-" + file.name).replace(file)
+
+
+async def test_a_killed_ledger_whose_log_is_gone_is_refused(path: Path) -> None:
+    await killed(path)
+    beside(path, "-wal").unlink()
+    with pytest.raises(LedgerDamaged, match="what was stored last may be lost"):
+        await SqliteLedger.open(path, ManualClock())
+
+
+async def test_a_ledger_closed_up_to_any_point_opens_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was killed just when its log had been taken over and was cut off."""
+    for point in ("settled", "release"):
+        ledger = await SqliteLedger.open(path, ManualClock())
+        await ledger.admit(message(ord(point[0])))
+        kept = path.with_name(point)
+        kept.mkdir()
+        real = getattr(ledger._file, point)
+
+        def snap(real: Callable[[], None] = real, kept: Path = kept) -> None:
+            real()
+            for file in files(path):
+                if file.exists():
+                    shutil.copy(file, kept)
+
+        monkeypatch.setattr(ledger._file, point, snap)
+        await ledger.close()
+        async with await SqliteLedger.open(kept / path.name, ManualClock()) as again:
+            assert not (await again.admit(message(ord(point[0])))).fresh
+
+
+# ── damage is an error, never other content ──────────────────────────────────────────────────────
+
+
+def flip(path: Path, seed: int) -> None:
+    at = random.Random(seed)
+    raw = bytearray(path.read_bytes())
+    raw[at.randrange(len(raw))] ^= 1 << at.randrange(8)
+    path.write_bytes(raw)
+
+
+async def outcomes(path: Path, end: str, tmp_path: Path) -> dict[str, int]:
+    """Flips a bit at a seeded place in each of many copies, and opens them."""
+    async with await SqliteLedger.open(_copy(path, tmp_path / "good"), ManualClock()) as ledger:
+        right = await content(ledger)
+    seen = {"refused": 0, "right": 0, "wrong": 0}
+    for seed in range(FLIPS):
+        copy = _copy(path, tmp_path / f"{end}{seed}")
+        flip(beside(copy, end), seed)
+        try:
+            async with await SqliteLedger.open(copy, ManualClock()) as ledger:
+                seen["right" if await content(ledger) == right else "wrong"] += 1
+        except LedgerError:
+            seen["refused"] += 1
+    return seen
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in files(path):
+        if file.exists():
+            shutil.copy(file, folder)
+    return folder / path.name
+
+
+async def test_a_flipped_bit_in_the_database_is_refused_or_harmless(path: Path, tmp_path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    seen = await outcomes(path, "", tmp_path)
+    assert seen["wrong"] == 0
+    assert seen["refused"] >= FLIPS * 9 // 10, seen
+
+
+async def test_a_flipped_bit_in_the_log_of_a_killed_ledger_is_refused_or_harmless(
+    path: Path, tmp_path: Path
+) -> None:
+    await killed(path)
+    seen = await outcomes(path, "-wal", tmp_path)
+    assert seen["wrong"] == 0
+    assert seen["refused"] >= FLIPS * 9 // 10, seen
+
+
+async def test_a_header_that_denies_the_checksums_is_refused(path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    raw = bytearray(path.read_bytes())
+    assert raw[20] == sqlite_file.CHECKSUM_BYTES
+    raw[20] = 0
+    path.write_bytes(raw)
+    with pytest.raises(LedgerDamaged):
+        await SqliteLedger.open(path, ManualClock())
+
+
+async def test_a_large_file_is_read_through_while_it_is_in_use(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(random.Random(30).randbytes(300)[:40])] ^= 1
+    path.write_bytes(raw)
+    for module in (sqlite, sqlite_file):
+        monkeypatch.setattr(module, "CHECKED_SIZE", 0)
+    ledger = await SqliteLedger.open(path, ManualClock())
+    assert ledger._reading_through is not None
+    ledger._reading_through.join()
+    with pytest.raises(LedgerDamaged, match="nothing more is stored"):
+        ledger.check()
+    with pytest.raises(LedgerDamaged):
+        await ledger.admit(message(99))
+    await ledger.close()
+
+
+async def test_closing_does_not_wait_for_a_large_file_to_be_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "CHECKED_SIZE", 0)
+    reading = threading.Event()
+
+    def long(self: sqlite_file.LedgerFile, stop: threading.Event) -> None:
+        reading.set()
+        assert stop.wait(20), "closing did not say so"
+
+    monkeypatch.setattr(sqlite_file.LedgerFile, "read_through", long)
+    async with await SqliteLedger.open(path, ManualClock()):
+        assert reading.wait(20)
+
+
+# ── older files ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_ledger_without_checksums_gets_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as older:
+        for module in (sqlite, sqlite_file):
+            older.setattr(module, "checksum_vfs", lambda: None)
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            await fill(ledger)
+            right = await content(ledger)
+    assert path.read_bytes()[20] == 0
+    for _ in range(2):
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            assert await content(ledger) == right
+    assert path.read_bytes()[20] == sqlite_file.CHECKSUM_BYTES
+    assert [record.message for record in caplog.records if "with checksums" in record.message] == [
+        f"writing {path} anew, with checksums; this is done once"
+    ]
+
+
+@pytest.mark.parametrize("after", [1, 2])
+async def test_a_crash_while_checksums_are_added_is_made_good(
+    path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Also of a ledger that is larger than SQLite's cache: its first pages are written before the header."""
+    with monkeypatch.context() as older:
+        for module in (sqlite, sqlite_file):
+            older.setattr(module, "checksum_vfs", lambda: None)
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            await fill(ledger)
+            await ledger.write(*(w.AppendEntry("log", b"x" * 4_000, n) for n in range(2_000)))
+            right = await content(ledger)
+    with monkeypatch.context() as dying:
+        connect, count = sqlite_file.connect, 0
+
+        def die(path: Path, *, readonly: bool = False) -> apsw.Connection:
+            nonlocal count
+            count += not readonly
+            if count > after + 1:  # the first looks whether there are checksums
+                raise apsw.IOError("the process dies")
+            return connect(path, readonly=readonly)
+
+        for module in (sqlite, sqlite_file):
+            dying.setattr(module, "connect", die)
+        with pytest.raises(LedgerError):
+            await SqliteLedger.open(path, ManualClock())
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert await content(ledger) == right
+        ledger.check()
+
+
+async def test_a_rewrite_that_a_crash_has_cut_short_is_undone(path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+        right = await content(ledger)
+    db = apsw.Connection(str(path))
+    for statement in ("PRAGMA journal_mode = DELETE", "BEGIN", "UPDATE messages SET body = x'00'"):
+        db.execute(statement).fetchall()
+    db.cache_flush()
+    folder = _copy(path, path.with_name("crashed")).parent
+    shutil.copy(beside(path, "-journal"), folder)
+    db.close()
+    async with await SqliteLedger.open(folder / path.name, ManualClock()) as ledger:
+        assert await content(ledger) == right
+
+
+# ── only its owner may read it ───────────────────────────────────────────────────────────────────
+
+
+async def test_every_file_of_a_ledger_is_private_from_its_first_byte(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            await ledger.admit(message(1))
+            assert {file.name: file.stat().st_mode & 0o777 for file in files(path)} == {
+                file.name: 0o600 for file in files(path)
+            }
+    finally:
+        os.umask(old)
+
+
+async def test_one_that_others_could_read_is_closed_and_that_is_said(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await (await SqliteLedger.open(path, ManualClock())).close()
+    path.chmod(0o644)
+    await (await SqliteLedger.open(path, ManualClock())).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert f"closed {path} to other users; it was open (mode 0644)" in caplog.text

@@ -1,0 +1,72 @@
+"""Items are read as they stand, and what is asked for together is one question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from duly.core.operations import PutItem
+from duly.errors import LedgerUnavailable
+from duly.storage.item_loader import ItemLoader
+from duly.storage.memory import MemoryLedger
+
+
+class Slow(MemoryLedger):
+    """Counts questions; each takes a while, or fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[int] = []
+        self.broken = False
+
+    async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        self.questions.append(len(places))
+        if self.broken:
+            raise LedgerUnavailable("away")
+        found = await super().items(places)
+        await asyncio.sleep(0.01)
+        return found
+
+
+async def test_what_is_asked_for_together_is_one_question() -> None:
+    ledger = Slow()
+    await ledger.write(PutItem("s", "a", b"1"))
+    loader = ItemLoader(ledger)
+    found = await asyncio.gather(*(loader.get(("s", "a"), ("s", str(n % 10))) for n in range(100)))
+    assert found == [[b"1", None]] * 100
+    assert ledger.questions == [11]
+
+
+async def test_who_asks_during_a_read_hears_of_what_was_written_before_they_asked() -> None:
+    ledger = Slow()
+    loader = ItemLoader(ledger)
+    first = asyncio.create_task(loader.get(("s", "a")))
+    while not ledger.questions:
+        await asyncio.sleep(0)
+    await ledger.write(PutItem("s", "a", b"new"))
+    assert await loader.get(("s", "a")) == [b"new"]
+    assert await first == [None]
+    assert ledger.questions == [1, 1]
+
+
+async def test_a_ledger_that_fails_fails_those_who_asked_and_no_others() -> None:
+    ledger = Slow()
+    loader = ItemLoader(ledger)
+    ledger.broken = True
+    ended = await asyncio.gather(*(loader.get(("s", "a")) for _ in range(3)), return_exceptions=True)
+    assert [type(end) for end in ended] == [LedgerUnavailable] * 3
+    ledger.broken = False
+    assert await loader.get(("s", "a")) == [None]
+
+
+async def test_one_who_gives_up_takes_nobody_along() -> None:
+    ledger = Slow()
+    loader = ItemLoader(ledger)
+    impatient, patient = (asyncio.create_task(loader.get(("s", "a"))) for _ in range(2))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await patient == [None]
+    with pytest.raises(asyncio.CancelledError):
+        await impatient

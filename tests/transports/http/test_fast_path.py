@@ -1,0 +1,262 @@
+"""The express way of HTTP, and that it is never more than a shorter way to the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duly.apps.alerts.profiles import ProfileDraft
+from duly.identity.accounts import Role
+from duly.transports.connections import ClientConnection, ClientConnections
+from duly.transports.http import messages as http
+from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath
+from tests.places import Place
+
+HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer me\r\nContent-Length: %d\r\n\r\n%b"
+
+
+def post(body: bytes) -> bytes:
+    return HEAD % (len(body), body)
+
+
+class Other(asyncio.Protocol):
+    """Who gets what is not for the express way."""
+
+    heard: list[bytes]
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.append(data)
+        self.transport.write(b"other\n")
+
+
+class Road:
+    """An express with a handler that a test can hold up, and those to whom the rest is handed over."""
+
+    def __init__(self, idle: float = 30.0) -> None:
+        self.served: list[tuple[str | None, bytes]] = []
+        self.others: list[Other] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.visitors = ClientConnections(100, idle=idle)
+        self.express = FastPath(self._serve, self._other, self.visitors)
+
+    async def _serve(self, token: str | None, address: str, body: bytes) -> FastAnswer:
+        assert address == "127.0.0.1"
+        self.served.append((token, body))
+        await self.go.wait()
+        if body == b"bug":
+            raise ZeroDivisionError
+        return FastAnswer(503 if body == b"later" else 202, b"<%b>" % body, 3 * (body == b"later"))
+
+    def _other(self, visitor: ClientConnection) -> Other:
+        other = Other()
+        other.heard = []
+        self.others.append(other)
+        return other
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        listener = await asyncio.get_running_loop().create_server(self.express, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            listener.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    async with asyncio.timeout(5):
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        heads = dict(line.split(": ", 1) for line in lines)
+        return int(first.split()[1]), heads, await reader.readexactly(int(heads["Content-Length"]))
+
+
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def test_one_small_post_after_another_is_served_over_one_connection() -> None:
+    road = Road()
+    async with road.connect() as (reader, writer):
+        for body in (b"one", b"two", b"later"):
+            writer.write(post(body))
+            status, heads, said = await answer(reader)
+            assert (status, said) == (503 if body == b"later" else 202, b"<%b>" % body)
+            assert heads["Content-Type"] == "application/json"
+            assert heads["Date"].endswith("GMT")
+            assert heads.get("Retry-After") == ("3" if body == b"later" else None)
+    assert road.served == [("me", b"one"), ("me", b"two"), ("me", b"later")]
+    assert road.others == []
+
+
+ORDINARY = HEAD % (2, b"{}")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /v1/messages HTTP/1.1\r\nHost: hub\r\n\r\n",
+        ORDINARY.replace(b"/v1/messages", b"/v1/messages?wait=5"),
+        ORDINARY.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        ORDINARY.replace(b"Host: hub\r\n", b""),
+        ORDINARY.replace(b"Host: hub\r\n", b"Host: hub\r\nHost: hub\r\n"),
+        ORDINARY.replace(b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 2"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nTransfer-Encoding: chunked"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\nTransfer-Encoding: chunked"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\rTransfer-Encoding: chunked"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\n more"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length : 2"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: +2"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2, 2"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 3"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 1"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nConnection: close"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nExpect: 100-continue"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nIdempotency-Key: 7"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nUser-Agent: \xe4"),
+        ORDINARY.replace(b"Content-Length: 2", b"Content-Length: 2\r\nwhat is this"),
+        ORDINARY[:20], ORDINARY[:-1], ORDINARY + ORDINARY, post(b"x" * PIECE), b"\r\n\r\n", b"\x00",
+    ],
+)  # fmt: skip
+async def test_anything_else_is_handed_over_with_every_byte_and_for_good(data: bytes) -> None:
+    road = Road()
+    async with road.connect() as (reader, writer):
+        writer.write(ORDINARY)
+        assert (await answer(reader))[0] == 202
+        writer.write(data)
+        assert await reader.readline() == b"other\n"
+        (other,) = road.others
+        await until(lambda: b"".join(other.heard) == data)
+        other.heard.clear()
+        writer.write(ORDINARY)
+        await until(lambda: b"".join(other.heard) == ORDINARY)
+        assert not road.express.connections
+    assert road.served == [("me", b"{}")]
+
+
+async def test_who_does_not_wait_for_his_answer_is_answered_in_his_order() -> None:
+    road = Road()
+    road.go.clear()
+    async with road.connect() as (reader, writer):
+        writer.write(post(b"one"))
+        await until(lambda: road.served)
+        writer.write(post(b"two"))
+        (connection,) = road.express.connections
+        await until(lambda: connection._kept)
+        assert len(road.served) == 1
+        road.go.set()
+        assert [(await answer(reader))[2] for _ in range(2)] == [b"<one>", b"<two>"]
+
+
+async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
+    road = Road()
+    async with road.connect() as (reader, writer):
+        await until(lambda: road.express.connections)
+        (connection,) = road.express.connections
+        connection.pause_writing()
+        writer.write(post(b"one"))
+        async with road.connect() as (meanwhile, other):
+            other.write(post(b"two"))
+            assert (await answer(meanwhile))[2] == b"<two>"
+        assert road.served == [("me", b"two")]
+        connection.resume_writing()
+        assert (await answer(reader))[2] == b"<one>"
+
+
+async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not() -> None:
+    road = Road(idle=0.05)
+    road.go.clear()
+    async with road.connect() as (reader, writer):
+        writer.write(post(b"one"))
+        await until(lambda: road.served)
+        (connection,) = road.express.connections
+        assert connection._visitor is not None
+        connection._visitor.recognise()  # a stranger has ten seconds
+        connection._visitor.watch()
+        timer = connection._visitor._timer
+        await until(lambda: connection._visitor._timer is not timer)
+        road.go.set()
+        assert (await answer(reader))[2] == b"<one>"
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert not road.express.connections
+
+
+async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
+    road = Road()
+    road.go.clear()
+    async with road.connect() as (reader, writer), road.connect() as (idle, _):
+        writer.write(post(b"one"))
+        await until(lambda: road.served and len(road.express.connections) == 2)
+        closing = asyncio.create_task(road.express.close())
+        assert await asyncio.wait_for(idle.read(), 5) == b""
+        road.go.set()
+        assert (await answer(reader))[2] == b"<one>"
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        await closing
+
+
+async def test_a_bug_ends_its_connection_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    road = Road()
+    async with road.connect() as (reader, writer), road.connect() as (other, also):
+        writer.write(post(b"bug"))
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert "ZeroDivisionError" in caplog.text
+        also.write(post(b"fine"))
+        assert (await answer(other))[2] == b"<fine>"
+
+
+async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BATCH_LIMIT", 3)
+    place = Place(tmp_path)
+    await place.start()
+    try:
+        await place.add(Role.SENTINEL, "gate")
+        await place.add(Role.DEVICE, "lock")
+        await place.add(Role.APP, "phone")
+        await place.hub.accounts.grant("phone", "lock")
+        await place.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+        now = time.time_ns() // 1_000_000
+        data = {"profile_id": "home", "trigger_reason": "smoke", "timestamp": now}
+        alert = {"type": "alert_event", "seq_id": "WAY", "data": data}
+        command = {"type": "query", "seq_id": "WAY", "to": "lock"}
+        asked: list[tuple[str, Any]] = [
+            ("gate", alert), ("gate", alert), ("gate", alert | {"data": data | {"timestamp": now - 1}}),
+            ("gate", [alert, alert | {"seq_id": "WAY-2"}]), ("gate", [alert] * 4), ("gate", {"type": "x"}),
+            ("phone", command), ("lock", alert), ("nobody", alert), ("", alert),
+            ("gate", b"{"), ("gate", b""),
+        ]  # fmt: skip
+        found = {}
+        for way in (b"", b"X-Other: 1\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+            found[way] = []
+            for who, what in asked:
+                body = what if isinstance(what, bytes) else json.dumps(what).encode()
+                body = body.replace(b"WAY", b"other" if way else b"plain")
+                token = place.tokens.get(who, who).encode()
+                head = b"Authorization: Bearer %b\r\nContent-Length: %d\r\n%b\r\n" % (token, len(body), way)
+                writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n" + head + body)
+                status, heads, said = await answer(reader)
+                same = {name: heads.get(name) for name in ("Content-Type", "Retry-After")}
+                found[way].append((status, same, said.replace(b"other", b"plain")))
+            writer.close()
+        assert found[b""] == found[b"X-Other: 1\r\n"]
+        statuses = [status for status, _, _ in found[b""]]
+        assert statuses == [200, 200, 422, 200, 413, 400, 503, 403, 401, 401, 400, 400]
+    finally:
+        await place.stop()

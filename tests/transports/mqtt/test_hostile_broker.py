@@ -1,0 +1,139 @@
+"""Whatever a broker says, the link lives: it is told nonsense in thousands of sessions, and is up again with
+the first one that speaks MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from duly.core.retry import RetryPolicy
+from duly.core.units import MS
+from duly.transports.mqtt.link import MqttLink
+
+AT_ONCE = RetryPolicy.fixed(MS, 1_000_000)
+SESSIONS = 3_000
+
+CONNACK = b"\x20\x02\x00\x00"
+KNOWN = [
+    bytes.fromhex(packet)
+    for packet in """
+    b000 9000 4000 2000 3000 3200 3400 3600 b0020000 b0020001 90020001 9003000180 9003000000
+    20020000 20020105 2003000000 2002ffff 40020000 40020001 4003000102 d000 d0020000 e000 0000 1000
+    f0ffffff7f 30ffffffff01 3002ffff 320400016100 32050001610000 32050001610001 34050001610001
+    30040002fffe 36050001610001 3f050001610001 8000 50020001 62020001
+    """.split()  # noqa: SIM905
+]
+
+
+def said(rng: random.Random) -> Iterator[bytes]:
+    """What a hostile broker says in one session, piece by piece."""
+    if rng.random() < 0.6:
+        yield CONNACK
+    if rng.random() < 0.5:
+        yield bytes((0x90, 3, 0, 1, rng.choice((0, 1, 2, 0x80))))
+    for _ in range(rng.randrange(4)):
+        piece = bytearray(rng.choice(KNOWN) if rng.random() < 0.7 else rng.randbytes(rng.randrange(1, 40)))
+        if piece and rng.random() < 0.3:
+            piece[rng.randrange(len(piece))] = rng.randrange(256)
+        yield bytes(piece)
+
+
+class Broker:
+    """Answers each connection as the test wants."""
+
+    def __init__(self) -> None:
+        self.serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object] = self.good
+        self.sessions = 0
+        self.port = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.sessions += 1
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self.serve(reader, writer)  # type: ignore[misc]
+        finally:
+            writer.transport.abort()
+
+    async def good(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            kind, size = await reader.readexactly(2)
+            body = await reader.readexactly(size)
+            if kind == 0x10:
+                writer.write(CONNACK)
+            elif kind == 0x82:
+                writer.write(b"\x90\x03" + body[:2] + b"\x01")
+
+    def hostile(self, rng: random.Random) -> None:
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for piece in said(rng):
+                writer.write(piece)
+                await writer.drain()
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0)
+
+        self.serve = serve
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    it = Broker()
+    server = await asyncio.start_server(it, "127.0.0.1", 0)
+    it.port = server.sockets[0].getsockname()[1]
+    yield it
+    server.close()
+
+
+def link_to(broker: Broker) -> MqttLink:
+    return MqttLink(
+        f"mqtt://hub:x@127.0.0.1:{broker.port}",
+        lambda topic, payload, old, ack: ack(),
+        subscriptions=["nodes/hub/ack"],
+        retry=AT_ONCE,
+    )
+
+
+@pytest.mark.parametrize("words", [b"\xb0\x00", *KNOWN], ids=lambda w: w.hex())
+async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
+    broker: Broker, words: bytes
+) -> None:
+    for first in (b"", CONNACK):
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes = first) -> None:
+            writer.write(first + words)
+            await writer.drain()
+
+        broker.serve, broker.sessions = serve, 0
+        link = link_to(broker)
+        await link.start()
+        async with asyncio.timeout(10):
+            while broker.sessions < 3:
+                await asyncio.sleep(0.001)
+        broker.serve = broker.good
+        await up(link)
+        await link.stop()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_after_thousands_of_hostile_sessions_the_link_is_up_with_a_good_broker(
+    broker: Broker, seed: int
+) -> None:
+    broker.hostile(random.Random(seed))
+    link = link_to(broker)
+    await link.start()
+    async with asyncio.timeout(60):
+        while broker.sessions < SESSIONS:
+            await asyncio.sleep(0.01)
+    broker.serve = broker.good
+    await up(link)
+    assert not link._tasks.failures, "only what is malformed was met, no bug of ours"
+    await link.stop()
+
+
+async def up(link: MqttLink) -> None:
+    async with asyncio.timeout(10):
+        while not link.up:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,85 @@
+"""One connection: what arrives in a flood is handled bit by bit, and everything else gets its turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.session import RUSH, IncomingPublish, MqttSession
+
+CONNACK = b"\x20\x02\0\0"
+
+
+class Wire(asyncio.Transport):
+    """Notes whether anything is read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+
+def published(n: int) -> bytes:
+    return b"\x30\x07\0\x01t" + b"%04d" % n
+
+
+def opened(heard: list[bytes]) -> tuple[MqttSession, Wire]:
+    def arrived(arrival: IncomingPublish, topic: str | bytes, payload: bytes, old: bool) -> None:
+        heard.append(payload)
+
+    session, wire = MqttSession(BrokerAddress.parse("mqtt://a@x"), None, arrived, clean=True), Wire()
+    session.connection_made(cast("asyncio.BaseTransport", wire))
+    session.data_received(CONNACK)
+    return session, wire
+
+
+async def test_a_flood_leaves_others_their_turns_and_nothing_is_read_meanwhile() -> None:
+    heard: list[bytes] = []
+    session, wire = opened(heard)
+    session.data_received(b"".join(map(published, range(10 * RUSH))) + published(9_999)[:5])
+    most = 0
+    while len(heard) < 10 * RUSH:
+        assert not wire.reading
+        before = len(heard)
+        await asyncio.sleep(0)
+        most = max(most, len(heard) - before)
+    assert most == RUSH
+    assert wire.reading
+    session.data_received(published(9_999)[5:])
+    assert heard == [b"%04d" % n for n in (*range(10 * RUSH), 9_999)]
+
+
+async def test_what_arrives_all_the_same_comes_after_it() -> None:
+    """TLS hands over what it has decrypted, paused or not."""
+    heard: list[bytes] = []
+    session, wire = opened(heard)
+    last = published(3 * RUSH)
+    session.data_received(b"".join(map(published, range(3 * RUSH))) + last[:3])
+    session.data_received(last[3:7])
+    session.data_received(last[7:] + published(3 * RUSH + 1))
+    async with asyncio.timeout(5):
+        while len(heard) < 3 * RUSH + 2:
+            await asyncio.sleep(0)
+    assert heard == [b"%04d" % n for n in range(3 * RUSH + 2)]
+    assert wire.reading
+
+
+async def test_what_is_no_mqtt_behind_a_flood_ends_the_connection() -> None:
+    heard: list[bytes] = []
+    session, _ = opened(heard)
+    session.data_received(b"".join(map(published, range(2 * RUSH))) + b"\x30\x00")
+    async with asyncio.timeout(5):
+        await session.closed.wait()
+    assert "does not speak MQTT" in session.reason
+    assert len(heard) == 2 * RUSH
