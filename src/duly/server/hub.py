@@ -160,13 +160,12 @@ class Hub:
             known=self._may_report,
         )  # fmt: skip
         self.archive = archive_of(settings)
-        applications = {"gateway": self.gateway, "chat": self.chat, "alerts": self.alerts}
-        self._applications = tuple(applications.values())
+        self._applications = (self.gateway, self.chat, self.alerts)
         self._router = Router(journal, self._applications)
-        for name, application in applications.items():
+        for application in self._applications:
             await application.start()
             closing.push_async_callback(application.stop)
-            self.tasks.spawn(f"{name} engine", application.engine.live, tries=ENGINE_TRIES)
+            self.tasks.spawn(f"{application.name} engine", application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
         if self.gateway.remote is not None:

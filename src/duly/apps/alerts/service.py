@@ -104,6 +104,8 @@ async def _anybody(_: str) -> bool:
 class AlertService:
     """One tower on one ledger."""
 
+    name: Final = "alerts"
+
     roles = frozenset({Role.SENTINEL})
     types = frozenset({EVENT, UPDATE, CANCEL, HEARTBEAT})
     prompt = frozenset({EVENT})

@@ -80,6 +80,8 @@ class HistoryPage(Struct, frozen=True):
 class ChatService:
     """One hub's chat, on one ledger."""
 
+    name: Final = "chat"
+
     roles = frozenset({Role.USER})
     types = SAYING | ASKING | PASSING | GROUPS | FRIENDS
 

@@ -77,6 +77,8 @@ REPLACED: Final = "replaced by a newer connection of the same device"
 class GatewayService:
     """One gateway on one ledger; with a `bell`, one of several."""
 
+    name: Final = "gateway"
+
     roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
     open = True
     """other types than the documented ones are taken, too: from an app a command, from a device a push"""
