@@ -42,10 +42,18 @@ test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/duly sim --seeds $(SEEDS)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist worksteal
+
+proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, planted bugs from the first seed (SHORT=1: minutes)
+	DULY_TEST_FORK=0 $(BIN)/pytest -n auto --dist worksteal -m proof
+ifndef SHORT
+	$(BIN)/duly sim --seeds 2000
+	DULY_CHAOS=10000 DULY_TEST_FORK=0 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
+	DULY_KILL_SECONDS=600 DULY_TEST_FORK=0 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py tests/end_to_end/test_towns.py tests/end_to_end/test_chat_towns.py
+endif
 
 chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
-	DULY_CHAOS=10000 $(BIN)/pytest -s tests/end_to_end/test_chaos.py
+	DULY_CHAOS=10000 DULY_TEST_FORK=0 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
 
 bench: $(VENV)/.bench ## measure, beside what people use instead
 	@bash tools/install-servers bench
@@ -54,4 +62,4 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test chaos bench clean
+.PHONY: help setup up servers test proof chaos bench clean

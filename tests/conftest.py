@@ -8,10 +8,12 @@ import pytest
 from aiohttp import web_app
 
 from duly.identity.accounts import Role
-from tests import servers
+from tests import fork_server, servers
 from tests.places import Place
 
 Server = TypeVar("Server", bound=servers.MqttServer)
+
+fork_server.install()
 
 
 @pytest.fixture(scope="session")
