@@ -522,8 +522,8 @@ def _how(code: int) -> str:
 
 
 def _signal(process: asyncio.subprocess.Process, how: signal.Signals) -> None:
-    """Signal a process that may have ended just now. `process.terminate()` would first ask the operating system,
-    and so take the exit code of a dead one away from the event loop, which then warns of an "unknown child
+    """Signal a process that may have ended just now. `process.terminate()` first asks the operating system,
+    and so takes the exit code of a dead one away from the event loop, which then warns of an "unknown child
     process" and reports 255 (CPython before 3.12.9, gh-127049)."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, how)
