@@ -129,7 +129,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         options = inspect.signature(_Ordinary._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
         request = _request(options)
         if request is None:
-            super()._execute_child(*given)  # type: ignore[misc]
+            super()._execute_child(*given)  # type: ignore[assignment, misc]
             return
         streams = [options["p2cread"], options["c2pwrite"], options["errwrite"]]
         self.pid = _server.start(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
@@ -159,7 +159,7 @@ def _request(options: dict[str, Any]) -> dict[str, Any] | None:
 def install() -> None:
     """From now on `subprocess` and `asyncio` start duly's programs in this way."""
     if available():
-        subprocess.Popen = ForkedPopen  # type: ignore[misc]
+        subprocess.Popen = ForkedPopen  # type: ignore[assignment, misc]
 
 
 # ── in the fork server ───────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ def _stream(fd: int, old: TextIO, mode: str) -> TextIO:
     raw = open(fd, mode + "b", buffering=-1, closefd=False)  # noqa: SIM115
     lines = raw.isatty() or fd == 2
     made = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, line_buffering=lines)
-    made.mode = mode  # type: ignore[misc]
+    made.mode = mode  # type: ignore[assignment, misc]
     return made
 
 
@@ -199,9 +199,9 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "r")  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "w")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "w")  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "r")  # type: ignore[assignment, misc]
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "w")  # type: ignore[assignment, misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "w")  # type: ignore[assignment, misc]
     sys.argv = ["-m", *request["args"]]
     sys.path[0] = request["cwd"]
 
