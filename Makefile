@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
-SEEDS  ?= 100
+SEEDS  ?= 50
+# A test may run on any worker: each has servers of its own. The one that has nothing left to do takes over.
+PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 
@@ -36,16 +38,34 @@ up: setup ## run a hub
 servers: ## on Debian as root: install the servers the tests need
 	@bash tools/install-servers
 
-test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all tests
+test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all tests, but what 'make proof' is for
+	@$(MAKE) --no-print-directory -j2 check simulate
+	$(BIN)/pytest $(PARALLEL)
+
+check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/duly sim --seeds $(SEEDS)
-	$(BIN)/pytest -n auto --dist loadfile
 
+simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
+	$(BIN)/duly sim --seeds $(SEEDS)
+
+# Each program is an ordinary process here, imports and all: tests/fork_server.py.
+proof: export DULY_TEST_FORK := 0
+proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (SHORT=1: minutes, not hours)
+	$(BIN)/duly sim --seeds $(if $(SHORT),300,5000)
+	$(BIN)/pytest $(PARALLEL) -m proof
+ifndef SHORT
+	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
+	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py -k test_everything_dies
+	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_towns.py -k test_everything_dies
+	DULY_KILL_SECONDS=120 $(BIN)/pytest -m proof tests/end_to_end/test_chat_towns.py
+endif
+
+chaos: export DULY_TEST_FORK := 0
 chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
-	DULY_CHAOS=10000 $(BIN)/pytest -s tests/end_to_end/test_chaos.py
+	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
 
 bench: $(VENV)/.bench ## measure, beside what people use instead
 	@bash tools/install-servers bench
@@ -54,4 +74,4 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test chaos bench clean
+.PHONY: help setup up servers test check simulate proof chaos bench clean

@@ -23,4 +23,4 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
         return result
     finally:
         work.close()
-    raise AssertionError(f"{work.__qualname__} waited, and there is no loop to wait in")
+    raise AssertionError(f"{getattr(work, '__qualname__', work)} waited, and there is no loop to wait in")

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from aiohttp import web_app
+from argon2 import PasswordHasher
 
 from duly.identity.accounts import Role
-from tests import servers
+from tests import fork_server, servers
 from tests.places import Place
 
 Server = TypeVar("Server", bound=servers.MqttServer)
+
+fork_server.install()
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +53,16 @@ def forget_stopped_hubs() -> Iterator[None]:
     stopped: a gigabyte, and thousands of tasks that every `asyncio.run` looks through."""
     yield
     web_app._cached_build_middleware.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_passwords() -> Iterator[None]:
+    """Hubs of this process take a thousandth of the time over a password: that it is slow guards what was
+    stolen, and no test is about that. Hubs in processes of their own hash as always."""
+    with pytest.MonkeyPatch.context() as patch:
+        cheap = functools.partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
+        patch.setattr("duly.identity.people.PasswordHasher", cheap)
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -14,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 SECONDS = 20.0
+
+typer.main.get_command = functools.cache(typer.main.get_command)
+"""Building the command line takes a tenth of a second, in each test that calls it in this process."""
 
 
 class Running:

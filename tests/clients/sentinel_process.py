@@ -22,6 +22,7 @@ from duly.core.monitor.signals import SentinelPolicy
 from duly.core.steps import Effect, MachineEffect, ReportOutcome, Transmit
 from duly.storage.sqlite.ledger import SqliteLedger
 from tests.end_to_end.fused import Fuse, around
+from tests.end_to_end.processes import end
 
 POLICY = SentinelPolicy(debounce=3_600, countdown=0.02, retry_first=0.5, retry_most=2)
 EFFECTS: dict[str, type[Effect]] = {"telling": MachineEffect, "sending": Transmit, "the end": ReportOutcome}
@@ -58,9 +59,7 @@ class Fleet:
 
     async def kill(self) -> None:
         assert self._process is not None
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        await end(self._process)
 
 
 # ── in the process ───────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,8 @@ import signal
 import sys
 from typing import Any
 
+from msgspec.structs import replace
+
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.channels.webhook import WebhookChannel
 from duly.apps.chat.service import ChatService
@@ -21,9 +23,13 @@ from duly.cli.device import Effects
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
 from duly.core.messages import Answer
+from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply, ReportOutcome, Transmit
+from duly.core.units import MS, SECOND
+from duly.server import hub
 from duly.storage.sqlite.ledger import SqliteLedger
 
+RETRY = RetryPolicy.exponential(200 * MS, 2 * SECOND)
 HUB_EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": ReportOutcome}
 
 
@@ -99,6 +105,9 @@ def main() -> None:
     from duly.cli import main as duly
 
     device.FIRST_SECONDS = 86_400.0  # a person is told soon that there is no hub; here it is being killed
+    # After five deaths over the same notification the next attempt would come in a minute or more.
+    policy = hub.fanout_policy
+    hub.fanout_policy = lambda settings: replace(policy(settings), retry=RETRY)
     point = sys.argv.pop(1)
     if point:
         wire(Fuse(point))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,16 @@ from duly.storage import open_ledger
 from tests.servers import GUARD, quiet_port
 
 ROOT = Path(__file__).parents[2]
+
+
+async def end(process: asyncio.subprocess.Process, how: signal.Signals = signal.SIGKILL) -> None:
+    """Signal a process and wait until it has ended. `Process.kill` and `send_signal` first ask the operating
+    system whether it has; if so, they take its exit code away from the event loop, which then warns of an
+    "unknown child process" and calls it 255 (CPython before 3.12.9: gh-127049)."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, how)
+        await process.wait()
 
 
 class Killable:
@@ -42,18 +53,17 @@ class Killable:
             assert await self._process.wait() == -signal.SIGKILL, self.errors
 
     async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await end(self._process)
 
     def suspend(self) -> None:
         """It says nothing more, not even goodbye, until it is killed or woken up."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        os.kill(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        os.kill(self._process.pid, signal.SIGCONT)
 
     @property
     def alive(self) -> bool:

@@ -82,6 +82,8 @@ async def start(
 
 def check(hook: Receiver, lines: Path, held: dict[str, Any], wanted: set[str]) -> None:
     assert set(held["states"]) == wanted, "every event is in the tower, once"
+    untold = tuple(id_.encode() for id_ in wanted - set(hook.events))
+    assert not untold, [one for one in held["deliveries"] if one.ref.key.endswith(untold)]
     assert set(hook.events) == wanted
     assert len(hook.events) == len(wanted), "whoever keeps ids was told of each once"
     for bodies in hook.taken.values():

@@ -4,7 +4,7 @@ both nodes and of the broker.
 The law: none is lost, none runs twice by the handler's own log, and every sender knows how each ended. A task
 whose handler was killed in the middle ends as `unknown`, and nothing else does.
 
-DULY_CHAOS=10000 is the full count; the usual run takes less.
+`make test` does 600 tasks and `make proof` 3,000; DULY_CHAOS=10000 is the full count.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from duly.core.units import MS
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
 from tests import servers
+from tests.end_to_end.processes import end
 from tests.transports.mqtt.wire import Proxy
 
-COUNT = int(os.environ.get("DULY_CHAOS", "3000"))
+COUNTS = [600, pytest.param(int(os.environ.get("DULY_CHAOS", "3000")), marks=pytest.mark.proof)]
 ROOT = Path(__file__).parents[2]
 QUICK = RetryPolicy.fixed(50 * MS, tries=None)
 
@@ -58,9 +59,7 @@ class NodeProcess:
         await self.end()
 
     async def end(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        await end(self._process)
 
     def lines(self, what: str) -> list[str]:
         file = self.folder / f"{self.name}.{what}"
@@ -106,40 +105,43 @@ class SlowProxy(Proxy):
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+async def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(tmp_path: Path, count: int) -> None:
     broker = servers.Mosquitto()
     broker.start()
     try:
         async with SlowProxy(broker.port) as proxy:
             nodes = [
-                NodeProcess(f"mqtt://{name}@127.0.0.1:{proxy.port}", name, other, tmp_path, COUNT // 2)
+                NodeProcess(f"mqtt://{name}@127.0.0.1:{proxy.port}", name, other, tmp_path, count // 2)
                 for name, other in (("A", "B"), ("B", "A"))
             ]
             parrot = Parrot(f"mqtt://parrot@127.0.0.1:{broker.port}", ["A", "B"], random.Random(8))
             await parrot.link.start()
             trouble = asyncio.create_task(proxy.misbehave(random.Random(9)))
             try:
-                await break_things(nodes, broker, random.Random(7))
+                await break_things(nodes, broker, random.Random(7), count)
             finally:
                 trouble.cancel()
                 await asyncio.gather(trouble, return_exceptions=True)
                 for node in nodes:
                     await node.end()
                 await parrot.link.stop()
-        judge(nodes, parrot.repeated)
+        judge(nodes, parrot.repeated, count)
         sys.stderr.write(f"{proxy.connections} connections, {parrot.repeated} repeats\n")
     finally:
         broker.remove()
 
 
-async def break_things(nodes: list[NodeProcess], broker: servers.Mosquitto, dice: random.Random) -> None:
-    """Until every task has ended."""
+async def break_things(
+    nodes: list[NodeProcess], broker: servers.Mosquitto, dice: random.Random, count: int
+) -> None:
+    """Until every task has ended, and each node has died."""
     began = time.monotonic()
     broker_kills = 0
     turns: list[NodeProcess | servers.Mosquitto] = []
     for node in nodes:
         await node.start()
-    while any(len(node.lines("ended")) < COUNT // 2 for node in nodes):
+    while any(len(node.lines("ended")) < count // 2 or not node.kills for node in nodes):
         assert time.monotonic() - began < 500, [len(node.lines("ended")) for node in nodes]
         await asyncio.sleep(dice.uniform(0.5, 2))
         turns = turns or dice.sample([*nodes, broker], 3)
@@ -154,18 +156,18 @@ async def break_things(nodes: list[NodeProcess], broker: servers.Mosquitto, dice
     states = Counter(line.split()[1] for node in nodes for line in node.lines("ended"))
     kills = sum(node.kills for node in nodes)
     sys.stderr.write(
-        f"\n{COUNT} tasks in {time.monotonic() - began:.0f} s: {dict(states)}; {kills} kills of nodes, "
+        f"\n{count} tasks in {time.monotonic() - began:.0f} s: {dict(states)}; {kills} kills of nodes, "
         f"{broker_kills} of the broker, "
     )
 
 
-def judge(nodes: list[NodeProcess], repeated: int) -> None:
+def judge(nodes: list[NodeProcess], repeated: int, count: int) -> None:
     assert repeated > 10, "too few repeats to say anything"
     assert all(node.kills for node in nodes), "too few kills to say anything"
     for sender, receiver in (nodes, nodes[::-1]):
         ended = dict(line.split() for line in sender.lines("ended"))
         did = Counter(line for line in receiver.lines("did") if line.startswith(f"{sender.name}."))
-        assert set(ended) == {f"{sender.name}.{n}" for n in range(COUNT // 2)}, "lost"
+        assert set(ended) == {f"{sender.name}.{n}" for n in range(count // 2)}, "lost"
         assert [id_ for id_, times in did.items() if times > 1] == [], "run twice"
         assert set(ended.values()) <= {"done", "unknown"}, Counter(ended.values())
         assert {id_ for id_, state in ended.items() if state == "done"} <= set(did), "done and never run"

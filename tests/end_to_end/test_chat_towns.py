@@ -5,7 +5,8 @@ and come back to another hub with what they have seen. The judge reads the table
 every view of every conversation is the same, complete, in order, without repeats, and all that was said is
 there once.
 
-`DULY_KILL_SECONDS=120` makes it go on for so long.
+`make test` lets something die once among thirty of them; `DULY_KILL_SECONDS=120` makes the whole go on for so
+long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import asyncpg
@@ -29,15 +30,23 @@ from deploy.town import HubServer, Town
 
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
+from tests.proof import TWO_SIZES
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
-DEATHS = 8
-"""So many, at least; on a busy machine each takes seconds."""
-PEOPLE = 100
 GROUPS = 5
-LINES = 200
-"""So many are said, at least."""
 RESEND = 2.0
+
+
+class Size(NamedTuple):
+    """How many people there are, how much they say and how often something dies, at least; on a busy machine
+    each death takes seconds."""
+
+    people: int
+    lines: int
+    deaths: int
+
+
+ONE_ROUND, WHOLE = Size(30, 50, 1), Size(100, 200, 8)
 Line = tuple[str, str]
 """(who said it, under which id)"""
 
@@ -123,10 +132,10 @@ class Talker:
             await self._socket.close()
 
 
-async def settle(ledger_url: str) -> dict[str, str]:
+async def settle(ledger_url: str, people: int) -> dict[str, str]:
     async with await open_ledger(ledger_url) as ledger:
         accounts = Accounts(ledger)
-        return {f"p{n}": await accounts.add(Role.USER, f"p{n}") for n in range(PEOPLE)}
+        return {f"p{n}": await accounts.add(Role.USER, f"p{n}") for n in range(people)}
 
 
 async def make_groups(hub: HubServer, tokens: dict[str, str], dice: random.Random) -> dict[str, set[str]]:
@@ -159,10 +168,10 @@ async def stored(ledger_url: str) -> dict[str, dict[int, Line]]:
     return found
 
 
-async def trouble(town: Town, dice: random.Random, until: float) -> Counter[str]:
+async def trouble(town: Town, dice: random.Random, deaths: int, until: float) -> Counter[str]:
     """Something dies, again and again."""
     done: Counter[str] = Counter()
-    while done.total() < DEATHS or time.monotonic() < until:
+    while done.total() < deaths or time.monotonic() < until:
         await asyncio.sleep(dice.uniform(0.3, 1.2))
         what = dice.choice(["hub", "hub", "redis", "postgres"])
         done[what] += 1
@@ -203,20 +212,23 @@ def wrong(talkers: list[Talker], there: dict[str, dict[int, Line]], groups: dict
     return found + [f"{one.name}: {what}" for one in talkers for what in one.trouble]
 
 
+@TWO_SIZES
 @pytest.mark.timeout(300 + SECONDS)
-async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path) -> None:
+async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path, whole: bool) -> None:
+    size = WHOLE if whole else ONE_ROUND
     dice = random.Random(5)
     town = await asyncio.to_thread(lambda: Town(mqtt=False))
     try:
-        tokens = await settle(town.ledger)
+        tokens = await settle(town.ledger, size.people)
         await asyncio.to_thread(town.start)
         groups = await make_groups(town.hubs[0], tokens, dice)
         talkers = [Talker(name, token, town.hubs, dice) for name, token in tokens.items()]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             lives = [asyncio.create_task(one.live(http)) for one in talkers]
-            breaking = asyncio.create_task(trouble(town, dice, time.monotonic() + SECONDS))
+            until = time.monotonic() + (SECONDS if whole else 0)
+            breaking = asyncio.create_task(trouble(town, dice, size.deaths, until))
             said = 0
-            while not breaking.done() or said <= LINES:
+            while not breaking.done() or said <= size.lines:
                 one = dice.choice(talkers)
                 mine = [group for group, members in groups.items() if one.name in members]
                 await one.say(
@@ -228,7 +240,7 @@ async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path) -> 
                 if dice.random() < 0.05:
                     await dice.choice(talkers).press()
                 await asyncio.sleep(0.01)
-            assert (await breaking).total() >= DEATHS
+            assert (await breaking).total() >= size.deaths
             differences = ["not looked yet"]
             for _ in range(60):
                 await asyncio.sleep(RESEND)
@@ -242,8 +254,8 @@ async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path) -> 
             await asyncio.gather(*lives, return_exceptions=True)
         assert [life.exception() for life in lives if not life.cancelled()] == []
         assert differences == []
-        assert said > LINES
-        assert sum(one.connections for one in talkers) > PEOPLE
+        assert said > size.lines
+        assert sum(one.connections for one in talkers) > size.people
         assert all("Traceback" not in hub.errors for hub in town.hubs), [
             hub.errors[-2000:] for hub in town.hubs
         ]

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.end_to_end.processes import HubProcess
 from tests.end_to_end.raw import Json, Peer, bare, curl, dial, handshake, join, ws_frame
+from tests.proof import TWO_SIZES
 
 MEMORY = 64 * 1024 * 1024
 """How much a hub may grow under all that: its own caches, and no more."""
@@ -118,14 +119,21 @@ async def attack(at: World, who: str, frames: list[bytes]) -> None:
     assert b'"code":0' not in said
 
 
+def examples(whole: bool, count: int) -> settings:
+    """So many examples in all, a fifth of them in one round."""
+    count = count if whole else count // 5
+    return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@TWO_SIZES
 @pytest.mark.parametrize("who", ["tablet", "lamp"])
-def test_what_hypothesis_thinks_of(tmp_path: Path, runner: asyncio.Runner, who: str) -> None:
+def test_what_hypothesis_thinks_of(tmp_path: Path, runner: asyncio.Runner, who: str, whole: bool) -> None:
     with contextlib.ExitStack() as stack:
         context = world(tmp_path / "hub")
         at = runner.run(context.__aenter__())
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
 
-        @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @examples(whole, 60)
         @given(st.lists(bytes_of_frames, min_size=20, max_size=40))
         def throw_it(frames: list[bytes]) -> None:
             runner.run(attack(at, who, frames))
@@ -134,7 +142,8 @@ def test_what_hypothesis_thinks_of(tmp_path: Path, runner: asyncio.Runner, who: 
         throw_it()
 
 
-def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio.Runner) -> None:
+@TWO_SIZES
+def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio.Runner, whole: bool) -> None:
     async def introduce(at: World, frame: bytes) -> None:
         async with bare(at.hub.url) as raw:
             await raw.send(handshake(at.hub.url) + ws_frame(frame) + ws_frame(b"", 8))
@@ -147,7 +156,7 @@ def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio
         at = runner.run(context.__aenter__())
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
 
-        @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @examples(whole, 150)
         @given(
             bytes_of_frames
             | anything.map(lambda value: json.dumps({"type": "auth", "token": value}).encode())
@@ -158,7 +167,8 @@ def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio
         throw_it()
 
 
-def test_http_bodies_keys_and_queries(tmp_path: Path, runner: asyncio.Runner) -> None:
+@TWO_SIZES
+def test_http_bodies_keys_and_queries(tmp_path: Path, runner: asyncio.Runner, whole: bool) -> None:
     async def post(at: World, body: bytes, key: str, query: dict[str, str]) -> None:
         headers = {"Authorization": f"Bearer {at.tokens['tablet']}"} | (
             {"Idempotency-Key": key} if key else {}
@@ -177,7 +187,7 @@ def test_http_bodies_keys_and_queries(tmp_path: Path, runner: asyncio.Runner) ->
         at = runner.run(context.__aenter__())
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
 
-        @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @examples(whole, 150)
         @given(
             bytes_of_frames | st.lists(frame_like, max_size=3).map(lambda value: json.dumps(value).encode()),
             st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=20).map(str.strip),

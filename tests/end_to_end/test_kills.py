@@ -3,8 +3,9 @@
 The law is the judge's, in `pressing`. A device that dies between doing and saying so leaves an `unknown`
 behind, which is the promise (P3) and not a loss; there may be no more of them than commands it was given.
 
-`DULY_KILL_SECONDS=600` makes the last test, where everything dies in turn, go on for so long (and
-`DULY_KILL_SEED` makes it another one), and kills RabbitMQ too, which takes its time to come back.
+`make test` kills each of them once or twice, `make proof` at every point and again and again.
+`DULY_KILL_SECONDS=600` makes the whole of the last test, where everything dies in turn, go on that long, and
+`DULY_KILL_SEED` makes it another one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from tests import servers
 from tests.end_to_end.fused import DEVICE_POINTS, HUB_POINTS
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import DeviceProcess, HubProcess, quiet_port
+from tests.proof import TWO_SIZES
 from tests.servers import GUARD
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
 ROUNDS = 7
-"""Deaths in the last test, at least."""
-LONG = "DULY_KILL_SECONDS" in os.environ
+"""Deaths in the whole of the last test, at least."""
 AT_ONCE = 12
 """Commands under way in all: so many may be unknown after the death of a device."""
 DEVICES = ("lock", "lamp")
@@ -105,20 +106,21 @@ class Town:
         await judge(self.hub, [*self.devices], self.remotes, unknown=deaths * AT_ONCE // 2)
 
 
-async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path) -> None:
+@TWO_SIZES
+async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path, whole: bool) -> None:
     hub = HubProcess(tmp_path / "hub")
     tokens = await hub.prepare(["phone", "tablet"], list(DEVICES))
     devices = [Lock(hub, tokens[name], tmp_path / name) for name in DEVICES]
     remotes = remotes_of(hub, tokens)
     dice = random.Random(20)
-    points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS]
+    points = [f"{point}:{dice.randint(5, 60)}" for point in (HUB_POINTS if whole else ["after commit"])]
     await hub.start(points[0])
     try:
         async with pressed(remotes, *devices) as load:
             for point in [*points[1:], ""]:
                 await hub.died()
                 await hub.start(point)
-            for _ in range(3):
+            for _ in range(3 if whole else 1):
                 await load.more(dice.randint(0, 5))
                 await asyncio.sleep(dice.uniform(0.02, 0.4))
                 await hub.kill()
@@ -128,10 +130,11 @@ async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path) -> None
         await hub.kill()
 
 
+@TWO_SIZES
 @pytest.mark.parametrize("way", ["websocket", "mqtt"])
-async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way: str) -> None:
+async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way: str, whole: bool) -> None:
     dice = random.Random(21)
-    points = [f"{point}:{dice.randint(5, 30)}" for point in DEVICE_POINTS]
+    points = [f"{point}:{dice.randint(5, 30)}" for point in (DEVICE_POINTS if whole else ["after effect"])]
     async with Town(tmp_path, Broker("embedded") if way == "mqtt" else None, patience=4) as town:
         lock, lamp = town.devices
         await lamp.start()
@@ -140,7 +143,7 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
             for point in [*points[1:], ""]:
                 await lock.died()
                 await lock.start(point)
-            for _ in range(2):
+            for _ in range(2 if whole else 1):
                 await load.more(dice.randint(1, 20))
                 await asyncio.gather(lock.kill(), lamp.kill())
                 await asyncio.gather(lock.start(), lamp.start())
@@ -150,9 +153,11 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
 @pytest.mark.parametrize(
     ("broker", "times"),
     [
-        ("embedded", 4),
-        ("mosquitto", 4),
-        pytest.param("rabbitmq", 1, marks=pytest.mark.skipif(not LONG, reason="it takes long to come back")),
+        ("embedded", 1),
+        ("mosquitto", 1),
+        pytest.param("embedded", 4, marks=pytest.mark.proof),
+        pytest.param("mosquitto", 4, marks=pytest.mark.proof),
+        pytest.param("rabbitmq", 1, marks=pytest.mark.proof),  # it takes long to come back
     ],
 )
 async def test_the_broker_dies_at_random(tmp_path: Path, broker: str, times: int) -> None:
@@ -170,7 +175,8 @@ async def test_the_broker_dies_at_random(tmp_path: Path, broker: str, times: int
         await town.judge(deaths=0)
 
 
-async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path) -> None:
+@TWO_SIZES
+async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path, whole: bool) -> None:
     """And the broker with it, every time."""
     dice = random.Random(23)
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS if point.startswith("after")]
@@ -179,16 +185,17 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path) -> No
         async with pressed(town.remotes) as load:
             await load.more(5)
             await town.hub.kill()
-            for point in points:
+            for point in points if whole else points[:1]:
                 await town.hub.start(point)
                 await town.hub.died()
             await town.hub.start()
         await town.judge(deaths=0)
 
 
+@TWO_SIZES
 @pytest.mark.timeout(3 * GUARD + SECONDS)
 @pytest.mark.parametrize("broker", ["embedded", "mosquitto"])
-async def test_everything_dies_at_random(tmp_path: Path, broker: str) -> None:
+async def test_everything_dies_at_random(tmp_path: Path, broker: str, whole: bool) -> None:
     """So often, or for so long; mostly when commands are done again, and sometimes before."""
     dice = random.Random(os.environ.get("DULY_KILL_SEED", "24"))
     loop = asyncio.get_running_loop()
@@ -196,8 +203,8 @@ async def test_everything_dies_at_random(tmp_path: Path, broker: str) -> None:
         await asyncio.gather(*(device.start() for device in town.devices))
         deaths = 0
         async with pressed(town.remotes) as load:
-            until, rounds = loop.time() + SECONDS, 0
-            while rounds < ROUNDS or loop.time() < until:
+            until, rounds = loop.time() + (SECONDS if whole else 0), 0
+            while rounds < (ROUNDS if whole else 2) or loop.time() < until:
                 rounds += 1
                 if dice.random() < 0.7:
                     await load.more(dice.randint(1, 10))

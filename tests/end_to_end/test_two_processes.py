@@ -17,6 +17,7 @@ from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
 from tests import servers
 from tests.clients.node.nodes import SOON, own_name, until
+from tests.end_to_end.processes import end
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,9 +49,7 @@ class Process:
         return bool(about) and word in about[-1]
 
     async def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
-        if self._process.returncode is None:
-            self._process.send_signal(how)
-            await self._process.wait()
+        await end(self._process, how)
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
 

@@ -8,15 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from msgspec.structs import replace
 
 from duly.testing.sim import WORLDS, run_seed
-from duly.testing.sim.plan import plan
-from duly.testing.sim.runner import _run
-from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
-from tests.testing.planted_in_chat import PLANTED as IN_CHAT
-from tests.testing.planted_in_nodes import PLANTED as IN_NODES
-from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
+from tests.testing.searching import BETWEEN_HUBS, CHAT, KERNEL, NODES, SENTINELS, START
 
 KEPT = [
     2, 5, 19, 180, 447, 10422, 11337, 12777, 13298, 15737, 15980, 15981, 16481, 17301, 25437, 26026, 28813,
@@ -30,18 +24,17 @@ def test_a_seed_that_once_failed_passes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("seed", [3, 8, 11])
-def test_the_same_seed_gives_the_same_run_in_another_process(seed: int, world: str) -> None:
+def test_the_same_seed_gives_the_same_run_in_another_process(world: str) -> None:
     """Byte for byte: the digest covers the whole log. Hash randomisation must not matter."""
-    digests = set()
+    seeds = [3, 8, 11]
+    here = [run_seed(seed, world).digest for seed in seeds]
+    program = f"from duly.testing.sim import run_seed\nfor s in {seeds}: print(run_seed(s, {world!r}).digest)"
     for hash_seed in ("1", "2"):
-        program = f"from duly.testing.sim import run_seed; print(run_seed({seed}, {world!r}).digest)"
         done = subprocess.run(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        digests.add(done.stdout.strip())
-    assert digests == {run_seed(seed, world).digest}
+        assert done.stdout.split() == here
 
 
 @pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 429, 462, 690])
@@ -60,16 +53,22 @@ def test_worlds_are_really_bad() -> None:
     assert sum(report.effects for report in reports) > 300
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name](monkeypatch)
-    assert any(_run(plan(seed)).violations for seed in range(200))
+@START
+@pytest.mark.parametrize("name", KERNEL.bugs)
+def test_a_planted_bug_is_caught_within_200_seeds(
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KERNEL.bugs[name](monkeypatch)
+    assert KERNEL.noticed(name, start) is not None
 
 
-@pytest.mark.parametrize("name", IN_CHAT)
-def test_a_bug_planted_in_chat_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    IN_CHAT[name](monkeypatch)
-    assert any(_run(plan(seed), "chat").violations for seed in range(200))
+@START
+@pytest.mark.parametrize("name", CHAT.bugs)
+def test_a_bug_planted_in_chat_is_caught_within_200_seeds(
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CHAT.bugs[name](monkeypatch)
+    assert CHAT.noticed(name, start) is not None
 
 
 @pytest.mark.parametrize("seed", [6, 20, 82, 201, 365])
@@ -82,12 +81,13 @@ def test_a_seed_that_once_failed_in_the_sentinels_world_passes(seed: int) -> Non
     assert run_seed(seed, "sentinels").violations == ()
 
 
-@pytest.mark.parametrize("name", PLANTED_IN_SENTINELS)
+@START
+@pytest.mark.parametrize("name", SENTINELS.bugs)
 def test_a_bug_planted_in_a_sentinel_is_caught_within_100_seeds(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    PLANTED_IN_SENTINELS[name](monkeypatch)
-    assert any(_run(plan(seed), "sentinels").violations for seed in range(100))
+    SENTINELS.bugs[name](monkeypatch)
+    assert SENTINELS.noticed(name, start) is not None
 
 
 @pytest.mark.parametrize("seed", [115, 151, 162, 218, 350])
@@ -95,12 +95,13 @@ def test_a_seed_that_once_failed_in_the_nodes_world_passes(seed: int) -> None:
     assert run_seed(seed, "nodes").violations == ()
 
 
-@pytest.mark.parametrize("name", IN_NODES)
+@START
+@pytest.mark.parametrize("name", NODES.bugs)
 def test_a_bug_planted_in_nodes_is_caught_within_100_seeds(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    IN_NODES[name](monkeypatch)
-    assert any(_run(plan(seed), "nodes").violations for seed in range(100))
+    NODES.bugs[name](monkeypatch)
+    assert NODES.noticed(name, start) is not None
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -108,14 +109,13 @@ def test_nodes_at_a_broker_that_forgets_keep_every_promise(seed: int) -> None:
     assert run_seed(seed, "nodes").violations == ()
 
 
-@pytest.mark.parametrize("name", PLANTED_IN_TOWN)
-def test_a_bug_between_hubs_is_caught_within_200_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED_IN_TOWN[name](monkeypatch)
-    # Each world twice: as drawn, and where half of everything is lost. A hub that forgets what it left to
-    # another is only caught where the ring got lost, too.
-    drawn = (plan(seed) for seed in range(100))
-    worlds = (world for mild in drawn for world in (mild, replace(mild, drop=max(mild.drop, 0.5))))
-    assert any(_run(world, "town").violations for world in worlds)
+@START
+@pytest.mark.parametrize("name", BETWEEN_HUBS.bugs)
+def test_a_bug_between_hubs_is_caught_within_200_seeds(
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BETWEEN_HUBS.bugs[name](monkeypatch)
+    assert BETWEEN_HUBS.noticed(name, start) is not None
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -124,8 +124,11 @@ def test_several_hubs_keep_every_promise(seed: int) -> None:
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED["handlers_side_by_side"](monkeypatch)
-    report = next(r for r in map(run_seed, range(200)) if r.violations)
+    name = "handlers_side_by_side"
+    KERNEL.bugs[name](monkeypatch)
+    seed = KERNEL.noticed(name, "recorded")
+    assert seed is not None
+    report = run_seed(seed)
     violation = report.violations[0]
     assert violation.checker == "ordered"
     assert any("EFFECT" in line for line in violation.trace)

@@ -26,9 +26,10 @@ def _unclaimed(self: Fanout, parcel: list[QueuedDelivery], where: Where, now: in
     return [self._carry(parcel, where[1])]
 
 
-def _no_doubt(self: Attempts, item: QueuedDelivery, where: Where, now: int) -> list[Todo]:
+def _no_doubt(self: Attempts, item: QueuedDelivery, now: int) -> list[Todo]:
     """Takes what a crash cut off for not sent."""
-    return self._again(item, where, "cut off", None, now, [])
+    item.leased = False
+    return self._again(item, "cut off", None, now, [])
 
 
 def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:

@@ -342,8 +342,7 @@ class EmbeddedBroker:
         elif "address already in use" in line and self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._explain(line))
         if _STUCK in line and self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()  # what comes after it can write, as soon as there is room
+            _signal(self._process, signal.SIGTERM)  # what comes after it can write, as soon as there is room
         found = _VIOLATION.search(line)
         if found is not None:
             self.clients.violated(int(found[1]), _ACTS[found[2]], topic_of(found[3]))
@@ -364,13 +363,12 @@ class EmbeddedBroker:
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
+                _signal(process, signal.SIGTERM)
                 try:
                     async with asyncio.timeout(STOP_WITHIN):
                         await process.wait()
                 except TimeoutError:
-                    process.kill()
+                    _signal(process, signal.SIGKILL)
                     await process.wait()
             if self._reading is not None:
                 await self._reading.finish()
@@ -521,3 +519,11 @@ def _free_port(listen: str) -> int:
 
 def _how(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+
+
+def _signal(process: asyncio.subprocess.Process, how: signal.Signals) -> None:
+    """Signal a process that may have ended just now. `process.terminate()` first asks the operating system,
+    and so takes the exit code of a dead one away from the event loop, which then warns of an "unknown child
+    process" and reports 255 (CPython before 3.12.9, gh-127049)."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, how)

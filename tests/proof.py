@@ -1,0 +1,10 @@
+"""What is long by nature has two sizes: one round in `make test`, and the whole of it in `make proof`."""
+
+from __future__ import annotations
+
+import pytest
+
+TWO_SIZES = pytest.mark.parametrize(
+    "whole", [pytest.param(False, id="one round"), pytest.param(True, id="whole", marks=pytest.mark.proof)]
+)
+"""The test takes `whole: bool`: whether it goes through all of it."""

@@ -1,0 +1,84 @@
+"""Finds a simulated run in which the checkers notice a planted bug.
+
+A search from the first seed takes up to a minute, so the seed that noticed a bug the last time is kept in
+`noticed.json`, beside the bugs, and is tried first; `make proof` also searches from the first seed. When the
+simulation has changed so much that the tests search for long again, this records the seeds anew:
+
+    .venv/bin/python -m tests.testing.searching
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from duly.testing.sim import hush
+from duly.testing.sim.plan import SimPlan, plan
+from duly.testing.sim.runner import _run
+from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
+from tests.testing.planted_in_chat import PLANTED as PLANTED_IN_CHAT
+from tests.testing.planted_in_delivery import PLANTED as PLANTED_IN_DELIVERY
+from tests.testing.planted_in_nodes import PLANTED as PLANTED_IN_NODES
+from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+NOTICED: Final = Path(__file__).with_name("noticed.json")
+RECORDED: Final[Mapping[str, int]] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
+
+START = pytest.mark.parametrize("start", ["recorded", pytest.param("first", marks=pytest.mark.proof)])
+"""Each search twice: from the recorded seed, and in `make proof` from the first."""
+
+
+class BugFamily(NamedTuple):
+    """Bugs that are planted in one world, and how many of its runs may be tried to find each."""
+
+    world: str
+    bugs: Mapping[str, Bug]
+    runs: int = 200
+
+    def plan(self, number: int) -> SimPlan:
+        """The run of this number. Between hubs each seed counts twice: as drawn, and where half of everything
+        is lost, since a hub that forgets what it left to another is caught only where the ring got lost."""
+        if self.world != "town":
+            return plan(number)
+        drawn = plan(number // 2)
+        return replace(drawn, drop=max(drawn.drop, 0.5)) if number % 2 else drawn
+
+    def noticed(self, name: str, start: str) -> int | None:
+        """The number of a run in which the checkers notice this bug, which is planted already."""
+        numbers = range(self.runs)
+        recorded = RECORDED.get(f"{self.world}/{name}")
+        tried = [*([recorded] if start == "recorded" and recorded in numbers else []), *numbers]
+        return next((n for n in tried if _run(self.plan(n), self.world).violations), None)
+
+
+KERNEL = BugFamily("kernel", PLANTED)
+CHAT = BugFamily("chat", PLANTED_IN_CHAT)
+SENTINELS = BugFamily("sentinels", PLANTED_IN_SENTINELS, 100)
+NODES = BugFamily("nodes", PLANTED_IN_NODES, 100)
+BETWEEN_HUBS = BugFamily("town", PLANTED_IN_TOWN)
+DELIVERY = BugFamily("gateway", PLANTED_IN_DELIVERY)
+FAMILIES: Final = (KERNEL, CHAT, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY)
+
+
+def record() -> None:
+    """Search for every bug from the first run, and keep what was found."""
+    hush()
+    found: dict[str, int] = {}
+    for family in FAMILIES:
+        for name, bug in family.bugs.items():
+            with pytest.MonkeyPatch.context() as patch:
+                bug(patch)
+                number = family.noticed(name, "first")
+            if number is not None:
+                found[f"{family.world}/{name}"] = number
+                NOTICED.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    record()
