@@ -55,3 +55,19 @@ clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
 .PHONY: help setup up servers test chaos bench clean
+
+$(VENV)/.docs: $(VENV)/.user
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors
+	$(BIN)/python tools/map
+	$(BIN)/python tools/reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+coverage: $(VENV)/.dev ## which branches of core/ the tests take
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -p no:xdist tests/core tests/runtime
+	$(BIN)/coverage report
+
+.PHONY: docs coverage
