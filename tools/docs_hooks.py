@@ -28,7 +28,7 @@ _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)]*)?(\))")
 
 def target(link: str, page: str) -> str:
     """Where a link of a text at the root leads on the site, as seen from its page."""
-    inside = PAGES.get(link) or link.removeprefix("docs/")
+    inside = PAGES.get(link) or link.removeprefix("docs/").replace("examples/", "examples.md")
     if inside.endswith("adr/"):
         inside += "README.md"
     return f"../{inside}" if page.startswith("zh/") else inside
@@ -39,11 +39,23 @@ def for_site(text: str, page: str) -> str:
     return _LINK.sub(lambda m: f"{m[1]}{target(m[2], page)}{m[3] or ''}{m[4]}", text)
 
 
+def examples() -> str:
+    """The list of examples, and each of them in full."""
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"\]\((\w+\.py)\)", text)
+    shown = [re.sub(r"\]\((\w+)\.py\)", r"](#\1py)", text)]
+    for name in programs:
+        code = (ROOT / "examples" / name).read_text(encoding="utf-8")
+        shown.append(f"## {name}\n\n```python\n{code}```\n")
+    return "\n".join(shown)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the texts at the root."""
     for name, page in PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=for_site(text, page)))
+    files.append(File.generated(config, "examples.md", content=examples()))
     return files
 
 
