@@ -84,6 +84,15 @@ def test_the_generated_parts_are_up_to_date(tool: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_texts_use_the_words_of_the_program(text: Path) -> None:
+    """Neither names that were given up nor the documents that the design once began with."""
+    if text.name in {"CHANGELOG.md", "0031-layout-and-names.md"}:
+        return
+    words = text.read_text(encoding="utf-8")
+    assert not re.findall(r"(?i)\b(?:doorbell|courier|vigil|shel[fv]\w*|seed 00\d)\b|种子 00\d|门铃", words)
+
+
 def test_the_map_shows_the_files_that_exist() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     tree = text.split("<!-- generated tree -->")[1].split("<!-- /generated tree -->")[0]
