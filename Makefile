@@ -65,9 +65,12 @@ docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are
 	$(BIN)/python tools/reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-coverage: $(VENV)/.dev ## which branches of core/ the tests take
+# Tracing makes everything several times slower; the limit of a single test allows for that.
+coverage: $(VENV)/.dev ## which branches of core/ its tests and a few simulated runs take
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -p no:xdist tests/core tests/runtime
+	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 tests/core tests/runtime tests/wire
+	$(BIN)/coverage run -m duly sim --seeds 3 --jobs 1
+	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
 .PHONY: docs coverage
