@@ -116,6 +116,16 @@ def test_the_chinese_guides_have_the_same_parts(text: Path) -> None:
     assert skeleton(ROOT / "docs/zh" / text.name) == skeleton(text)
 
 
+@pytest.mark.parametrize("text", GUIDES, ids=lambda path: path.name)
+def test_the_chinese_guides_name_the_same_things(text: Path) -> None:
+    """Every option, field, command and setting of the English guide; placeholders are translated."""
+    here, there = (
+        set(re.findall(r"`([a-z_]\w+|--[a-z-]+|GET [^`\s]+|duly [a-z ]+)`", path.read_text(encoding="utf-8")))
+        for path in (text, ROOT / "docs/zh" / text.name)
+    )
+    assert here <= there, f"docs/zh/{text.name} lacks {', '.join(sorted(here - there))}"
+
+
 def skeleton(text: Path) -> list[str]:
     """What a text is made of, without its words."""
     parts: list[str] = []
