@@ -68,7 +68,7 @@ docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are
 # Tracing makes everything several times slower; the limit of a single test allows for that.
 coverage: $(VENV)/.dev ## which branches of core/ its tests and a few simulated runs take
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 tests/core tests/runtime tests/wire
+	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 --hypothesis-profile=ci tests/core tests/runtime tests/wire
 	$(BIN)/coverage run -m duly sim --seeds 3 --jobs 1
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
