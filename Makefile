@@ -75,3 +75,22 @@ clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
 .PHONY: help setup up servers test check simulate proof chaos bench clean
+
+$(VENV)/.docs: $(VENV)/.user
+	$(PIP) install -c constraints.txt -e '.[postgres,redis,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors
+	$(BIN)/python tools/map
+	$(BIN)/python tools/reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Tracing makes everything several times slower; the limit of a single test allows for that.
+coverage: $(VENV)/.dev ## which branches of core/ its tests and a few simulated runs take
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 --hypothesis-profile=ci tests/core tests/runtime tests/wire
+	$(BIN)/coverage run -m duly sim --seeds 3 --jobs 1
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+.PHONY: docs coverage

@@ -16,6 +16,7 @@ import duly
 
 ROOT = Path(__file__).parent.parent
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GUIDES = sorted(path for path in ROOT.glob("docs/*.md") if (ROOT / "docs/zh" / path.name).exists())
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(duly.__path__, "duly.") if not m.name.endswith("__main__")
 )
@@ -75,9 +76,64 @@ def test_the_promises_are_the_designs_own_words() -> None:
         assert f"**{promise}**" in readme
 
 
+@pytest.mark.parametrize("tool", ["tools/map", "tools/reference"])
+def test_the_generated_parts_are_up_to_date(tool: str) -> None:
+    done = subprocess.run(
+        [sys.executable, tool, "--check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_texts_use_the_words_of_the_program(text: Path) -> None:
+    """Neither names that were given up nor the documents that the design once began with."""
+    if text.name in {"CHANGELOG.md", "0031-layout-and-names.md"}:
+        return
+    words = text.read_text(encoding="utf-8")
+    assert not re.findall(r"(?i)\b(?:doorbell|courier|vigil|shel[fv]\w*|seed 00\d)\b|种子 00\d|门铃", words)
+
+
 def test_the_map_shows_the_files_that_exist() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"\b(\w+)\.py\b", text))
+    tree = text.split("<!-- generated tree -->")[1].split("<!-- /generated tree -->")[0]
+    shown = set(re.findall(r"\b(\w+)\.py\b", tree))
     here = {path for path in (ROOT / "src/duly").rglob("*.py") if not path.stem.startswith("__")}
-    assert shown <= {path.stem for path in here}
-    assert {path.stem for path in here if not {"cli", "testing"} & set(path.parts)} <= shown
+    assert shown == {path.stem for path in here}
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_the_texts_name_exist(text: Path) -> None:
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text.read_text(encoding="utf-8"))
+    missing = [
+        name for name in named if not any((base / name).exists() for base in (ROOT / "src/duly", ROOT))
+    ]
+    assert not missing, f"{text.name} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("text", GUIDES, ids=lambda path: path.name)
+def test_the_chinese_guides_have_the_same_parts(text: Path) -> None:
+    """Headings, rows of tables, items of lists and blocks of code, in the same order."""
+    assert skeleton(ROOT / "docs/zh" / text.name) == skeleton(text)
+
+
+@pytest.mark.parametrize("text", GUIDES, ids=lambda path: path.name)
+def test_the_chinese_guides_name_the_same_things(text: Path) -> None:
+    """Every option, field, command and setting of the English guide; placeholders are translated."""
+    here, there = (
+        set(re.findall(r"`([a-z_]\w+|--[a-z-]+|GET [^`\s]+|duly [a-z ]+)`", path.read_text(encoding="utf-8")))
+        for path in (text, ROOT / "docs/zh" / text.name)
+    )
+    assert here <= there, f"docs/zh/{text.name} lacks {', '.join(sorted(here - there))}"
+
+
+def skeleton(text: Path) -> list[str]:
+    """What a text is made of, without its words."""
+    parts: list[str] = []
+    code = False
+    for line in text.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            code = not code
+            parts.append("code" if code else "end")
+        elif not code and (mark := re.match(r"#+ |\||- |\d+\. ", line)):
+            parts.append(mark[0])
+    return parts

@@ -88,3 +88,29 @@ def test_never_more_than_burst_and_rate(amount: int, burst: int, pauses: list[in
         taken += wait == 0
         assert taken <= burst + now // rate.interval
         assert wait <= rate.span
+
+
+def test_what_was_done_already_is_counted_also_beyond_the_rate() -> None:
+    quota = Quota(Rate(1, SECOND, burst=3))
+    assert quota.spend("ann", 0, 3) == 0
+    assert quota.spend("ann", 0, 2) == 2 * SECOND
+    assert quota.spend("ann", 4 * SECOND, 1) == 0
+
+
+def test_asking_how_long_to_wait_counts_nothing() -> None:
+    quota = Quota(Rate(1, SECOND, burst=1))
+    assert quota.wait("ann", 0) == 0
+    assert quota.take("ann", 0) == 0
+    assert quota.wait("ann", 0) == quota.wait("ann", 0) == SECOND
+    assert quota.wait("ann", SECOND) == 0
+
+
+def test_a_new_name_shares_what_the_rest_have_when_there_is_no_room() -> None:
+    quota = Quota(Rate(1, 3600 * SECOND), remembered=1)
+    assert quota.take("ann", 0) == 0
+    assert quota.spend("bob", 0, 1) == 0
+    assert quota.wait("cid", 0) > 0
+    quota.give_back("cid")
+    assert quota.wait("cid", 0) == 0
+    quota.give_back("ann")
+    assert quota.take("ann", 0) == 0
