@@ -1,23 +1,26 @@
-"""Elsewhere: what a chat does because the people it talks to may be at other hubs on its ledger.
+"""What a chat says to the other hubs on its ledger, where the people it talks to may be connected.
 
-The laws. A line is stored, then rung for; whoever hears it looks into the ledger, and would have looked there
-anyway a second later, or five for a conversation that is new (a few more, where there are very many). What
-passes and is kept nowhere, typing and presence, travels with the ring itself: if it is lost, it is lost.
-Receipts are in between: the ring says whose, the ledger how far.
+The laws. A line is stored, then hinted; a hub that gets the hint looks into the ledger, and would have looked
+there anyway a second later, or five for a conversation that is new (a few more, where there are very many).
+What is kept nowhere, typing and presence, travels with the hint itself and is lost with it. Receipts are in
+between: the hint says whose, the ledger how far.
+
+`ChatRemote` names the verbs. `SingleHubChat` answers them where this hub has its ledger alone,
+`ChatRemoteHubs` where it shares it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
-from duly.errors import LedgerError, Stopped
+from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.storage.ledger import Ledger
 
 LINE: Final = "line"
@@ -48,42 +51,81 @@ _presence: Final = msgspec.json.Decoder(PersonPresence).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class ChatRemoteHubs:
-    """Of one hub's chat. `reached` tells who is here of a reader's progress, `typed` of a frame in a
-    conversation, `present` friends of somebody's presence."""
+class ChatRemote(RemoteHubs, Protocol):
+    """What a chat says to the other hubs; also where there are none."""
+
+    def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Hint that lines were stored in conversations, and that people are in more of them than before."""
+        ...
+
+    def read(self, conv: str, reader: str) -> None:
+        """Hint that a reader has come further in a conversation."""
+        ...
+
+    def typing(self, conv: str, frame: bytes) -> None:
+        """Pass on that a person is typing in a conversation."""
+        ...
+
+    def presence(self, name: str, data: bytes) -> None:
+        """Pass on how a person is present."""
+        ...
+
+
+class SingleHubChat(NoRemoteHubs):
+    """The chat's remote side where this hub has its ledger alone: everybody who is connected is here."""
+
+    def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def read(self, conv: str, reader: str) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def typing(self, conv: str, frame: bytes) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def presence(self, name: str, data: bytes) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+
+class ChatRemoteHubs(PolledRemoteHubs):
+    """The chat's remote side where several hubs share a ledger.
+
+    `reached` tells people here of a reader's progress, `typed` of a frame in a conversation, `present` tells
+    friends here of a person's presence.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
-        bell: HintSender,
+        notifier: HintSender,
         subscriptions: Subscriptions,
         *,
         reached: Callable[[str, str, int], None],
         typed: Callable[[str, str, bytes], None],
         present: Callable[[str, bytes], Awaitable[list[str]]],
     ) -> None:
-        self._ledger, self._bell, self._subscriptions = ledger, bell, subscriptions
+        super().__init__()
+        self._ledger, self._notifier, self._subscriptions = ledger, notifier, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
         self._looks = 0
         self._unseen: list[str] = []
         """conversations that the next looks are for"""
-        self._looking = False
-        bell.listen(LINE, self._heard_line)
-        bell.listen(PERSON, self._heard_person)
-        bell.listen(READER, self._heard_reader)
-        bell.listen(TYPING, self._heard_typing)
-        bell.listen(PRESENCE, self._heard_presence)
+        notifier.listen(LINE, self._heard_line)
+        notifier.listen(PERSON, self._heard_person)
+        notifier.listen(READER, self._heard_reader)
+        notifier.listen(TYPING, self._heard_typing)
+        notifier.listen(PRESENCE, self._heard_presence)
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
         for conv in convs:
-            self._bell.ring(LINE, conv)
+            self._notifier.ring(LINE, conv)
         for name in joins:
-            self._bell.ring(PERSON, name)
+            self._notifier.ring(PERSON, name)
 
     def read(self, conv: str, reader: str) -> None:
-        self._bell.ring(READER, _encode((conv, reader)).decode())
+        self._notifier.ring(READER, _encode((conv, reader)).decode())
 
     def typing(self, conv: str, frame: bytes) -> None:
         self._pass(TYPING, _encode((conv, frame.decode())))
@@ -93,7 +135,7 @@ class ChatRemoteHubs:
 
     def _pass(self, about: str, what: bytes) -> None:
         if len(what) <= PASSING_BYTES:
-            self._bell.ring(about, what.decode())
+            self._notifier.ring(about, what.decode())
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -135,17 +177,6 @@ class ChatRemoteHubs:
                 self.presence(friend, b'{"online":true}', answered=True)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
-
-    async def look(self) -> None:
-        """What rings would have told, found without them."""
-        if self._looking:
-            return
-        self._looking = True
-        try:
-            with suppress(LedgerError, Stopped):
-                await self._look()
-        finally:
-            self._looking = False
 
     async def _look(self) -> None:
         """Two questions, however many are here: ten thousand people must not cost ten thousand."""

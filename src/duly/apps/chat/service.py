@@ -22,7 +22,7 @@ from duly.apps.chat.account_removal import remove_from_chat
 from duly.apps.chat.conversations import NOT_YOURS, Precondition, Rank, Request
 from duly.apps.chat.friends import FRIENDS, Friends
 from duly.apps.chat.groups import GROUPS, Groups
-from duly.apps.chat.remote_hubs import ChatRemoteHubs
+from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriber, Subscriptions
 from duly.cluster.notifier import HintSender
@@ -91,7 +91,7 @@ class ChatService:
         accounts: Accounts,
         journal: AuditLog,
         policy: ChatPolicy | None = None,
-        bell: HintSender | None = None,
+        notifier: HintSender | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
@@ -107,17 +107,18 @@ class ChatService:
         self.engine = Engine(LineStore(self.subscriptions), ledger, self._perform)
         self._groups = Groups(ledger, self._may_add)
         self._friends = Friends(ledger, self._knows)
-        self.remote: ChatRemoteHubs | None = None
-        """where several hubs share the ledger"""
-        if bell is not None:
-            self.remote = ChatRemoteHubs(
+        self.remote: ChatRemote = (
+            SingleHubChat()
+            if notifier is None
+            else ChatRemoteHubs(
                 ledger,
-                bell,
+                notifier,
                 self.subscriptions,
                 reached=self._tell_receipt,
                 typed=self._tell_typing,
                 present=self._tell_presence,
             )
+        )
         self._begun: dict[str, None] = {}
         """pairs that have talked before: their conversation is on both their buckets"""
 
@@ -172,8 +173,7 @@ class ChatService:
             self._present(name, friends, b'{"online":true}' if online else b'{"online":false}')
 
     def _present(self, name: str, friends: list[str], data: bytes) -> None:
-        if self.remote is not None:
-            self.remote.presence(name, data)
+        self.remote.presence(name, data)
         self._push_to(friends, _presence(name, data))
 
     async def _tell_presence(self, name: str, data: bytes) -> list[str]:
@@ -307,8 +307,7 @@ class ChatService:
             news = await remove_from_chat(self._ledger, name)
             for conv in news:
                 self.subscriptions.look(conv)
-            if self.remote is not None:
-                self.remote.said(tuple(news), ())
+            self.remote.said(tuple(news), ())
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
 
@@ -348,8 +347,7 @@ class ChatService:
                 raise NotAllowed(NOT_YOURS.reason)
             typing = frames.encode(Frame("typing", from_=me, conv=conv, data=frame.data))
             self._tell_typing(conv, me, typing)
-            if self.remote is not None:
-                self.remote.typing(conv, typing)
+            self.remote.typing(conv, typing)
 
     def _tell_typing(self, conv: str, by: str, frame: bytes) -> None:
         by = by or frames.decode(frame).from_ or ""
@@ -374,8 +372,7 @@ class ChatService:
         if "/" in reader:
             return
         self._tell_receipt(conv, reader, n)
-        if self.remote is not None:
-            self.remote.read(conv, reader)
+        self.remote.read(conv, reader)
 
     def _tell_receipt(self, conv: str, reader: str, n: int) -> None:
         name = reader.removeprefix("r:")
@@ -493,9 +490,8 @@ class ChatService:
         self.subscriptions.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session, at)
         for name in request.parts:
             self.subscriptions.part(name, conv)
-        if self.remote is not None:
-            begun = c.pair_in(conv) if n == 1 else ()
-            self.remote.said((conv, *request.news), (*request.joins, *begun))
+        begun = c.pair_in(conv) if n == 1 else ()
+        self.remote.said((conv, *request.news), (*request.joins, *begun))
         for other in request.news:
             self.subscriptions.look(other)
 

@@ -22,9 +22,8 @@ import msgspec
 
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
-from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import PushService, stream_of
-from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
+from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.trace import Hop, TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
@@ -57,7 +56,7 @@ from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames
 from duly.wire.fields import Fields, timeout_in
-from duly.wire.frames import DEVICE_STATUS, Frame
+from duly.wire.frames import Frame
 from duly.wire.session import Session
 
 CHUNK: Final = "media_download_chunk"
@@ -75,7 +74,7 @@ REPLACED: Final = "replaced by a newer connection of the same device"
 
 
 class GatewayService:
-    """One gateway on one ledger; with a `bell`, one of several."""
+    """One gateway on one ledger; with a `notifier`, one of several hubs on it."""
 
     name: Final = "gateway"
 
@@ -89,7 +88,7 @@ class GatewayService:
         accounts: Accounts,
         journal: AuditLog,
         policy: GatewayPolicy | None = None,
-        bell: Notifier | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._commands = self.policy.commands
@@ -107,19 +106,22 @@ class GatewayService:
             refuse=self._refuse_now,
             permit=self._forbidden,
             backlog=Backlog(self.policy.backlog),
-            shared=bell is not None,
+            shared=notifier is not None,
             once=lambda message: accounts.is_sent_once(message.recipient),
             patience=lambda message: timeout_in(message.body) * MS,
         )
-        self.remote = None if bell is None else GatewayRemoteHubs(ledger, bell, self._inbox.channel, self)
-        ours = None if self.remote is None else self.remote.ours
-        self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=ours)
         self.devices = DeviceList(ledger, accounts, self.online)
         self._unaddressed = UnaddressedAcks()
         self._devices: dict[str, Session] = {}
         self._apps: dict[str, list[Session]] = {}
         self.pushes = PushService(ledger, journal, self._listeners, self._stored, accounts.born)
-        self._presence = None if bell is not None else DevicePresence(ledger, self.pushes)
+        channel = self._inbox.channel
+        self.remote: GatewayRemote = (
+            SingleHub(ledger, channel, self)
+            if notifier is None
+            else GatewayRemoteHubs(ledger, notifier, channel, self)
+        )
+        self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
         self._trails = TraceLog(ledger.clock)
 
     @property
@@ -131,20 +133,14 @@ class GatewayService:
         return self.policy.commands
 
     async def start(self) -> None:
-        if self.remote is not None:
-            await self.remote.start()
+        await self.remote.start()
         await self.engine.start()
-        if self._presence is not None:
-            await self._presence.start()
         await self.review()
 
     async def stop(self) -> None:
-        await self.pushes.stop()
-        if self._presence is not None:
-            await self._presence.stop()
         await self.engine.stop()
-        if self.remote is not None:
-            await self.remote.stop()
+        await self.remote.stop()
+        await self.pushes.stop()
 
     # ── who is here ──────────────────────────────────────────────────────────────────────────────
 
@@ -153,29 +149,25 @@ class GatewayService:
     ) -> None:
         """Somebody has authenticated: greet them, and give them what they missed."""
         if who.role is Role.DEVICE:
-            new = self.remote is None or await self.remote.registry.move_in(who.name)
+            new = await self.remote.register(who.name)
             before = self._devices.get(who.name)
             self._devices[who.name] = session
             if before is not None:
                 new = False
                 before.close(REPLACED)
             session.push(frames.encode(self._welcome(who, {})))
-            if self.remote is not None:
-                try:
-                    await self.remote.welcome(who.name)
-                except LedgerError:
-                    if self._devices.get(who.name) is session:
-                        del self._devices[who.name]  # it was never reachable here
-                    raise
-                if self._devices.get(who.name) is not session:
-                    return  # it has left meanwhile, or come again
+            try:
+                await self.remote.fetch_for(who.name)
+            except LedgerError:
+                if self._devices.get(who.name) is session:
+                    del self._devices[who.name]  # it was never reachable here
+                raise
+            if self._devices.get(who.name) is not session:
+                return  # it has left meanwhile, or come again
             await self.engine.put(Reachable(who.name))
             if self._devices.get(who.name) is not session:
                 return
-            if self._presence is not None:
-                await self._presence.came(who.name)
-            elif new:
-                await self.pushes.store(who.name, DEVICE_STATUS, ONLINE)
+            await self.remote.tell_online(who.name, new=new)
             return
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(stream_of(device))).last for device in devices}
@@ -194,10 +186,7 @@ class GatewayService:
         if self._devices.get(who.name) is session:
             del self._devices[who.name]
             await self.engine.put(Unreachable(who.name))
-            if self._presence is not None:
-                await self._presence.went(who.name)
-            elif self.remote is not None and await self.remote.registry.move_out(who.name):
-                await self.pushes.store(who.name, DEVICE_STATUS, OFFLINE)
+            await self.remote.unregister(who.name)
 
     def dismiss(self, name: str) -> None:
         """Hang up on everybody of this name: they are no longer who they were let in as."""
@@ -207,9 +196,7 @@ class GatewayService:
 
     def online(self, device: str) -> bool:
         """Whether a device is connected, here or, as far as is known, to another hub."""
-        if device in self._devices:
-            return True
-        return self.remote is not None and self.remote.registry.at_home(device)
+        return device in self._devices or self.remote.holds(device)
 
     def session(self, device: str) -> Session | None:
         """The session of a device that is connected here."""
@@ -217,7 +204,7 @@ class GatewayService:
 
     def presence(self) -> list[str]:
         """The devices that are connected, here or to another hub."""
-        return sorted(self._devices) if self.remote is None else self.remote.registry.everybody()
+        return self.remote.online_devices()
 
     def _welcome(self, who: Principal, cursors: dict[str, int], online: list[str] | None = None) -> Frame:
         now = self._ledger.clock.now() // MS
@@ -278,16 +265,17 @@ class GatewayService:
         if message.kind == CHUNK and message.order is not None:
             message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
         event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
-        if self.remote is not None and not (frame.queue or self.online(message.recipient)):
-            return self._ask_around(event)
+        if not (frame.queue or self.online(message.recipient)):
+            search = self.remote.search(message.recipient)
+            if search is not None:
+                return self._take_after(search, event)
         if self._inbox.backlog.waiting and self._excess(event) is not None:
             return self._take_slowly(event)
         return self._hand_over(event, answered=True)
 
-    async def _ask_around(self, event: Arrived) -> bool:
-        """Perhaps another hub has its device."""
-        assert self.remote is not None
-        await self.remote.registry.ask(event.message.recipient)
+    async def _take_after(self, search: Awaitable[bool], event: Arrived) -> bool:
+        """Take a command in once it is known whether another hub holds its device."""
+        await search
         await self.engine.put(event)
         return True
 
@@ -367,7 +355,7 @@ class GatewayService:
     async def _look_up(self, end: Answered) -> bool:
         """On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was."""
         record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
-        if record is not None and not record.state.terminal and not self._handed_over(record):
+        if record is not None and not record.state.terminal and not self.remote.handed_over(record):
             record = None
         if record is None or record.message.recipient != end.by:
             _, id_ = names_in(end.key)
@@ -383,10 +371,6 @@ class GatewayService:
         verdict = await self.pushes.receive(session, who.name, frame)
         session.push(frames.encode(frames.server_ack(frame.seq_id, verdict)))
         return True
-
-    def _handed_over(self, record: Record) -> bool:
-        """Whether its device may have it from another hub."""
-        return self.remote is not None and record.state is not State.ACCEPTED
 
     async def push_from(
         self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
@@ -417,7 +401,7 @@ class GatewayService:
         if recipient is not None:
             return recipient
         record = None if self._inbox.is_live(key) else await self._ledger.find(key)
-        if record is None or not (record.state.terminal or self._handed_over(record)):
+        if record is None or not (record.state.terminal or self.remote.handed_over(record)):
             return None
         return record.message.recipient
 
@@ -460,12 +444,7 @@ class GatewayService:
 
     async def review(self) -> None:
         """Cancel what waits and is no longer allowed: a grant was revoked, an app or a device removed."""
-        if self.remote is None:
-            waiting = self._inbox.waiting()
-        else:
-            open_ = await self._ledger.open_deliveries(self._inbox.channel)
-            waiting = [item.message for item in open_ if not item.delivery.attempt]
-        for message in waiting:
+        for message in await self.remote.waiting_commands():
             reason = self._forbidden(message)
             if reason is not None:
                 await self.engine.put(CancelMessages((message,), reason))
@@ -493,8 +472,7 @@ class GatewayService:
                 kind=message.kind,
             )
         _push_to((reply.origin,), frames.encode(frames.server_ack(message.id, verdict)))
-        if self.remote is not None:
-            self.remote.told(message, verdict, reply.origin)
+        self.remote.follow(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
             ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
             _push_to((reply.origin,), frames.encode(ended))
@@ -519,8 +497,8 @@ class GatewayService:
         origins = report.origins
         if self._inbox.backlog.waiting:
             self._inbox.backlog.remove(report.key)
-        if self.remote is not None:
-            also = self.remote.ended(report.key, report.state)
+        also = self.remote.ended(report.key, report.state)
+        if also:
             origins = (*origins, *(origin for origin in also if origin not in origins))
         self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
 
@@ -554,14 +532,17 @@ class GatewayService:
         return [session for app in sorted(apps) for session in self._apps.get(app, ())]
 
     def _stored(self, device: str) -> None:
-        if self.remote is not None:
-            self.remote.pushed(device)
+        self.remote.pushed(device)
 
-    # ── what the remote ask for ──────────────────────────────────────────────────────────────
+    # ── what other hubs ask for (`LocalGateway`) ─────────────────────────────────────────────────
 
     @property
     def here(self) -> Collection[str]:
         return self._devices.keys()
+
+    def waiting(self) -> Iterable[Message]:
+        """The commands that wait here for their devices."""
+        return self._inbox.waiting()
 
     def hears(self, scope: str) -> bool:
         return scope in self._apps
@@ -576,16 +557,6 @@ class GatewayService:
         if session is not None:
             session.close(REPLACED)
             await self.engine.put(Unreachable(device))
-
-    async def vanished(self, device: str) -> None:
-        if device not in self._devices:
-            await self.pushes.store(device, DEVICE_STATUS, OFFLINE)
-
-    def heads(self) -> dict[str, int]:
-        return self.pushes.heads()
-
-    async def catch_up_all(self, device: str) -> None:
-        self.pushes.look(device)
 
 
 def _too_much(excess: str) -> Verdict:

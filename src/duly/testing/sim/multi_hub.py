@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.apps.gateway.remote_hubs import LOOK_SECONDS
 from duly.clients.device import Command
 from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
+from duly.cluster.remote import LOOK_SECONDS
 from duly.core import operations as w
 from duly.core.messages import Message, Verdict
 from duly.core.outbox import SILENT
@@ -106,7 +106,6 @@ class MultiHub(GatewayHub):
         return bell
 
     async def _look(self) -> None:
-        assert self.gateway.remote is not None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.gateway.remote.look()
