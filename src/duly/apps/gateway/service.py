@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from duly.apps.gateway.admission import CHUNK, CommandAdmission, not_granted
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
@@ -27,11 +28,9 @@ from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, Sing
 from duly.apps.gateway.trace import Hop, TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
-from duly.core.backlog import Backlog
-from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, key_of, names_in, parts_of
+from duly.core.messages import Answer, Message, Verdict, key_of, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Answered,
@@ -48,8 +47,8 @@ from duly.core.steps import (
     Transmit,
     Unreachable,
 )
-from duly.core.units import DAY, MINUTE, MS, SECOND, show
-from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, Overloaded, RateLimited, Stale
+from duly.core.units import MS
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
@@ -59,17 +58,8 @@ from duly.wire.fields import Fields, timeout_in
 from duly.wire.frames import Frame
 from duly.wire.session import Session
 
-CHUNK: Final = "media_download_chunk"
-CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
-"""Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
-download of ten thousand pushes nothing else out of anything."""
-
 SLOW_SECONDS: Final = 1.0
 """How long a sender that is over its quota is kept waiting for an answer at most."""
-TRY_AGAIN: Final = 5 * SECOND
-"""When a sender of whom too much waits may try again."""
-
-
 REPLACED: Final = "replaced by a newer connection of the same device"
 
 
@@ -96,24 +86,30 @@ class GatewayService:
         self._ledger = ledger
         self._accounts = accounts
         control = self.policy.control
-        self._control_horizon = control.horizon()
-        self._lasts = control.lasts
+        self._devices: dict[str, Session] = {}
+        self._apps: dict[str, list[Session]] = {}
+        self._admission = CommandAdmission(
+            self.policy,
+            accounts,
+            ledger,
+            here=self._devices.keys(),
+            online=self.online,
+            has_room=self._has_room,
+        )
         self._inbox = Inbox(
             OutboxPolicy("device", control.resend, patience=control.patience, quiet=True),
             ledger.worker,
             lanes=msgspec.structs.replace(control.lanes(), ahead=self.policy.ahead),
-            horizon=self._horizon,
-            refuse=self._refuse_now,
-            permit=self._forbidden,
-            backlog=Backlog(self.policy.backlog),
+            horizon=self._admission.horizon,
+            refuse=self._admission.refuse,
+            permit=self._admission.forbidden,
+            backlog=self._admission.backlog,
             shared=notifier is not None,
             once=lambda message: accounts.is_sent_once(message.recipient),
             patience=lambda message: timeout_in(message.body) * MS,
         )
         self.devices = DeviceList(ledger, accounts, self.online)
         self._unaddressed = UnaddressedAcks()
-        self._devices: dict[str, Session] = {}
-        self._apps: dict[str, list[Session]] = {}
         self.pushes = PushService(ledger, journal, self._listeners, self._stored, accounts.born)
         channel = self._inbox.channel
         self.remote: GatewayRemote = (
@@ -198,6 +194,9 @@ class GatewayService:
         """Whether a device is connected, here or, as far as is known, to another hub."""
         return device in self._devices or self.remote.holds(device)
 
+    def _has_room(self, device: str) -> bool:
+        return self._inbox.lanes.has_room(device)
+
     def session(self, device: str) -> Session | None:
         """The session of a device that is connected here."""
         return self._devices.get(device)
@@ -233,9 +232,9 @@ class GatewayService:
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
-        message = frames.message_of(frame, who.name, self._end_of(frame))
+        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
         if who.role is Role.DEVICE:
-            raise _not_granted(who.name, message.recipient)
+            raise not_granted(who.name, message.recipient)
         if not self._accounts.may(who, message.recipient):
             return self._look_for_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
@@ -243,33 +242,20 @@ class GatewayService:
     async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Another hub may have made it a moment ago."""
         if not await self._accounts.look_for_grant(who, message.recipient):
-            raise _not_granted(who.name, message.recipient)
+            raise not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
         return said if isinstance(said, bool) else await said
 
     def _admit(
         self, session: Session, who: Principal, frame: Frame, message: Message
     ) -> bool | Awaitable[bool]:
-        if message.made and message.made <= self._accounts.predecessor(who.name):
-            raise Stale(
-                f"this id is older than the account {who.name}, whose name was another's before; "
-                "send it again with a new id, and check the clock"
-            )
-        if frame.exp is not None and message.expires > self._ledger.clock.now() + self.policy.max_exp:
-            raise Malformed(
-                f"exp is more than {show(self.policy.max_exp)} away; a command waits at most that long here "
-                "(max_exp)"
-            )
-        if frame.queue and not message.expires:
-            raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
-        if message.kind == CHUNK and message.order is not None:
-            message = msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
+        message = self._admission.check(who, frame, message)
         event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
         if not (frame.queue or self.online(message.recipient)):
             search = self.remote.search(message.recipient)
             if search is not None:
                 return self._take_after(search, event)
-        if self._inbox.backlog.waiting and self._excess(event) is not None:
+        if self._inbox.backlog.waiting and self._admission.excess(event) is not None:
             return self._take_slowly(event)
         return self._hand_over(event, answered=True)
 
@@ -299,19 +285,6 @@ class GatewayService:
     async def _wait_for_room(self, event: Event, *, answered: bool) -> bool:
         await self.engine.put(event)
         return answered
-
-    def _end_of(self, frame: Frame) -> int:
-        """Every command has an end: without `exp`, a day for one that may wait, else half a minute.
-
-        An end that we set must not make an old command young again. So what may wait has its day from the
-        time in its id; and where the id has none, no end is set, and the ledger remembers it for ever.
-        """
-        if frame.seq_id is None or frame.exp is not None:
-            return 0
-        made, _, _, _ = parts_of(frame.seq_id)
-        if not made:
-            return 0
-        return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
 
     def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         if frame.seq_id is None:
@@ -405,47 +378,10 @@ class GatewayService:
             return None
         return record.message.recipient
 
-    # ── admission ────────────────────────────────────────────────────────────────────────────────
-
-    def _horizon(self, kind: str) -> Horizon:
-        return CHUNK_HORIZON if kind == CHUNK else self._control_horizon
-
-    def _refuse_now(self, event: Arrived, now: int) -> Verdict | None:
-        control = self.policy.control
-        message, recipient = event.message, event.message.recipient
-        if message.made and message.made + control.max_age <= now and not event.patient:
-            return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
-        if event.patient or recipient in self._devices or self.online(recipient):
-            excess = self._excess(event) if self._inbox.backlog.waiting else None
-            return None if excess is None else _too_much(excess)
-        offline = f"{recipient} is offline; try later, or send it with queue"
-        return Verdict(Word.REFUSED, reason=offline, cause="offline")
-
-    def _excess(self, event: Arrived) -> str | None:
-        """Why a command may not wait here, too; None if it may, or need not."""
-        recipient = event.message.recipient
-        here = recipient in self._devices
-        if here and self._inbox.lanes.has_room(recipient):
-            return None
-        # One for a device remote is on its way at once: what else waits of its sender is no reason.
-        remote = not here and self.online(recipient)
-        return self._inbox.backlog.excess("" if remote else event.message.scope, recipient)
-
-    def _forbidden(self, message: Message) -> str | None:
-        """Why a command that was taken may not be handed over any more: permission is judged again then."""
-        if self._accounts.allows(message.scope, message.recipient):
-            return None
-        return f"{message.scope} may no longer command {message.recipient}"
-
-    def _may_repeat(self, message: Message) -> bool:
-        """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""
-        removed = max(map(self._accounts.predecessor, (message.scope, message.recipient)))
-        return self._forbidden(message) is None and (not removed or message.made > removed)
-
     async def review(self) -> None:
         """Cancel what waits and is no longer allowed: a grant was revoked, an app or a device removed."""
         for message in await self.remote.waiting_commands():
-            reason = self._forbidden(message)
+            reason = self._admission.forbidden(message)
             if reason is not None:
                 await self.engine.put(CancelMessages((message,), reason))
 
@@ -482,7 +418,7 @@ class GatewayService:
         device = self._devices.get(message.recipient)
         if device is None:
             return
-        if transmit.again and ((attempt > 1 and device.congested) or not self._may_repeat(message)):
+        if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
         self._trails.note(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
@@ -557,15 +493,6 @@ class GatewayService:
         if session is not None:
             session.close(REPLACED)
             await self.engine.put(Unreachable(device))
-
-
-def _too_much(excess: str) -> Verdict:
-    reason = f"{excess}; try again when some of them have ended"
-    return Verdict(Word.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)
-
-
-def _not_granted(app: str, device: str) -> NotAllowed:
-    return NotAllowed(f"{app} may not command {device}; ask for a grant")
 
 
 def _push_to(origins: Iterable[Any], frame: bytes) -> None:
