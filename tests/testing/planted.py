@@ -362,7 +362,7 @@ def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
 
 def rings_are_the_only_way(patch: Patch) -> None:
     """What a lost ring would have told is never found."""
-    patch.setattr(GatewayRemoteHubs, "_look", lambda self: self.registry.look())
+    patch.setattr(GatewayRemoteHubs, "_refresh", lambda self: self.registry.refresh())
 
 
 def ends_are_not_looked_for(patch: Patch) -> None:

@@ -4,8 +4,8 @@ The law: one hub and many hubs are two implementations of the same verbs. An app
 there are other hubs; it says what happened, and asks what it needs to know. A single hub answers that nothing
 is anywhere else, and does nothing.
 
-Hints between hubs (`notifier`) only make things fast. Everything that they tell is also found by `look`, once
-a second.
+Hints between hubs (`notifier`) only make things fast. Everything that they tell is also found by `refresh`,
+once a second.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from duly.errors import LedgerError, Stopped
 from duly.runtime.tasks import Supervisor, report
 
-LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks at what the other hubs have written to the ledger."""
+POLL_SECONDS: Final = 1.0
+"""Seconds between two readings of what the other hubs have written to the ledger."""
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ class RemoteHubs(Protocol):
     """What every application needs of the other hubs; each adds verbs of its own."""
 
     trouble: LedgerError | None
-    """why the last look saw nothing; None when all is well"""
+    """why the last refresh failed; None when all is well"""
 
-    def poll(self, tasks: Supervisor, name: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Run `look` once a second, if another hub can have written what it looks for."""
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Run `refresh` once a second, if another hub can have written what it reads."""
         ...
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Find in the ledger what lost hints would have told."""
         ...
 
@@ -45,41 +45,41 @@ class NoRemoteHubs:
 
     trouble: LedgerError | None = None
 
-    def poll(self, tasks: Supervisor, name: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Do nothing: nobody else writes to this ledger."""
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Do nothing: no other hub writes to this ledger."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Do nothing: there is nothing to find."""
 
 
 class PolledRemoteHubs(ABC):
-    """Other hubs, looked at once a second. An application's own class says what a look is."""
+    """Other hubs, followed once a second. An application's own class says what is read."""
 
     def __init__(self) -> None:
         self.trouble: LedgerError | None = None
-        self._looking = False
+        self._refreshing = False
 
-    def poll(self, tasks: Supervisor, name: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Run `look` once a second, supervised."""
-        tasks.every(name, LOOK_SECONDS, look)
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Run `refresh` once a second, supervised."""
+        tasks.every(name, POLL_SECONDS, refresh)
 
-    async def look(self) -> None:
-        """Find what lost hints would have told. A look that takes long is not joined by a second one."""
-        if self._looking:
+    async def refresh(self) -> None:
+        """Find what lost hints would have told. One that takes long is not joined by a second one."""
+        if self._refreshing:
             return
-        self._looking = True
+        self._refreshing = True
         try:
-            await self._look()
+            await self._refresh()
             self.trouble = None
         except LedgerError as problem:
             self.trouble = problem
         except Stopped:
             pass
         finally:
-            self._looking = False
+            self._refreshing = False
 
     @abstractmethod
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         """Compare what is known here with the ledger."""
 
 
@@ -96,13 +96,13 @@ class CoalescedTask(Generic[T]):
         self._wanted[thing] = None
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(report("a look at other hubs"))
+            self._task.add_done_callback(report("a hint of another hub"))
 
     async def _run(self) -> None:
         try:
             while self._wanted:
                 things, self._wanted = list(self._wanted), {}
-                with suppress(LedgerError, Stopped):  # the next look finds it
+                with suppress(LedgerError, Stopped):  # the next refresh finds it
                     await self._work(things)
         finally:
             self._task = None

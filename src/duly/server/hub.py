@@ -169,7 +169,7 @@ class Hub:
             await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
         for application in (self.gateway, self.chat):
             remote = application.remote
-            remote.poll(self.tasks, f"{application.name}'s look at other hubs", remote.look)
+            remote.poll(self.tasks, f"{application.name}'s look at other hubs", remote.refresh)
         self.tasks.every("look at sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.look)
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is only then loaded.
@@ -323,7 +323,7 @@ class Hub:
         """Somebody's login has ended here, or all of them."""
         self.chat.dismiss(name, device)
         if self._bell is not None:
-            self._bell.ring(ACCOUNTS)
+            self._bell.hint(ACCOUNTS)
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -459,7 +459,7 @@ class Hub:
                 result = await administer(self.accounts, verb, wanted)
                 await self.gateway.review()
                 if self._bell is not None:
-                    self._bell.ring(ACCOUNTS)
+                    self._bell.hint(ACCOUNTS)
                 if verb == "remove":
                     await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):

@@ -24,31 +24,55 @@ from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.storage.ledger import Ledger
 
 LINE: Final = "line"
-"""Something was said in this conversation."""
+"""The hint that a line was stored in this conversation."""
 PERSON: Final = "person"
-"""They may be in more conversations than before."""
+"""The hint that this person may be in more conversations than before."""
 READER: Final = "reader"
-"""They have come further: [conversation, reader]."""
+"""The hint that a reader has come further: [conversation, reader]."""
 TYPING: Final = "typing"
+"""The hint that carries a typing frame: [conversation, frame]."""
 PRESENCE: Final = "presence"
+"""The hint that carries a `PersonPresence`."""
 PASSING_BYTES: Final = 1_000
-"""What passes is short, or stays here."""
+"""Typing and presence that are longer are told at this hub only."""
 PEOPLE_EVERY: Final = 5
-"""Looks between two looks for conversations that are new to somebody."""
-CONVS_LOOKED_AT: Final = 20_000
-"""Conversations of one look; where there are more, they take turns."""
+"""Every so many refreshes, conversations that are new to a person are looked for."""
+CONVS_PER_REFRESH: Final = 20_000
+"""Conversations that one refresh asks for; where there are more, they take turns."""
 
 
 class PersonPresence(msgspec.Struct, frozen=True, array_like=True):
+    """How a person is present: `data` is what a presence frame says."""
+
     name: str
     data: str
     answered: bool = False
-    """it answers somebody else's, and is not answered itself"""
+    """it answers another presence, and is not answered itself"""
 
 
 _pair: Final = msgspec.json.Decoder(tuple[str, str]).decode
 _presence: Final = msgspec.json.Decoder(PersonPresence).decode
 _encode: Final = msgspec.json.Encoder().encode
+
+
+class _OnlineData(msgspec.Struct):
+    online: object = None
+
+
+_online_data: Final = msgspec.json.Decoder(_OnlineData).decode
+
+
+def online_in(data: bytes) -> bool | None:
+    """Whether the data of a presence says that a person is online; None if it does not say.
+
+    >>> online_in(b'{"online": false}'), online_in(b'{"note": "true or false"}'), online_in(b'"away"')
+    (False, None, None)
+    """
+    try:
+        online = _online_data(data).online
+    except msgspec.DecodeError:
+        return None
+    return online if isinstance(online, bool) else None
 
 
 class ChatRemote(RemoteHubs, Protocol):
@@ -72,7 +96,7 @@ class ChatRemote(RemoteHubs, Protocol):
 
 
 class SingleHubChat(NoRemoteHubs):
-    """The chat's remote side where this hub has its ledger alone: everybody who is connected is here."""
+    """The chat's remote side where this hub has its ledger alone: all people who are connected are here."""
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
         """Do nothing: the chat tells those who are here."""
@@ -107,9 +131,9 @@ class ChatRemoteHubs(PolledRemoteHubs):
         super().__init__()
         self._ledger, self._notifier, self._subscriptions = ledger, notifier, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
-        self._looks = 0
+        self._refreshes = 0
         self._unseen: list[str] = []
-        """conversations that the next looks are for"""
+        """conversations that the next refreshes ask for"""
         notifier.listen(LINE, self._heard_line)
         notifier.listen(PERSON, self._heard_person)
         notifier.listen(READER, self._heard_reader)
@@ -119,23 +143,27 @@ class ChatRemoteHubs(PolledRemoteHubs):
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Hint that lines were stored in conversations, and that people are in more of them than before."""
         for conv in convs:
-            self._notifier.ring(LINE, conv)
+            self._notifier.hint(LINE, conv)
         for name in joins:
-            self._notifier.ring(PERSON, name)
+            self._notifier.hint(PERSON, name)
 
     def read(self, conv: str, reader: str) -> None:
-        self._notifier.ring(READER, _encode((conv, reader)).decode())
+        """Hint that a reader has come further in a conversation."""
+        self._notifier.hint(READER, _encode((conv, reader)).decode())
 
     def typing(self, conv: str, frame: bytes) -> None:
+        """Pass on that a person is typing, with the hint itself."""
         self._pass(TYPING, _encode((conv, frame.decode())))
 
     def presence(self, name: str, data: bytes, *, answered: bool = False) -> None:
+        """Pass on how a person is present, with the hint itself."""
         self._pass(PRESENCE, _encode(PersonPresence(name, data.decode(), answered)))
 
     def _pass(self, about: str, what: bytes) -> None:
         if len(what) <= PASSING_BYTES:
-            self._notifier.ring(about, what.decode())
+            self._notifier.hint(about, what.decode())
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -167,30 +195,31 @@ class ChatRemoteHubs(PolledRemoteHubs):
 
     async def _pass_presence(self, presence: PersonPresence) -> None:
         name, data = presence.name, presence.data.encode()
-        if not presence.answered and self._subscriptions.subscribers(name) and b"false" in data:
-            # They left there and are here as well.
+        online = online_in(data)
+        if not presence.answered and self._subscriptions.subscribers(name) and online is False:
+            # The person left there and is here as well.
             self.presence(name, b'{"online":true}', answered=True)
             return
         friends = await self._present(name, data)
-        if not presence.answered and b"true" in data:
+        if not presence.answered and online:
             for friend in friends:
                 self.presence(friend, b'{"online":true}', answered=True)
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── refreshing ───────────────────────────────────────────────────────────────────────────────
 
-    async def _look(self) -> None:
-        """Two questions, however many are here: ten thousand people must not cost ten thousand."""
+    async def _refresh(self) -> None:
+        """Two queries, however many people are here: ten thousand must not cost ten thousand."""
         if not self._unseen:
             self._unseen = self._subscriptions.convs()
-        some, self._unseen = self._unseen[:CONVS_LOOKED_AT], self._unseen[CONVS_LOOKED_AT:]
+        some, self._unseen = self._unseen[:CONVS_PER_REFRESH], self._unseen[CONVS_PER_REFRESH:]
         lasts = await self._ledger.lasts([c.stream(conv) for conv in some])
         for conv in some:
             head = self._subscriptions.head(conv)
             if head is not None and lasts.get(c.stream(conv), 0) > head:
                 self._subscriptions.look(conv)
-        self._looks += 1
-        if self._looks % PEOPLE_EVERY == 0:
-            # Who is in as many as we know of is in the same ones: that they left one, its own lines say.
+        self._refreshes += 1
+        if self._refreshes % PEOPLE_EVERY == 0:
+            # A person in as many as are known here is in the same ones; that they left one, its lines say.
             known = self._subscriptions.counts()
             found = await self._ledger.counts([c.convs(name) for name in known])
             for name, count in known.items():

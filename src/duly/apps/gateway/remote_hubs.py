@@ -22,8 +22,7 @@ from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.cluster.notifier import Notifier
-from duly.cluster.registry import RING as HOME
-from duly.cluster.registry import HubRegistry
+from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, Word, key_of, names_in
@@ -265,7 +264,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._followed: dict[bytes, list[Origin]] = {}
         """the origins here that wait for the outcome of each command"""
         self._before: set[bytes] = set()
-        """the commands that were followed at the last look"""
+        """the commands that were followed at the last refresh"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
         self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch)
         self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends)
@@ -275,7 +274,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         notifier.listen(TO, self._heard_to)
         notifier.listen(END, self._heard_end)
         notifier.listen(PUSH, self._pushes.want)
-        notifier.listen(HOME, self._moves.want)
+        notifier.listen(HELD, self._moves.want)
 
     @property
     def hubs(self) -> frozenset[str]:
@@ -284,7 +283,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def start(self) -> None:
         """Show that this hub lives, and see which others do."""
-        await self.registry.look()
+        await self.registry.refresh()
 
     async def stop(self) -> None:
         """End what runs in the background, and say that this hub is gone."""
@@ -293,14 +292,14 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         with suppress(LedgerError, Stopped):
             await self.registry.leave()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         local = self._local
-        for device in await self.registry.look():
+        for device in await self.registry.refresh():
             if device not in local.here:
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
-        await self.registry.clear(local.here)
+        await self.registry.drop_absent(local.here)
         for device in list(local.here):
-            if self.registry.moved(device) and not await self.registry.stays(device):
+            if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
                 await local.replaced(device)
         await self.take_over(list(local.here))
         still = [key for key in self._followed if key in self._before]
@@ -314,7 +313,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def register(self, device: str) -> bool:
         """Note in the ledger that a device's session is here; whether no hub held it before."""
-        return await self.registry.move_in(device)
+        return await self.registry.register(device)
 
     async def tell_online(self, device: str, *, new: bool) -> None:
         """Tell apps that a device is online, unless it came from another hub."""
@@ -323,16 +322,16 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def unregister(self, device: str) -> None:
         """Note that a device's session here is over, and tell apps unless it is at another hub."""
-        if await self.registry.move_out(device):
+        if await self.registry.unregister(device):
             await self._local.pushes.store(device, DEVICE_STATUS, OFFLINE)
 
     def holds(self, device: str) -> bool:
         """Whether a hub that lives holds a device, as far as is known here."""
-        return self.registry.at_home(device)
+        return self.registry.is_held(device)
 
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub that lives holds a device."""
-        return self.registry.ask(device)
+        return self.registry.look_up(device)
 
     async def claim(self, device: str) -> bool:
         """Become the hub that serves a device behind a shared broker, unless a living hub is it."""
@@ -340,13 +339,13 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     def online_devices(self) -> list[str]:
         """The devices that hubs that live hold, by name."""
-        return self.registry.everybody()
+        return self.registry.held_devices()
 
     async def _learn_moves(self, devices: Collection[str]) -> None:
         for device in devices:
             if device:
-                await self.registry.ask(device)
-                if self.registry.moved(device) and not await self.registry.stays(device):
+                await self.registry.look_up(device)
+                if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
                     await self._local.replaced(device)
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
@@ -403,12 +402,12 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         if origin is not None and origin not in origins:
             origins.append(origin)
         if verdict.word is Word.FRESH and message.recipient not in self._local.here:
-            self._notifier.ring(TO, message.recipient)
+            self._notifier.hint(TO, message.recipient)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint to the other hubs that a command ended here; the origins here that followed it."""
         scope, id_ = names_in(key)
-        self._notifier.ring(END, f"{scope}/{id_}")
+        self._notifier.hint(END, f"{scope}/{id_}")
         return self._close(key, state)
 
     def _close(self, key: bytes, state: State) -> list[Origin]:
@@ -438,7 +437,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     def pushed(self, device: str) -> None:
         """Hint that a device has told something here: other hubs have apps that listen to it."""
-        self._notifier.ring(PUSH, device)
+        self._notifier.hint(PUSH, device)
 
     async def _learn_pushes(self, devices: Collection[str]) -> None:
         for device in devices:
