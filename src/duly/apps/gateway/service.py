@@ -1,4 +1,4 @@
-"""The gateway (seed 000): app → hub → device, with two acknowledgements.
+"""The gateway passes commands from apps to devices, with two acknowledgements.
 
 The laws. `server_ack` goes out after the command is committed, the device's `ack` is passed on after the
 end is. A repeat gets code 5, the state, and the stored `ack` if there is one. A device that never answers
@@ -6,9 +6,10 @@ ends as `unknown`, and a late answer settles it and is passed on. An offline dev
 is not burned) unless the command may wait (`queue`). Who sends is who has authenticated, whatever a frame
 says.
 
-Everything durable rides on the kernel: `Inbox`, `Engine`, streams. Here is what a frame means, who is
-connected, and who may talk to whom. A session is anything that frames can be pushed to: a WebSocket, an
-HTTP request that waits, an MQTT node. Where this is not the only hub, `remote` says what that means.
+Everything durable is done by the core: `Inbox`, `Engine`, streams. Here is what a frame means and which
+sessions are open; whether a command is taken is `admission`, what other hubs have to do with it is
+`remote`. A session is anything that frames can be pushed to: a WebSocket, an HTTP request that waits, an
+MQTT node.
 """
 
 from __future__ import annotations
@@ -118,32 +119,36 @@ class GatewayService:
             else GatewayRemoteHubs(ledger, notifier, channel, self)
         )
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
-        self._trails = TraceLog(ledger.clock)
+        self._traces = TraceLog(ledger.clock)
 
     @property
     def types(self) -> frozenset[str]:
+        """The documented types of frames."""
         return self.policy.commands | self.policy.pushes | {"ack"}
 
     @property
     def prompt(self) -> frozenset[str]:
+        """The types whose frames are not made to wait behind others."""
         return self.policy.commands
 
     async def start(self) -> None:
+        """Go on with what the ledger has under way, and cancel what is no longer allowed."""
         await self.remote.start()
         await self.engine.start()
         await self.review()
 
     async def stop(self) -> None:
+        """Stop the engine, then what tells others of its work."""
         await self.engine.stop()
         await self.remote.stop()
         await self.pushes.stop()
 
-    # ── who is here ──────────────────────────────────────────────────────────────────────────────
+    # ── sessions ────────────────────────────────────────────────────────────────────────────────
 
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
     ) -> None:
-        """Somebody has authenticated: greet them, and give them what they missed."""
+        """Welcome an app or a device that has authenticated, and tell it what it missed."""
         if who.role is Role.DEVICE:
             new = await self.remote.register(who.name)
             before = self._devices.get(who.name)
@@ -173,6 +178,7 @@ class GatewayService:
         self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
 
     async def disconnected(self, session: Session, who: Principal) -> None:
+        """Forget a session that has ended."""
         self.pushes.leave(session)
         sessions = self._apps.get(who.name, [])
         if session in sessions:
@@ -185,7 +191,7 @@ class GatewayService:
             await self.remote.unregister(who.name)
 
     def dismiss(self, name: str) -> None:
-        """Hang up on everybody of this name: they are no longer who they were let in as."""
+        """Close the sessions of this name: its token is no longer valid."""
         device = self._devices.get(name)
         for session in [*self._apps.get(name, ()), *([] if device is None else [device])]:
             session.close("your token is no longer valid")
@@ -209,11 +215,11 @@ class GatewayService:
         now = self._ledger.clock.now() // MS
         return Frame("welcome", you=who.name, time=now, cursors=cursors, online=online)
 
-    # ── what they say ────────────────────────────────────────────────────────────────────────────
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """A frame from somebody who has authenticated. What devices tell gets a `server_ack` only if it is a
-        push with a `seq_id`."""
+        """Take a frame of an authenticated app or device. Of what devices tell, only a push with a `seq_id`
+        gets a `server_ack`."""
         if frame.type in self._commands:
             return self._submit(session, who, frame)
         if who.role is Role.DEVICE:
@@ -224,14 +230,14 @@ class GatewayService:
         return self._submit(session, who, frame)
 
     def refused(self, who: Principal, seq_id: str) -> None:
-        """A frame was refused before it became a command: its number leaves no gap, and its id is free."""
+        """Note that a frame was refused before it became a command: its number leaves no gap."""
         with suppress(DulyError):
             made, n, _, _ = parts_of(seq_id)
             if n is not None and made and who.role is not Role.DEVICE:
                 self.engine.offer(NumberRefused(who.name, n, made))
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """A command. Its `server_ack`, and later its `ack`, are pushed to the session."""
+        """Take a command. Its `server_ack`, and later its `ack`, are pushed to the session."""
         message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
         if who.role is Role.DEVICE:
             raise not_granted(who.name, message.recipient)
@@ -240,7 +246,7 @@ class GatewayService:
         return self._admit(session, who, frame, message)
 
     async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
-        """Another hub may have made it a moment ago."""
+        """Look for a grant that another hub may have made a moment ago."""
         if not await self._accounts.look_for_grant(who, message.recipient):
             raise not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
@@ -266,7 +272,7 @@ class GatewayService:
         return True
 
     async def _take_slowly(self, event: Arrived) -> bool:
-        """Too much of its sender waits: it is heard no faster than we store that it was refused."""
+        """Take a command of which too much waits: its sender hears no faster than the refusal is stored."""
         stored = asyncio.Event()
         await self.engine.put(event, stored.set)
         with suppress(TimeoutError):
@@ -275,7 +281,7 @@ class GatewayService:
         return True
 
     def _hand_over(self, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
-        """To the engine: at once, or as soon as it has room."""
+        """Hand an event to the engine: at once, or as soon as it has room."""
         try:
             self.engine.offer(event)
         except Overloaded:
@@ -313,20 +319,20 @@ class GatewayService:
         return scopes[0]
 
     async def _work(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
-        """A device is at work: no resends, its deadline anew, and its app is told once that is stored."""
+        """Note that a device is at work: no resends, a new deadline; its app is told once that is stored."""
         await self.engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
         return False
 
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
-        self._trails.note(key, "at work")
+        self._traces.note(key, "at work")
         frame = frames.working(id_, device, progress, more)
         for session in self._apps.get(scope, ()):
             session.push(frame)
 
     async def _look_up(self, end: Answered) -> bool:
-        """On its way to nobody: a late word, or a stranger's. The ledger knows whose command that was."""
+        """Take an answer to a command that is not under way here, if it was this device's by the ledger."""
         record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
         if record is not None and not record.state.terminal and not self.remote.handed_over(record):
             record = None
@@ -348,7 +354,7 @@ class GatewayService:
     async def push_from(
         self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
     ) -> Verdict | None:
-        """A device behind a broker tells something; with an id, what to answer it."""
+        """Store a push of a device behind a broker; the verdict to answer it with, if it has an id."""
         self.check_push(kind)
         if id_ is not None:
             return await self.pushes.store_once(device, id_, kind, frames.dump(data), more)
@@ -356,6 +362,7 @@ class GatewayService:
         return None
 
     def check_push(self, kind: str) -> None:
+        """Raise `Malformed` if this cannot be the type of a push."""
         if kind in self._commands or not frames.is_own_type(kind):
             raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
 
@@ -364,12 +371,12 @@ class GatewayService:
         return self._inbox.is_live(key)
 
     def under_way_to(self, key: bytes) -> str | None:
-        """To whom a command is under way from here."""
+        """The device that a command is under way to from here."""
         message = self._inbox.under_way(key)
         return None if message is None else message.recipient
 
     async def handed_to(self, key: bytes) -> str | None:
-        """To whom a command was handed over; None if to nobody yet, or if nothing is known of it."""
+        """The device that a command was handed to; None if it was not yet, or is not known."""
         recipient = self.under_way_to(key)
         if recipient is not None:
             return recipient
@@ -379,7 +386,7 @@ class GatewayService:
         return record.message.recipient
 
     async def review(self) -> None:
-        """Cancel what waits and is no longer allowed: a grant was revoked, an app or a device removed."""
+        """Cancel commands that wait and are no longer allowed: a grant was revoked, an account removed."""
         for message in await self.remote.waiting_commands():
             reason = self._admission.forbidden(message)
             if reason is not None:
@@ -397,7 +404,7 @@ class GatewayService:
 
     def _say(self, reply: Reply) -> None:
         message, verdict = reply.message, reply.verdict
-        self._trails.note(message.key, verdict.named)
+        self._traces.note(message.key, verdict.named)
         if self._journal.watchers:
             self._journal.see(
                 "said",
@@ -420,7 +427,7 @@ class GatewayService:
             return
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
-        self._trails.note(message.key, "sent", attempt)
+        self._traces.note(message.key, "sent", attempt)
         device.push(frames.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
@@ -444,7 +451,7 @@ class GatewayService:
         scope, id_ = names_in(key)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
-        self._trails.note(key, state.word)
+        self._traces.note(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = frames.encode(frames.ack(id_, recipient, state, answer))
@@ -459,8 +466,8 @@ class GatewayService:
                 session.push(frame)
 
     def trail(self, key: bytes) -> list[Hop]:
-        """When what happened to a command here, of the newest ones; how it ended the ledger knows anyway."""
-        return self._trails.of(key)
+        """When what happened to a command here, of the newest ones; its outcome is in the ledger anyway."""
+        return self._traces.of(key)
 
     def _listeners(self, device: str) -> list[Session]:
         """The connections of the apps that may hear a device."""
@@ -474,6 +481,7 @@ class GatewayService:
 
     @property
     def here(self) -> Collection[str]:
+        """The devices whose sessions are here."""
         return self._devices.keys()
 
     def waiting(self) -> Iterable[Message]:
@@ -481,14 +489,17 @@ class GatewayService:
         return self._inbox.waiting()
 
     def hears(self, scope: str) -> bool:
+        """Whether this app has a session here."""
         return scope in self._apps
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        """Tell apps here how a command has ended at another hub."""
         message, answer = record.message, record.answer or Answer()
         self._inbox.backlog.remove(message.key)
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     async def replaced(self, device: str) -> None:
+        """Close the session of a device that has connected to another hub."""
         session = self._devices.pop(device, None)
         if session is not None:
             session.close(REPLACED)
