@@ -307,7 +307,7 @@ class MqttDevices:
     def _sort_answer(self, heard: _HeardMessage) -> None:
         """An answer to a command that is under way needs no look into the ledger, and no waiting."""
         task = self._task(heard)
-        device = self._gateway.under_way_to(key_of(task.app, task.seq_id))
+        device = self._gateway.answers.under_way_to(key_of(task.app, task.seq_id))
         if device is None:
             late = f"{task.app}:{task.seq_id}"
             if self._late.take(late, seconds(_now())):
@@ -537,7 +537,7 @@ class MqttDevices:
 
     async def _answer(self, heard: _HeardMessage) -> None:
         answer = self._read(heard)
-        device = await self._gateway.handed_to(answer.key)
+        device = await self._gateway.answers.handed_to(answer.key)
         if device is None:
             name = f"{answer.task.app}:{answer.task.seq_id}"
             raise Malformed(f"{name} is no task that was handed to a device (any more)")
@@ -570,7 +570,7 @@ class MqttDevices:
 
     async def _hears_it_too(self, key: bytes, device: str) -> bool:
         """Whether an answer is another hub's business, which has heard it as well."""
-        if self._gateway.has(key) or self._ours(device) is not None:
+        if self._gateway.answers.is_under_way(key) or self._ours(device) is not None:
             return False
         search = self._gateway.remote.search(device)
         return search is not None and await search

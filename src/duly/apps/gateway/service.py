@@ -7,9 +7,9 @@ is not burned) unless the command may wait (`queue`). Who sends is who has authe
 says.
 
 Everything durable is done by the core: `Inbox`, `Engine`, streams. Here is what a frame means and which
-sessions are open; whether a command is taken is `admission`, what other hubs have to do with it is
-`remote`. A session is anything that frames can be pushed to: a WebSocket, an HTTP request that waits, an
-MQTT node.
+sessions are open. Whether a command is taken is `admission`; what a device answers, `device_answers`; what
+other hubs have to do with it, `remote_hubs`. A session is anything that frames can be pushed to: a WebSocket,
+an HTTP request that waits, an MQTT node.
 """
 
 from __future__ import annotations
@@ -21,35 +21,32 @@ from typing import Any, Final
 
 import msgspec
 
-from duly.apps.gateway.admission import CHUNK, CommandAdmission, not_granted
+from duly.apps.gateway.admission import CommandAdmission, not_granted
+from duly.apps.gateway.device_answers import DeviceAnswers, hand_over
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.trace import Hop, TraceLog
-from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, key_of, names_in, parts_of
+from duly.core.messages import Answer, Message, Verdict, names_in, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
-    Answered,
     Arrived,
     CancelMessages,
     Effect,
-    Event,
     NumberRefused,
     Origin,
     Reachable,
-    Received,
     Reply,
     ReportOutcome,
     Transmit,
     Unreachable,
 )
 from duly.core.units import MS
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded
+from duly.errors import DulyError, LedgerError, Malformed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
@@ -110,7 +107,6 @@ class GatewayService:
             patience=lambda message: timeout_in(message.body) * MS,
         )
         self.devices = DeviceList(ledger, accounts, self.online)
-        self._unaddressed = UnaddressedAcks()
         self.pushes = PushService(ledger, journal, self._listeners, self._stored, accounts.born)
         channel = self._inbox.channel
         self.remote: GatewayRemote = (
@@ -119,6 +115,10 @@ class GatewayService:
             else GatewayRemoteHubs(ledger, notifier, channel, self)
         )
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
+        self.answers = DeviceAnswers(
+            self._inbox, self.engine, ledger, journal, self.remote, self.tell_progress
+        )
+        self._unaddressed = self.answers.unaddressed
         self._traces = TraceLog(ledger.clock)
 
     @property
@@ -224,7 +224,7 @@ class GatewayService:
             return self._submit(session, who, frame)
         if who.role is Role.DEVICE:
             self.devices.heard(who.name)
-            return self._answered(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
+            return self.answers.take(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
         if frame.type in self.types:
             raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
         return self._submit(session, who, frame)
@@ -263,7 +263,7 @@ class GatewayService:
                 return self._take_after(search, event)
         if self._inbox.backlog.waiting and self._admission.excess(event) is not None:
             return self._take_slowly(event)
-        return self._hand_over(event, answered=True)
+        return hand_over(self.engine, event, answered=True)
 
     async def _take_after(self, search: Awaitable[bool], event: Arrived) -> bool:
         """Take a command in once it is known whether another hub holds its device."""
@@ -280,49 +280,6 @@ class GatewayService:
                 await stored.wait()
         return True
 
-    def _hand_over(self, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
-        """Hand an event to the engine: at once, or as soon as it has room."""
-        try:
-            self.engine.offer(event)
-        except Overloaded:
-            return self._wait_for_room(event, answered=answered)
-        return answered
-
-    async def _wait_for_room(self, event: Event, *, answered: bool) -> bool:
-        await self.engine.put(event)
-        return answered
-
-    def _answered(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        if frame.seq_id is None:
-            raise Malformed("an ack needs seq_id: the command it answers")
-        app = frame.to or self._whose(who.name, frame.seq_id)
-        key = key_of(app, frame.seq_id)
-        command = self._inbox.under_way(key)
-        if frames.is_working(frame):
-            if command is None or command.recipient != who.name:
-                raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
-            return self._work(key, who.name, frame.progress, frames.more_in(frame))
-        state, answer = frames.answer_of(frame)
-        if command is None or command.recipient != who.name:
-            return self._look_up(Answered(key, state, answer, by=who.name))
-        end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
-        return self._hand_over(end, answered=False)
-
-    def _whose(self, device: str, seq_id: str) -> str:
-        """The app that an ack without `to` is for."""
-        if not self._unaddressed.knows(device):
-            self._unaddressed.learn(device, self._inbox.all_under_way(device))
-        scopes = self._unaddressed.find(device, seq_id)
-        if len(scopes) != 1:
-            which = "several commands" if scopes else "no command"
-            raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
-        return scopes[0]
-
-    async def _work(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
-        """Note that a device is at work: no resends, a new deadline; its app is told once that is stored."""
-        await self.engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
-        return False
-
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
@@ -330,18 +287,6 @@ class GatewayService:
         frame = frames.working(id_, device, progress, more)
         for session in self._apps.get(scope, ()):
             session.push(frame)
-
-    async def _look_up(self, end: Answered) -> bool:
-        """Take an answer to a command that is not under way here, if it was this device's by the ledger."""
-        record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
-        if record is not None and not record.state.terminal and not self.remote.handed_over(record):
-            record = None
-        if record is None or record.message.recipient != end.by:
-            _, id_ = names_in(end.key)
-            await self._journal.refuse(end.by, id_, "not_yours", f"{end.by} answered a command it never got")
-            return False
-        await self.engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
-        return False
 
     async def _pushed(self, session: Session, who: Principal, frame: Frame) -> bool:
         if frame.seq_id is None:
@@ -365,25 +310,6 @@ class GatewayService:
         """Raise `Malformed` if this cannot be the type of a push."""
         if kind in self._commands or not frames.is_own_type(kind):
             raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
-
-    def has(self, key: bytes) -> bool:
-        """Whether a command is under way here."""
-        return self._inbox.is_live(key)
-
-    def under_way_to(self, key: bytes) -> str | None:
-        """The device that a command is under way to from here."""
-        message = self._inbox.under_way(key)
-        return None if message is None else message.recipient
-
-    async def handed_to(self, key: bytes) -> str | None:
-        """The device that a command was handed to; None if it was not yet, or is not known."""
-        recipient = self.under_way_to(key)
-        if recipient is not None:
-            return recipient
-        record = None if self._inbox.is_live(key) else await self._ledger.find(key)
-        if record is None or not (record.state.terminal or self.remote.handed_over(record)):
-            return None
-        return record.message.recipient
 
     async def review(self) -> None:
         """Cancel commands that wait and are no longer allowed: a grant was revoked, an account removed."""
