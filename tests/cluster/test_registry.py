@@ -1,4 +1,4 @@
-"""Where everybody is: who moves in, who moves out, and when a hub counts as dead."""
+"""Which hub holds a device: registered, unregistered, taken over; and when a hub counts as dead."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ async def live(seconds: float, *hubs: HubRegistry) -> list[str]:
     for _ in range(round(seconds)):
         await asyncio.sleep(1)
         for one in hubs:
-            gone += await one.look()
+            gone += await one.refresh()
     return gone
 
 
-def test_a_device_is_at_home_where_it_moved_in_until_it_moves_out() -> None:
+def test_a_device_is_held_where_it_registered_until_it_unregisters() -> None:
     async def scene() -> None:
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        assert await a.move_in("lock")
-        assert await b.ask("lock")
-        assert (b.everybody(), b.at_home("lamp")) == (["lock"], False)
-        assert await a.move_out("lock")
-        assert not await b.ask("lock")
+        assert await a.register("lock")
+        assert await b.look_up("lock")
+        assert (b.held_devices(), b.is_held("lamp")) == (["lock"], False)
+        assert await a.unregister("lock")
+        assert not await b.look_up("lock")
 
     play(scene())
 
@@ -60,13 +60,13 @@ def test_the_goodbye_of_an_old_connection_does_not_undo_a_new_one() -> None:
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        await a.move_in("lock")
-        assert not await b.move_in("lock"), "it was somewhere"
-        await a.look()
-        assert a.moved("lock")
-        assert not await a.stays("lock")
-        assert not await a.move_out("lock")
-        assert await a.ask("lock")
+        await a.register("lock")
+        assert not await b.register("lock"), "it was somewhere"
+        await a.refresh()
+        assert a.may_be_lost("lock")
+        assert not await a.confirm("lock")
+        assert not await a.unregister("lock")
+        assert await a.look_up("lock")
 
     play(scene())
 
@@ -76,25 +76,25 @@ def test_a_hub_whose_heartbeat_stands_still_is_dead_and_one_of_the_others_says_s
         disk = Disk()
         a, b, c = (hub(name, disk) for name in "abc")
         await live(1, a, b, c)
-        await a.move_in("lock")
+        await a.register("lock")
         assert await live(LAPSE - 1, b, c) == []
-        assert b.at_home("lock")
+        assert b.is_held("lock")
         assert await live(3, b, c) == ["lock"]
         assert b.living == {"b", "c"}
-        assert not await c.ask("lock")
+        assert not await c.look_up("lock")
         assert set(disk.buckets[HUBS]) == {"b", "c"}
 
     play(scene())
 
 
-def test_while_nobody_could_look_nobody_has_died() -> None:
+def test_while_the_ledger_could_not_be_read_no_hub_has_died() -> None:
     async def scene() -> None:
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        await a.move_in("lock")
+        await a.register("lock")
         await asyncio.sleep(60)  # the ledger is away
-        assert await b.look() == []
+        assert await b.refresh() == []
         assert b.living == {"a", "b"}
         assert await live(LAPSE + 1, b) == ["lock"]
 
@@ -107,24 +107,24 @@ def test_a_hub_that_stops_is_not_waited_for() -> None:
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
         await a.leave()
-        await b.look()
+        await b.refresh()
         assert b.living == {"b"}
 
     play(scene())
 
 
-def test_a_hub_that_was_taken_for_dead_is_the_home_again_if_nobody_else_is() -> None:
+def test_a_hub_that_was_taken_for_dead_holds_the_device_again_if_no_other_does() -> None:
     async def scene() -> None:
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        await a.move_in("lock")
+        await a.register("lock")
         await live(LAPSE + 2, b)
-        await a.look()
-        assert a.moved("lock")
-        assert await a.stays("lock")
-        await b.look()
-        assert b.at_home("lock")
+        await a.refresh()
+        assert a.may_be_lost("lock")
+        assert await a.confirm("lock")
+        await b.refresh()
+        assert b.is_held("lock")
 
     play(scene())
 
@@ -136,7 +136,7 @@ def test_of_several_that_want_a_device_one_gets_it_and_the_next_when_that_is_dea
         await live(1, *hubs)
         won = await asyncio.gather(*(one.claim("lock") for one in hubs))
         assert won == [True, False, False]
-        assert await hubs[0].move_in("lock")
+        assert await hubs[0].register("lock")
         await live(LAPSE + 2, *hubs[1:])
         assert await asyncio.gather(*(one.claim("lock") for one in hubs[1:])) == [True, False]
 
@@ -147,10 +147,10 @@ def test_what_is_ours_without_a_session_is_cleared() -> None:
     async def scene() -> None:
         disk = Disk()
         a = hub("a", disk)
-        await a.look()
+        await a.refresh()
         for device in ("lock", "lamp"):
-            await a.move_in(device)
-        await a.clear({"lamp"})
+            await a.register(device)
+        await a.drop_absent({"lamp"})
         assert set(disk.buckets[REGISTRY]) == {"lamp"}
 
     play(scene())
@@ -162,11 +162,11 @@ def test_a_home_that_is_gone_from_the_ledger_is_asked_for_there(dropped: bool) -
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        await a.move_in("lock")
-        await b.look()
+        await a.register("lock")
+        await b.refresh()
         if dropped:
             await b._ledger.write(DropItem(REGISTRY, "lock"))
-        assert await b.ask("lock") is not dropped
+        assert await b.look_up("lock") is not dropped
 
     play(scene())
 
@@ -177,18 +177,18 @@ def test_a_device_may_leave_or_come_again_while_it_is_asked_whether_it_stays(bac
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
         await live(1, a, b)
-        await a.move_in("lock")
-        await b.move_in("lock")
-        await a.look()
+        await a.register("lock")
+        await b.register("lock")
+        await a.refresh()
         a._ledger = SlowLedger(disk=disk)
-        asking = asyncio.ensure_future(a.stays("lock"))
+        asking = asyncio.ensure_future(a.confirm("lock"))
         await asyncio.sleep(0.5)  # it is asking
-        await a.move_out("lock")
+        await a.unregister("lock")
         if back:
-            await a.move_in("lock")
-        assert await asking, "nobody is to be hung up on"
-        assert await b.ask("lock")
-        assert a.moved("lock") is False
+            await a.register("lock")
+        assert await asking, "the session is not closed"
+        assert await b.look_up("lock")
+        assert a.may_be_lost("lock") is False
 
     play(scene())
 
@@ -197,10 +197,10 @@ def test_a_device_is_not_taken_from_a_hub_that_has_just_begun() -> None:
     async def scene() -> None:
         disk = Disk()
         a, b = hub("a", disk), hub("b", disk)
-        await a.look()
-        await b.look()  # and a has not looked since
+        await a.refresh()
+        await b.refresh()  # and a has not looked since
         assert await b.claim("lock")
         assert not await a.claim("lock")
-        assert b.at_home("lock")
+        assert b.is_held("lock")
 
     play(scene())

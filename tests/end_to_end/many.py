@@ -43,7 +43,7 @@ class Town:
             await hub.start()
             if deaf:
                 assert hub._bell is not None
-                hub._bell._ears.clear()
+                hub._bell._listeners.clear()
             self.hubs.append(hub)
         accounts = self.hubs[0].accounts
         for name, role in NAMES.items():

@@ -22,10 +22,10 @@ async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, T
         assert (await bob.receipt("read"))["n"] == 4
 
 
-async def test_without_any_ring_it_is_told_a_little_later(
+async def test_without_any_hint_it_is_told_a_little_later(
     towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Notifier, "ring", lambda self, about, name="": None)
+    monkeypatch.setattr(Notifier, "hint", lambda self, about, name="": None)
     here, there = towns
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         await ann.chat("bob", "the first, in a new conversation")
@@ -105,8 +105,8 @@ async def test_where_there_are_very_many_conversations_they_take_turns(
         await ann.chat("bob", "the first")
         await cid.chat("bob", "the first")
         assert await bob.texts(2) == ["the first"] * 2
-        monkeypatch.setattr(Notifier, "ring", lambda self, about, name="": None)
-        monkeypatch.setattr(remote, "CONVS_LOOKED_AT", 1)
+        monkeypatch.setattr(Notifier, "hint", lambda self, about, name="": None)
+        monkeypatch.setattr(remote, "CONVS_PER_REFRESH", 1)
         await ann.chat("bob", "of ann")
         await cid.chat("bob", "of cid")
         assert {(await bob.line(20))["data"]["text"] for _ in range(2)} == {"of ann", "of cid"}

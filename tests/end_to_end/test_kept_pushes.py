@@ -86,7 +86,7 @@ async def kill(place: Place) -> None:
 
     async def nothing(*_: object) -> None: ...
 
-    place.hub.gateway._presence.went = nothing  # type: ignore[union-attr, method-assign]
+    place.hub.gateway.remote._presence.went = nothing  # type: ignore[attr-defined]
     await place.hub.stop()
 
 

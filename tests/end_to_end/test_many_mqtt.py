@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import LedgerError
@@ -111,7 +112,7 @@ async def test_what_it_pushes_while_its_home_is_dead_is_kept(
         await town.known("lock")
         (home,) = registry(town, "lock")
         dying = town.hubs.pop(home)
-        assert dying.gateway.remote is not None
+        assert isinstance(dying.gateway.remote, GatewayRemoteHubs)
         monkeypatch.setattr(dying.gateway.remote.registry, "leave", without_a_word)
         told = 0
 

@@ -147,7 +147,7 @@ async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_tha
     seq_id = f"{int(time.time() * 1000)}_0"
     async with App(place.hub.url, place.tokens["phone"]) as app:
         waiting = asyncio.create_task(app.send("lock", "lock_control", {}, queue=True, id=seq_id))
-        await place.until(lambda: place.hub.gateway.has(key("phone", seq_id)))
+        await place.until(lambda: place.hub.gateway.answers.is_under_way(key("phone", seq_id)))
         for tag in ("", ":" + "A" * 24):
             tell(thief, "nodes/hub/complete", {"msg_id": f"phone:{seq_id}{tag}", "value": "the thief"})
         await place.why("forged", seq_id)

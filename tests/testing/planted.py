@@ -287,23 +287,23 @@ def restores_what_is_others(patch: Patch) -> None:
     async def everything(self: GatewayRemoteHubs) -> list[w.OpenDelivery]:
         return await self._ledger.open_deliveries(self._channel)
 
-    patch.setattr(GatewayRemoteHubs, "ours", everything)
+    patch.setattr(GatewayRemoteHubs, "open_deliveries", everything)
 
 
 def follows_nothing(patch: Patch) -> None:
     """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
-    patch.setattr(GatewayRemoteHubs, "told", lambda self, message, verdict, origin: None)
+    patch.setattr(GatewayRemoteHubs, "follow", lambda self, message, verdict, origin: None)
 
 
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
-    see_to = GatewayRemoteHubs.see_to
+    take_over = GatewayRemoteHubs.take_over
 
     async def greedy(self: GatewayRemoteHubs, devices: Any) -> None:
         open_ = await self._ledger.open_deliveries(self._channel)
-        await see_to(self, sorted({item.message.recipient for item in open_}))
+        await take_over(self, sorted({item.message.recipient for item in open_}))
 
-    patch.setattr(GatewayRemoteHubs, "see_to", greedy)
+    patch.setattr(GatewayRemoteHubs, "take_over", greedy)
 
 
 def no_attempt_fence(patch: Patch) -> None:
@@ -362,7 +362,7 @@ def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
 
 def rings_are_the_only_way(patch: Patch) -> None:
     """What a lost ring would have told is never found."""
-    patch.setattr(GatewayRemoteHubs, "_look", lambda self: self.registry.look())
+    patch.setattr(GatewayRemoteHubs, "_refresh", lambda self: self.registry.refresh())
 
 
 def ends_are_not_looked_for(patch: Patch) -> None:

@@ -486,15 +486,20 @@ def _delivery(one: dict[str, Any]) -> list[str]:
     why = one["error"]
     if "due" in one:
         why = f"next at {clock(one['due'])}{'; ' + why if why else ''}"
-    return [one["recipient"], _round(one["round"]), one["state"], str(one["attempts"]), why]
+    return [one["recipient"], _kind(one["kind"], one["round"]), one["state"], str(one["attempts"]), why]
 
 
-def _round(n: int) -> str:
-    if n >= 200:
-        return f"by hand {n - 199}"
-    if n >= 49:
-        return "correction" if n >= 100 else "raised" if n >= 50 else "fallback"
-    return f"escalation {n}" if n else "first"
+def _kind(kind: str, round_: int) -> str:
+    from duly.core.fanout.plan import FIRST_ROUND
+    from duly.core.operations import DeliveryKind
+
+    match kind:
+        case "by_hand":
+            return f"by hand {round_ - FIRST_ROUND[DeliveryKind.BY_HAND] + 1}"
+        case "step":
+            return f"escalation {round_}" if round_ else "first"
+        case _:
+            return kind
 
 
 @deliveries.command("retry")

@@ -1,10 +1,11 @@
-"""The notifier: "look in the ledger", said from hub to hub.
+"""The notifier carries hints from hub to hub: "look in the ledger".
 
-The law: a ring is a hint and never the truth. It may be lost, late, repeated or made up, and costs time at
-most, since whoever listens also looks by himself every second or two. So ringing never waits and never fails.
+The law: a hint is never the truth. It may be lost, late, repeated or made up, and costs time at most, since
+every hub that listens also looks into the ledger by itself every second or two. So a hint never waits and
+never fails.
 
-Rings of one turn of the event loop go out together, each once: load makes the notes longer, not more. A hub
-does not hear its own.
+The hints of one turn of the event loop go out together, each once: load makes the notes longer, not more. A
+hub does not hear its own.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from duly.runtime.tasks import Supervisor
 NOTE_BYTES: Final = 7_000
 """What fits into one note: PostgreSQL carries less than 8,000 bytes."""
 ECHO: Final = "echo"
-"""What is rung to hear oneself: whether the bell works."""
+"""The hint that a hub sends to hear it itself: whether the notifier works."""
 UNSENT: Final = 10_000
-"""Topics that wait for a bell that is away or slow; what comes then is lost: it would be old news anyway."""
+"""Hints that wait for a server that is away or slow; what comes then is lost: it would be old news anyway."""
 
 
 class HintSender(Protocol):
     """What an application needs of a notifier."""
 
-    def ring(self, about: str, name: str = "") -> None:
+    def hint(self, about: str, name: str = "") -> None:
         """Tell the other hubs to look: `about` is what kind of thing, `name` which one."""
         ...
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
-        """Have `heard(name)` called for the others' rings of this kind; it must not block."""
+        """Have `heard(name)` called for the other hubs' hints of this kind; it must not block."""
         ...
 
 
 class Notifier(ABC):
     """Base of all notifiers. Open one with `duly.cluster.notifiers.open_notifier`.
 
-    `me` is who rings, so that nobody hears himself.
+    `me` is the name of this hub, by which it knows its own hints.
     """
 
     def __init__(self, me: str) -> None:
         self._me = me
-        self._ears: dict[str, list[Callable[[str], None]]] = {}
+        self._listeners: dict[str, list[Callable[[str], None]]] = {}
         self._unsent: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
         self.tasks = Supervisor()
@@ -58,7 +59,7 @@ class Notifier(ABC):
         """why nothing was heard when it was last tried to listen; empty when all is well"""
 
     async def check(self, within: float) -> float:
-        """Ring, and hear it oneself: how many seconds that took. Raises `TimeoutError` if it is not heard."""
+        """Send a hint to this hub itself: how many seconds that took. Raises `TimeoutError` if it is lost."""
         loop = asyncio.get_running_loop()
         name, began = secrets.token_hex(8), loop.time()
         heard = self._echoes[name] = loop.create_future()
@@ -71,16 +72,18 @@ class Notifier(ABC):
         return loop.time() - began
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
-        self._ears.setdefault(about, []).append(heard)
+        """Have `heard(name)` called for the other hubs' hints of this kind; it must not block."""
+        self._listeners.setdefault(about, []).append(heard)
 
-    def ring(self, about: str, name: str = "") -> None:
+    def hint(self, about: str, name: str = "") -> None:
+        """Tell the other hubs to look: `about` is what kind of thing, `name` which one."""
         if len(self._unsent) < UNSENT:
             self._unsent[f"{about}/{name}"] = None
         if self._sending is None:
             self._sending = self.tasks.do("notifier sending", self._send_all())
 
     async def _send_all(self) -> None:
-        # A task starts at the end of this turn of the loop, so everything rung in it is in the note.
+        # A task starts at the end of this turn of the loop, so every hint of the turn is in the note.
         try:
             while self._unsent:
                 topics, self._unsent = list(self._unsent), {}
@@ -89,22 +92,22 @@ class Notifier(ABC):
         finally:
             self._sending = None
 
-    def _heard(self, note: bytes | str) -> None:
-        """A note has come, from anybody."""
-        with suppress(msgspec.DecodeError):  # somebody else uses our bell; it is not for us
+    def receive(self, note: bytes | str) -> None:
+        """Pass the hints of a note to their listeners; a note that is not ours is passed over."""
+        with suppress(msgspec.DecodeError):  # another program uses our channel
             sender, topics = _decode(note)
             if sender == self._me:
-                self._heard_oneself(topics)
+                self._receive_own(topics)
                 return
             for topic in topics:
                 about, _, name = topic.partition("/")
-                for heard in self._ears.get(about, ()):
+                for heard in self._listeners.get(about, ()):
                     try:
                         heard(name)
-                    except Exception as bug:  # what one listener fails of must not keep it from the others
+                    except Exception as bug:  # a listener that fails must not keep the hint from the others
                         self.tasks.failed("notifier", bug)
 
-    def _heard_oneself(self, topics: list[str]) -> None:
+    def _receive_own(self, topics: list[str]) -> None:
         for topic in topics:
             about, _, name = topic.partition("/")
             echo = self._echoes.get(name) if about == ECHO else None
@@ -113,9 +116,10 @@ class Notifier(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to listen. A bell that is away is tried again, quietly, for as long as it takes."""
+        """Begin to listen. A server that is away is tried again, quietly, for as long as it takes."""
 
     async def stop(self) -> None:
+        """Stop sending."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -130,7 +134,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _notes(me: str, topics: list[str]) -> Iterator[bytes]:
-    """Topics as notes of a size that every bell carries."""
+    """Topics as notes of a size that every notifier carries."""
     part: list[str] = []
     size = 0
     for topic in topics:

@@ -1,10 +1,10 @@
-"""Homes: which hub has a device, and which hubs live.
+"""The registry: which hub holds which device, and which hubs are alive.
 
-The laws. A device's home is the hub that holds its session, and lies on a bucket of the ledger: put there
-when it connects, taken off when it leaves, if it is still ours. A hub lives as long as its heartbeat on
-another bucket goes on: every hub counts up there, and whoever sees a heartbeat stand still for `LAPSE` calls
-that hub dead. Only the watcher's own clock measures that, so that no two clocks need agree; and while the
-ledger is away nobody's heartbeat can be seen, so nobody is called dead.
+The laws. A device's holder is the hub that has its session. The holder is an item in a bucket of the ledger:
+put there when the device connects, dropped when it leaves, if it is still this hub's. A hub is alive as long
+as its heartbeat, a counter in another bucket, goes on; a hub whose heartbeat has stood still for `LAPSE` is
+dead. Only the watcher's own clock measures that, so that no two clocks need agree; and while the ledger is
+away no heartbeat can be seen, so no hub is called dead.
 
 What is known here is a copy, a second or two old at most; where it matters the ledger is asked.
 """
@@ -21,108 +21,115 @@ from duly.core.operations import DropItem, PutItem, PutNewItem
 from duly.storage.ledger import Ledger
 
 HUBS: Final = "hubs"
+"""The bucket of heartbeats, by hub."""
 REGISTRY: Final = "registry"
-RING: Final = "home"
+"""The bucket of holders, by device."""
+HELD: Final = "held"
+"""The hint that this device has another holder, or none."""
 LAPSE: Final = 7.0
 """Seconds without a heartbeat until a hub counts as dead."""
-BLINK: Final = 3.0
-"""Seconds without a look after which nothing can be said about how long a heartbeat has stood still."""
+BLIND: Final = 3.0
+"""Seconds without a refresh after which it is not known how long a heartbeat has stood still."""
 
 
 class HubRegistry:
-    """One hub's view of where everybody is."""
+    """One hub's view of the hubs and of the devices that they hold.
 
-    def __init__(self, ledger: Ledger, bell: HintSender) -> None:
+    A holder is written as the hub's name and a token, so that two sessions at the same hub differ.
+    """
+
+    def __init__(self, ledger: Ledger, notifier: HintSender) -> None:
         self._ledger = ledger
-        self._bell = bell
+        self._notifier = notifier
         self.me = ledger.worker
         self._heartbeat = 0
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
         """of each hub the last heartbeat, and when it was first seen"""
-        self._looked = -BLINK
-        self._registry: dict[str, bytes] = {}
+        self._refreshed = -BLIND
+        self._holders: dict[str, bytes] = {}
         self._mine: dict[str, bytes] = {}
-        self._moving: set[str] = set()
-        """about to move in"""
+        self._registering: set[str] = set()
+        """devices that are about to be held here"""
 
     @property
     def living(self) -> frozenset[str]:
+        """The hubs that are alive, this one among them."""
         now = asyncio.get_running_loop().time()
         seen = {hub for hub, (_, since) in self._heartbeats.items() if now - since < LAPSE}
         return frozenset(seen | {self.me})
 
-    def at_home(self, device: str) -> bool:
-        """Whether some hub that lives has this device, as far as is known."""
-        home = self._registry.get(device)
-        return home is not None and _hub(home) in self.living
+    def is_held(self, device: str) -> bool:
+        """Whether a living hub holds a device, as far as is known."""
+        holder = self._holders.get(device)
+        return holder is not None and _hub_of(holder) in self.living
 
-    def moved(self, device: str) -> bool:
-        """Whether a device that had its home here seems to have it remote now."""
-        return device in self._mine and self._registry.get(device) != self._mine[device]
+    def may_be_lost(self, device: str) -> bool:
+        """Whether a device that was held here seems to be held by another hub now."""
+        return device in self._mine and self._holders.get(device) != self._mine[device]
 
-    def everybody(self) -> list[str]:
-        """The devices that are at home anywhere."""
+    def held_devices(self) -> list[str]:
+        """The devices that living hubs hold, by name."""
         living = self.living
-        return sorted(device for device, home in self._registry.items() if _hub(home) in living)
+        return sorted(device for device, holder in self._holders.items() if _hub_of(holder) in living)
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    async def look(self) -> list[str]:
-        """Show that we live, and look at the others. Returns the devices that a dead hub had, and that
-        nobody has now: each of them is told to one hub only."""
+    async def refresh(self) -> list[str]:
+        """Beat once, and read the registry. Returns the devices that a dead hub held and no hub holds now;
+        each of them is told to one hub only."""
         self._heartbeat += 1
         await self._ledger.write(PutItem(HUBS, self.me, b"%d" % self._heartbeat))
-        # In this order: whoever has a home that we see has had a heartbeat before it.
-        registry, heartbeats = await self._ledger.bucket(REGISTRY), await self._ledger.bucket(HUBS)
+        # In this order: a hub whose device is seen had a heartbeat before it.
+        holders, heartbeats = await self._ledger.bucket(REGISTRY), await self._ledger.bucket(HUBS)
         now = asyncio.get_running_loop().time()
-        blinked, self._looked = now - self._looked > BLINK, now
+        was_blind, self._refreshed = now - self._refreshed > BLIND, now
         before, self._heartbeats = self._heartbeats, {}
         for hub, heartbeat in heartbeats.items():
             old = before.get(hub)
-            same = old is not None and old[0] == heartbeat and not blinked
+            same = old is not None and old[0] == heartbeat and not was_blind
             self._heartbeats[hub] = old if same and old is not None else (heartbeat, now)
-        self._registry = registry
+        self._holders = holders
         living = self.living
         for hub, heartbeat in heartbeats.items():
             if hub not in living:
                 await self._ledger.write(DropItem(HUBS, hub, heartbeat))
-        lost = [(device, home) for device, home in registry.items() if _hub(home) not in living]
-        return [device for device, home in lost if await self._drop(device, home)]
+        lost = [(device, holder) for device, holder in holders.items() if _hub_of(holder) not in living]
+        return [device for device, holder in lost if await self._drop(device, holder)]
 
-    async def ask(self, device: str) -> bool:
-        """Whether some hub that lives has this device, by the ledger."""
-        home = await self._ledger.item(REGISTRY, device)
-        if home is None:
-            self._registry.pop(device, None)
+    async def look_up(self, device: str) -> bool:
+        """Whether a living hub holds a device, by the ledger."""
+        holder = await self._ledger.item(REGISTRY, device)
+        if holder is None:
+            self._holders.pop(device, None)
         else:
-            self._learn(device, home)
-        return self.at_home(device)
+            self._learn(device, holder)
+        return self.is_held(device)
 
-    def _learn(self, device: str, home: bytes) -> None:
-        """A device has this home. A hub that we do not know has just begun; if it is dead instead, the next
-        look sees that."""
-        self._registry[device] = home
-        self._heartbeats.setdefault(_hub(home), (b"", asyncio.get_running_loop().time()))
+    def _learn(self, device: str, holder: bytes) -> None:
+        """Note a device's holder. A hub that is not known has just begun; if it is dead instead, the next
+        refresh sees that."""
+        self._holders[device] = holder
+        self._heartbeats.setdefault(_hub_of(holder), (b"", asyncio.get_running_loop().time()))
 
-    # ── moving ───────────────────────────────────────────────────────────────────────────────────
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
-    async def move_in(self, device: str) -> bool:
-        """Its session is here, whoever had it before; whether it was nowhere."""
-        if device in self._moving:
-            self._moving.discard(device)
+    async def register(self, device: str) -> bool:
+        """Hold a device, whichever hub held it before; whether none did."""
+        if device in self._registering:
+            self._registering.discard(device)
             return True
-        home = self._new_home()
-        self._moving.add(device)
+        holder = self._new_holder()
+        self._registering.add(device)
         try:
-            (new,) = await self._ledger.write(PutItem(REGISTRY, device, home))
+            (new,) = await self._ledger.write(PutItem(REGISTRY, device, holder))
         finally:
-            self._moving.discard(device)
-        self._settle(device, home)
+            self._registering.discard(device)
+        self._settle(device, holder)
         return bool(new)
 
-    async def stays(self, device: str) -> bool:
-        """Whether we are still the home of a device, by the ledger. If nobody is, because we seemed dead
-        for a while, we are again."""
+    async def confirm(self, device: str) -> bool:
+        """Whether this hub still holds a device, by the ledger. If no hub does, because this one seemed dead
+        for a while, it does again."""
         mine = self._mine.get(device)
         if mine is None:
             return True
@@ -133,64 +140,65 @@ class HubRegistry:
         if self._mine.get(device) != mine:
             return True  # it left meanwhile, or came again
         if ours:
-            self._registry[device] = mine
+            self._holders[device] = mine
         else:
             del self._mine[device]
         return ours
 
     async def claim(self, device: str) -> bool:
-        """Become the home of a device that every hub could serve, unless a hub that lives has it."""
+        """Hold a device that every hub could serve, unless a living hub holds it; whether this hub does."""
         there = await self._ledger.item(REGISTRY, device)
         if there is not None:
             self._learn(device, there)
-            if _hub(there) in self.living:
+            if _hub_of(there) in self.living:
                 return there == self._mine.get(device)
-        home = self._new_home()
+        holder = self._new_holder()
         old = () if there is None else (DropItem(REGISTRY, device, there),)
         won = False
-        self._moving.add(device)
+        self._registering.add(device)
         try:
-            won = bool((await self._ledger.write(*old, PutNewItem(REGISTRY, device, home)))[-1])
+            won = bool((await self._ledger.write(*old, PutNewItem(REGISTRY, device, holder)))[-1])
         finally:
             if not won:
-                self._moving.discard(device)
+                self._registering.discard(device)
         if won:
-            self._settle(device, home)
+            self._settle(device, holder)
         return won
 
-    async def move_out(self, device: str) -> bool:
-        """Its session here is over; whether we still were its home."""
-        self._moving.discard(device)
-        home = self._mine.pop(device, None)
-        return home is not None and await self._drop(device, home)
+    async def unregister(self, device: str) -> bool:
+        """Hold a device no longer; whether this hub still was its holder."""
+        self._registering.discard(device)
+        holder = self._mine.pop(device, None)
+        return holder is not None and await self._drop(device, holder)
 
-    async def clear(self, here: Collection[str]) -> None:
-        """Nobody lives here who is not here: a session may end before its home is known to be ours."""
-        for device, home in list(self._registry.items()):
-            if _hub(home) == self.me and device not in here and device not in self._moving:
+    async def drop_absent(self, here: Collection[str]) -> None:
+        """Drop the devices that this hub holds by the ledger and that are not here: a session may end before
+        it is known to be registered."""
+        for device, holder in list(self._holders.items()):
+            if _hub_of(holder) == self.me and device not in here and device not in self._registering:
                 self._mine.pop(device, None)
-                await self._drop(device, home)
+                await self._drop(device, holder)
 
     async def leave(self) -> None:
-        """This hub stops, and is not waited for."""
+        """Say that this hub stops, so that its heartbeat is not waited for."""
         await self._ledger.write(DropItem(HUBS, self.me))
-        self._bell.ring(RING)
+        self._notifier.hint(HELD)
 
-    def _new_home(self) -> bytes:
+    def _new_holder(self) -> bytes:
         return f"{self.me}/{secrets.token_hex(4)}".encode()
 
-    def _settle(self, device: str, home: bytes) -> None:
-        self._registry[device] = self._mine[device] = home
-        self._bell.ring(RING, device)
+    def _settle(self, device: str, holder: bytes) -> None:
+        self._holders[device] = self._mine[device] = holder
+        self._notifier.hint(HELD, device)
 
-    async def _drop(self, device: str, home: bytes) -> bool:
-        (gone,) = await self._ledger.write(DropItem(REGISTRY, device, home))
-        if self._registry.get(device) == home:
-            del self._registry[device]
+    async def _drop(self, device: str, holder: bytes) -> bool:
+        (gone,) = await self._ledger.write(DropItem(REGISTRY, device, holder))
+        if self._holders.get(device) == holder:
+            del self._holders[device]
         if gone:
-            self._bell.ring(RING, device)
+            self._notifier.hint(HELD, device)
         return bool(gone)
 
 
-def _hub(home: bytes) -> str:
-    return home.partition(b"/")[0].decode()
+def _hub_of(holder: bytes) -> str:
+    return holder.partition(b"/")[0].decode()

@@ -10,6 +10,7 @@ Races are ordinary here, so a write that came too late reports it in its result;
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -18,16 +19,37 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
 
 
+class DeliveryKind(IntEnum):
+    """What a delivery is for. Numbers are what the ledger stores: never reuse one."""
+
+    STEP = 0
+    """a step of its message's plan: the first one, or an escalation, numbered by its round"""
+    FALLBACK = 1
+    """to recipients who are told of something urgent because all others could not be"""
+    RAISED = 2
+    """its message has become urgent"""
+    CORRECTION = 3
+    """its message was taken back"""
+    BY_HAND = 4
+    """a person has asked for it"""
+
+    @property
+    def word(self) -> str:
+        """Its name in JSON."""
+        return self.name.lower()
+
+
 class DeliveryRef(Struct, frozen=True, gc=False):
     """Names one delivery: one attempt chain of one message to one (channel, recipient).
 
-    A `round` is a deliberate second time: an escalation, a correction, a resend by hand.
+    A `round` tells the deliveries of a message to one recipient apart; `kind` says what one is for.
     """
 
     key: bytes
     channel: str
     recipient: str
     round: int = 0
+    kind: DeliveryKind = DeliveryKind.STEP
 
 
 class Delivery(Struct, frozen=True, gc=False):
@@ -41,6 +63,8 @@ class Delivery(Struct, frozen=True, gc=False):
     expires: int = 0
     worker: str = ""
     error: str = ""
+    in_doubt: bool = False
+    """an attempt before the last one may have arrived"""
 
 
 class OpenDelivery(Struct, frozen=True, gc=False):
@@ -133,6 +157,8 @@ class Postpone(Struct, frozen=True, gc=False):
     attempt: int
     due: int
     error: str = ""
+    in_doubt: bool = False
+    """this attempt, or one before it, may have arrived"""
 
 
 class Finish(Struct, frozen=True, gc=False):

@@ -32,7 +32,6 @@ from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.control import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy
-from duly.apps.gateway.remote_hubs import LOOK_SECONDS
 from duly.apps.gateway.service import GatewayService
 from duly.core.backlog import BacklogPolicy
 from duly.core.fanout.plan import FanoutPolicy
@@ -168,10 +167,9 @@ class Hub:
             self.tasks.spawn(f"{application.name} engine", application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
-        if self.gateway.remote is not None:
-            self.tasks.every("gateway's look at other hubs", LOOK_SECONDS, self.gateway.remote.look)
-        if self.chat.remote is not None:
-            self.tasks.every("chat's look at other hubs", LOOK_SECONDS, self.chat.remote.look)
+        for application in (self.gateway, self.chat):
+            remote = application.remote
+            remote.poll(self.tasks, f"{application.name}'s look at other hubs", remote.refresh)
         self.tasks.every("look at sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.look)
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is only then loaded.
@@ -286,7 +284,7 @@ class Hub:
         except (LedgerError, OSError) as problem:  # the next time will do
             self._unforgotten = str(problem)
         with contextlib.suppress(DulyError):
-            await self.alerts.adopt(self._living())
+            await self.alerts.adopt(self.gateway.remote.hubs)
 
     async def _forget(self) -> dict[str, Any]:
         kept = deliveries_kept(self.settings)
@@ -299,7 +297,7 @@ class Hub:
             with contextlib.suppress(LedgerError):
                 await self._hang_up(await self.accounts.refresh(), await self.people.refresh())
                 await self.alerts.refresh()
-            before, self._others = self._others, self._living()
+            before, self._others = self._others, self.gateway.remote.hubs
             if before - self._others:  # somebody has died: what they were at must not wait for the next round
                 with contextlib.suppress(DulyError):
                     await self.alerts.adopt(self._others)
@@ -325,12 +323,7 @@ class Hub:
         """Somebody's login has ended here, or all of them."""
         self.chat.dismiss(name, device)
         if self._bell is not None:
-            self._bell.ring(ACCOUNTS)
-
-    def _living(self) -> frozenset[str]:
-        """The hubs on this ledger."""
-        remote = self.gateway.remote
-        return frozenset() if remote is None else remote.registry.living
+            self._bell.hint(ACCOUNTS)
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -383,9 +376,8 @@ class Hub:
             self.ledger.check()
         except LedgerError as unfit:
             return str(unfit)
-        remote = self.gateway.remote
         engines = (application.engine.down for application in self._applications)
-        problem = self._floor.problem or next(filter(None, engines), None) or (remote and remote.trouble)
+        problem = self._floor.problem or next(filter(None, engines), None) or self.gateway.remote.trouble
         return str(problem) if problem else None
 
     @property
@@ -393,7 +385,6 @@ class Hub:
         return self.tasks.problems
 
     def state(self) -> dict[str, Any]:
-        remote = self.gateway.remote
         return {
             "url": self.url,
             "ledger": type(self.ledger).__name__,
@@ -405,7 +396,7 @@ class Hub:
             "problems": self.problems,
             "failures": dict(self.tasks.failures),
             "floor": self._floor.state(),
-            "hubs": [self.ledger.worker] if remote is None else sorted(remote.registry.living),
+            "hubs": sorted(self.gateway.remote.hubs),
         }
 
     # ── the command line's door ──────────────────────────────────────────────────────────────────
@@ -468,7 +459,7 @@ class Hub:
                 result = await administer(self.accounts, verb, wanted)
                 await self.gateway.review()
                 if self._bell is not None:
-                    self._bell.ring(ACCOUNTS)
+                    self._bell.hint(ACCOUNTS)
                 if verb == "remove":
                     await self.people.log_out_everywhere(wanted["name"])
                 if verb in ("add", "remove"):

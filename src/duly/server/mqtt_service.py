@@ -14,7 +14,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from duly.apps.gateway.mqtt_devices import MqttDevices
-from duly.apps.gateway.remote_hubs import LOOK_SECONDS
 from duly.apps.gateway.service import GatewayService
 from duly.broker.embedded import EmbeddedBroker
 from duly.broker.users import HubUsers, own_session, record, second_session
@@ -53,8 +52,7 @@ class MqttService:
         ids = TaskIds(await shared_secret(ledger, box, _TASKS, SECRET_SIZE))
         devices = MqttDevices(gateway, accounts, journal, ids, self._tasks, on_rush=self._hurry)
         self.devices = devices
-        if gateway.remote is not None:
-            self._tasks.every("look at MQTT devices of other hubs", LOOK_SECONDS, devices.look)
+        gateway.remote.poll(self._tasks, "look at MQTT devices of other hubs", devices.look)
         address = self._outside() if self._settings.mqtt else await self._own_broker(accounts, devices)
         if "client_id=" not in self._settings.mqtt:
             data = Path(self._settings.data)

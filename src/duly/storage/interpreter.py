@@ -168,10 +168,15 @@ class Interpreter:
                 )
             case w.Renew(ref=ref, attempt=attempt, due=due):
                 return self._touch(ref, attempt, {"due": due})
-            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error):
-                return self._touch(
-                    ref, attempt, {"state": State.ACCEPTED, "due": due, "error": error, "worker": ""}
-                )
+            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error, in_doubt=doubt):
+                change = {
+                    "state": State.ACCEPTED,
+                    "due": due,
+                    "error": error,
+                    "worker": "",
+                    "in_doubt": doubt,
+                }
+                return self._touch(ref, attempt, change)
             case w.Finish(ref=ref, attempt=fence, state=state, error=error):
                 return self._touch(ref, fence, {"state": state, "error": error, "worker": ""})
             case w.Claim():

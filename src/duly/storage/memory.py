@@ -103,8 +103,10 @@ class MemoryLedger(Ledger):
                 )
             case w.Renew(ref=ref, attempt=attempt, due=due):
                 return self._touch(ref, attempt, due=due)
-            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error):
-                return self._touch(ref, attempt, state=State.ACCEPTED, due=due, error=error, worker="")
+            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error, in_doubt=doubt):
+                return self._touch(
+                    ref, attempt, state=State.ACCEPTED, due=due, error=error, worker="", in_doubt=doubt
+                )
             case w.Finish(ref=ref, attempt=attempt, state=state, error=error):
                 return self._touch(ref, attempt, state=state, error=error, worker="")
             case w.Claim():

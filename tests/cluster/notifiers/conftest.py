@@ -27,24 +27,24 @@ def redis_server() -> Iterator[servers.Redis]:
 
 
 class Hub:
-    """Somebody with a notifier, and what he has heard."""
+    """A hub with a notifier, and the hints that it has heard."""
 
-    def __init__(self, bell: Notifier) -> None:
-        self.bell = bell
+    def __init__(self, notifier: Notifier) -> None:
+        self.notifier = notifier
         self.heard: list[str] = []
-        bell.listen("device", self.heard.append)
+        notifier.listen("device", self.heard.append)
 
-    async def hears(self, name: str, ring: Callable[[], None] | None = None) -> None:
-        """Until this name was heard; `ring` is tried again and again, where one may be lost."""
+    async def hears(self, name: str, hint: Callable[[], None] | None = None) -> None:
+        """Until this name was heard; `hint` is tried again and again, where one may be lost."""
         async with asyncio.timeout(20):
             while name not in self.heard:
-                if ring is not None:
-                    ring()
+                if hint is not None:
+                    hint()
                 await asyncio.sleep(0.02)
 
 
 class House:
-    """Where the notifiers ring; the server behind them can be stopped and started."""
+    """Where the notifiers meet; the server behind them can be stopped and started."""
 
     def __init__(self, url: str, server: servers.Redis | servers.Postgres | None) -> None:
         self.url, self.server = url, server
@@ -54,20 +54,20 @@ class House:
     async def join(self) -> Hub:
         name = secrets.token_hex(4)
         hub = Hub(LocalNotifier(name, self._street) if self.server is None else open_notifier(self.url, name))
-        await hub.bell.start()
+        await hub.notifier.start()
         self._hubs.append(hub)
         return hub
 
     async def pair(self) -> tuple[Hub, Hub]:
         """Two who hear each other."""
         one, other = await self.join(), await self.join()
-        await other.hears("hello", lambda: one.bell.ring("device", "hello"))
-        await one.hears("hello", lambda: other.bell.ring("device", "hello"))
+        await other.hears("hello", lambda: one.notifier.hint("device", "hello"))
+        await one.hears("hello", lambda: other.notifier.hint("device", "hello"))
         return one, other
 
     async def close(self) -> None:
         for hub in self._hubs:
-            await hub.bell.stop()
+            await hub.notifier.stop()
 
 
 @pytest.fixture(params=["local", "redis", "postgres"])

@@ -1,4 +1,4 @@
-"""Whether a notifier works: who rings hears it."""
+"""Whether a notifier works: a hub hears the hint that it sends to itself."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tests import servers
 from tests.cluster.notifiers.conftest import House
 
 
-async def test_who_rings_for_himself_hears_it_and_the_others_do_not(house: House) -> None:
+async def test_a_hub_that_checks_hears_itself_and_the_others_do_not(house: House) -> None:
     one, other = await house.pair()
-    assert 0 <= await one.bell.check(10) < 10
-    one.bell.ring("device", "after")
+    assert 0 <= await one.notifier.check(10) < 10
+    one.notifier.hint("device", "after")
     await other.hears("after")
     assert one.heard.count("after") == 0
 
 
 async def test_a_redis_that_died_is_not_heard_and_says_why(redis_server: servers.Redis) -> None:
-    bell = open_notifier(redis_server.url, "one")
-    await bell.start()
+    notifier = open_notifier(redis_server.url, "one")
+    await notifier.start()
     try:
-        await _until_heard(bell)
+        await _until_heard(notifier)
         await asyncio.to_thread(redis_server.stop, signal.SIGKILL)
         try:
             with pytest.raises(TimeoutError):
-                await bell.check(1)
+                await notifier.check(1)
             async with asyncio.timeout(20):
-                while not bell.problem:
+                while not notifier.problem:
                     await asyncio.sleep(0.02)
         finally:
             await asyncio.to_thread(redis_server.start)
-        await _until_heard(bell)
-        assert bell.problem == ""
+        await _until_heard(notifier)
+        assert notifier.problem == ""
     finally:
-        await bell.stop()
+        await notifier.stop()
 
 
-async def _until_heard(bell: Notifier) -> None:
-    """A bell that has just begun, or lost its server, is tried again by itself."""
+async def _until_heard(notifier: Notifier) -> None:
+    """A notifier that has just begun, or lost its server, is tried again by itself."""
     async with asyncio.timeout(30):
         while True:
             with suppress(TimeoutError):
-                await bell.check(0.5)
+                await notifier.check(0.5)
                 return

@@ -1,4 +1,4 @@
-"""What every notifier keeps: a ring is heard by the others, soon; and if not, nobody suffers."""
+"""What every notifier keeps: the other hubs hear a hint soon; if not, only time is lost."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.cluster.notifiers.conftest import House, restart
 async def test_a_ring_is_heard_by_the_others_and_not_by_who_rang(house: House) -> None:
     one, other = await house.pair()
     third = await house.join()
-    one.bell.ring("device", "lock/1 …")
+    one.notifier.hint("device", "lock/1 …")
     await other.hears("lock/1 …")
-    await third.hears("here", lambda: one.bell.ring("device", "here"))
+    await third.hears("here", lambda: one.notifier.hint("device", "here"))
     assert "lock/1 …" not in one.heard
 
 
 async def test_only_those_hear_it_who_listen_for_that_kind(house: House) -> None:
     one, other = await house.pair()
-    one.bell.ring("chat", "room")
-    one.bell.ring("device", "last")
+    one.notifier.hint("chat", "room")
+    one.notifier.hint("device", "last")
     await other.hears("last")
     assert "room" not in other.heard
 
 
-async def test_rings_of_one_moment_go_out_together_each_once(house: House) -> None:
+async def test_hints_of_one_moment_go_out_together_each_once(house: House) -> None:
     one, other = await house.pair()
     names = [f"device-{n:04}" + "x" * 60 for n in range(500)]
     for name in names * 3:
-        one.bell.ring("device", name)
+        one.notifier.hint("device", name)
     await other.hears(names[-1])
     assert [name for name in other.heard if name in names] == names
 
@@ -45,7 +45,7 @@ async def test_a_ring_takes_no_longer_than_a_blink(house: House) -> None:
     took = []
     for n in range(20):
         began = time.perf_counter()
-        one.bell.ring("device", f"{n}")
+        one.notifier.hint("device", f"{n}")
         while f"{n}" not in other.heard:
             await asyncio.sleep(0)
         took.append(time.perf_counter() - began)
@@ -53,15 +53,15 @@ async def test_a_ring_takes_no_longer_than_a_blink(house: House) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_after_its_server_was_down_the_bell_rings_again_by_itself(
+async def test_after_its_server_was_down_the_notifier_works_again_by_itself(
     house: House, how: signal.Signals
 ) -> None:
     one, other = await house.pair()
     if house.server is None:
         return
     await asyncio.to_thread(restart, house.server, signal.SIGINT if how is signal.SIGTERM else how)
-    await other.hears("back", lambda: one.bell.ring("device", "back"))
-    await one.hears("back too", lambda: other.bell.ring("device", "back too"))
+    await other.hears("back", lambda: one.notifier.hint("device", "back"))
+    await one.hears("back too", lambda: other.notifier.hint("device", "back too"))
 
 
 async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is_down(house: House) -> None:
@@ -71,19 +71,19 @@ async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is
     try:
         began = time.perf_counter()
         for n in range(2 * UNSENT):
-            one.bell.ring("device", str(n))
+            one.notifier.hint("device", str(n))
         assert time.perf_counter() - began < 1
-        assert len(one.bell._unsent) <= UNSENT
+        assert len(one.notifier._unsent) <= UNSENT
     finally:
         if house.server is not None:
             await asyncio.to_thread(house.server.start)
 
 
-async def test_what_others_say_on_our_bell_is_not_for_us(house: House) -> None:
+async def test_what_others_say_on_our_channel_is_not_for_us(house: House) -> None:
     one, other = await house.pair()
     for noise in (b"", b"hello", b"{}", b'["x"]', b"[1,2]", b"[]", b'["x",["no one/a"]]'):
-        await one.bell._send(noise)
-    one.bell.ring("device", "still here")
+        await one.notifier._send(noise)
+    one.notifier.hint("device", "still here")
     await other.hears("still here")
 
 

@@ -12,7 +12,7 @@ from tests.cluster.notifiers.conftest import House
 from tests.servers import Postgres
 
 
-async def test_rings_and_looking_whether_it_lives_do_not_meet_on_the_connection(
+async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connection(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connects = 0
@@ -28,34 +28,34 @@ async def test_rings_and_looking_whether_it_lives_do_not_meet_on_the_connection(
     house = House(postgres_server.create_database("turns"), postgres_server)
     one, other = await house.pair()
     for n in range(300):
-        one.bell.ring("device", f"{n}")
+        one.notifier.hint("device", f"{n}")
         await asyncio.sleep(0.001)
-    await other.hears("last", lambda: one.bell.ring("device", "last"))
+    await other.hears("last", lambda: one.notifier.hint("device", "last"))
     assert connects == 2, "a statement in the way of another one cost a connection"
     await house.close()
 
 
-async def test_a_listener_that_fails_does_not_end_the_bell(postgres_server: Postgres) -> None:
+async def test_a_listener_that_fails_does_not_end_the_notifier(postgres_server: Postgres) -> None:
     house = House(postgres_server.create_database("bugs"), postgres_server)
     one, other = await house.pair()
 
     def broken(_: str) -> None:
         raise KeyError("a bug")
 
-    other.bell.listen("chat", broken)
-    one.bell.ring("chat", "x")
-    await other.hears("after", lambda: one.bell.ring("device", "after"))
-    assert other.bell.tasks.failures["notifier"] == 1
+    other.notifier.listen("chat", broken)
+    one.notifier.hint("chat", "x")
+    await other.hears("after", lambda: one.notifier.hint("device", "after"))
+    assert other.notifier.tasks.failures["notifier"] == 1
     await house.close()
 
 
-async def test_whatever_asyncpg_fails_of_the_bell_listens_again(
+async def test_whatever_asyncpg_fails_of_the_notifier_listens_again(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = House(postgres_server.create_database("again"), postgres_server)
     one, other = await house.pair()
-    assert isinstance(other.bell, postgres.PostgresNotifier)
-    line = other.bell._line
+    assert isinstance(other.notifier, postgres.PostgresNotifier)
+    line = other.notifier._connected
     assert line is not None
     monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.01)
 
@@ -64,5 +64,5 @@ async def test_whatever_asyncpg_fails_of_the_bell_listens_again(
 
     monkeypatch.setattr(line, "execute", odd)
     line._connection.terminate()
-    await other.hears("back", lambda: one.bell.ring("device", "back"))
+    await other.hears("back", lambda: one.notifier.hint("device", "back"))
     await house.close()

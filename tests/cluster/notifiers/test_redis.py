@@ -1,4 +1,4 @@
-"""Redis at its worst: it stands still. Nobody waits for it."""
+"""Redis at its worst: it stands still. No hub waits for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redi
     try:
         began = time.perf_counter()
         for n in range(50):
-            one.bell.ring("device", f"{n}")
+            one.notifier.hint("device", f"{n}")
             await asyncio.sleep(0)
         assert time.perf_counter() - began < 0.2
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
-    await other.hears("awake", lambda: one.bell.ring("device", "awake"))
+    await other.hears("awake", lambda: one.notifier.hint("device", "awake"))
     await house.close()

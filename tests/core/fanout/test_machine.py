@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
-    CORRECTION,
+    FIRST_ROUND,
     Amendment,
     AttemptEnded,
     AttemptResult,
@@ -25,7 +25,7 @@ from duly.core.fanout.recipient_queue import RecipientPolicy
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
-from duly.core.operations import Deliver, DeliveryRef, OpenDelivery, PutItem
+from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, OpenDelivery, PutItem
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import DAY, HOUR, MINUTE, SECOND
@@ -260,7 +260,7 @@ def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
     (parcel,) = parcels(tower.report())
     tower.went(parcel, AttemptResult.IN_DOUBT, "the connection broke")
     (delivery,) = tower.disk.deliveries.values()
-    assert delivery.error == "in doubt: the connection broke"
+    assert (delivery.error, delivery.in_doubt) == ("in doubt: the connection broke", True)
     (again,) = parcels(tower.driver.wait(60))
     assert again.loads[0].repeat
     tower.went(again, AttemptResult.IN_DOUBT, "the connection broke")
@@ -352,7 +352,7 @@ def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correct
     (parcel,) = parcels(tower.report())
     tower.cancelled.add(tower.event().key)
     effects = tower.went(parcel)
-    assert tower.states() == {("mail", 0): "done", ("mail", CORRECTION): "accepted"}
+    assert tower.states() == {("mail", 0): "done", ("mail", FIRST_ROUND[DeliveryKind.CORRECTION]): "accepted"}
     assert any(isinstance(e, MachineEffect) and isinstance(e.what, DeliveryRef) for e in effects), (
         "somebody has to look"
     )

@@ -12,9 +12,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from duly.core.fanout.plan import RAISED, GroupingTraits
+from duly.core.fanout.plan import PLANNED, GroupingTraits
 from duly.core.messages import Message, names_in
 from duly.core.monitor.signals import Severity
+from duly.core.operations import DeliveryRef
 from duly.core.printable import printable
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
@@ -159,7 +160,7 @@ def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTrai
 # ── how people and programs see it ───────────────────────────────────────────────────────────────
 
 
-def shown(message: Message, status: AlertStatus, round_: int = 0) -> dict[str, Any]:
+def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None) -> dict[str, Any]:
     """An alert for programs."""
     event = current(_decode_event(message.body), status)
     seen: dict[str, Any] = {
@@ -179,8 +180,8 @@ def shown(message: Message, status: AlertStatus, round_: int = 0) -> dict[str, A
         value = getattr(event, name)
         if bytes(value) != b"null":
             seen[name] = value
-    if 0 < round_ < RAISED:
-        seen["escalation"] = round_
+    if ref is not None and ref.round and ref.kind in PLANNED:
+        seen["escalation"] = ref.round
     return seen
 
 

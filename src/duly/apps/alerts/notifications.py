@@ -17,10 +17,10 @@ from msgspec import Struct
 
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.model import NAMED, NOTHING_SAID, AlertStatus, line, read_event, shown, text
-from duly.core.fanout.plan import CORRECTION, RAISED, ParcelItem, StartAttempt
+from duly.core.fanout.plan import ParcelItem, StartAttempt
 from duly.core.messages import Message
 from duly.core.monitor.signals import SILENT
-from duly.core.operations import DeliveryRef
+from duly.core.operations import DeliveryKind, DeliveryRef
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 
 LATE: Final = MINUTE
@@ -93,7 +93,7 @@ def notification(parcel: StartAttempt, known: NotificationContext) -> Notificati
         return _digest(parcel, known)
     (load,) = loads
     status = known.status(load.message)
-    correction, raised = load.ref.round == CORRECTION, load.ref.round == RAISED
+    correction, raised = load.ref.kind is DeliveryKind.CORRECTION, load.ref.kind is DeliveryKind.RAISED
     silent = read_event(load.message.body).trigger_reason == SILENT
     first = ("Heard again: " if silent else "Cancelled: ") if correction else "Now " if raised else ""
     mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
@@ -141,14 +141,14 @@ def _digest(parcel: StartAttempt, known: NotificationContext) -> Notification:
 
 def _line(load: ParcelItem, known: NotificationContext) -> str:
     message = load.message
-    first = "cancelled: " if load.ref.round == CORRECTION else ""
+    first = "cancelled: " if load.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
     return f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
 
 
 def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, Any]:
     message = load.message
-    seen = shown(message, known.status(message), load.ref.round) | {"delivery": delivery_id(load.ref)}
+    seen = shown(message, known.status(message), load.ref) | {"delivery": delivery_id(load.ref)}
     seen["happened"] = iso(message.time)
     received = known.received.get(message.key)
     if received is not None:

@@ -27,7 +27,7 @@ from duly.apps.alerts.model import (
     shown,
 )
 from duly.apps.alerts.profiles import Profiles, changed
-from duly.core.fanout.plan import BY_HAND, CORRECTION, FALLBACK, RAISED
+from duly.core.fanout.plan import FIRST_ROUND, PLANNED, TELLING
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of, names_in
 from duly.core.monitor.signals import EVENT, Severity
@@ -36,6 +36,7 @@ from duly.core.operations import (
     CheckItem,
     Deliver,
     Delivery,
+    DeliveryKind,
     DeliveryRef,
     DropItem,
     Finish,
@@ -276,7 +277,7 @@ class AlertOperations:
         for one in alert.deliveries:
             if one.state.terminal:
                 continue
-            if calls_off(standing, one.ref.round) and one.state is State.ACCEPTED:
+            if calls_off(standing, one.ref.kind) and one.state is State.ACCEPTED:
                 writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
             else:
                 left += 1
@@ -300,13 +301,11 @@ class AlertOperations:
         told = {
             one.ref.recipient
             for one in alert.deliveries
-            if one.ref.round < CORRECTION and one.state in (State.DONE, State.UNKNOWN)
+            if one.ref.kind in TELLING and one.state in (State.DONE, State.UNKNOWN)
         }
-        told -= {one.ref.recipient for one in alert.deliveries if one.ref.round == CORRECTION}
+        told -= {one.ref.recipient for one in alert.deliveries if one.ref.kind is DeliveryKind.CORRECTION}
         expires = now + self._lasts(alert)
-        return [
-            Deliver(DeliveryRef(alert.key, CHANNEL, name, CORRECTION), now, expires) for name in sorted(told)
-        ]
+        return [Deliver(_first(alert, name, DeliveryKind.CORRECTION), now, expires) for name in sorted(told)]
 
     def _raised(self, alert: AlertRecord, status: AlertStatus, now: int) -> tuple[list[Write], int]:
         """What follows when an alert becomes critical. Who was told is told once more, who waits only for
@@ -320,7 +319,7 @@ class AlertOperations:
         superseded = 0
         for one in alert.deliveries:
             round_ = one.ref.round
-            if round_ >= RAISED:
+            if one.ref.kind not in PLANNED:
                 continue
             wait = steps[round_].after if round_ < len(steps) else 0
             if one.state in (State.DONE, State.UNKNOWN, State.SENT):
@@ -330,10 +329,10 @@ class AlertOperations:
                 superseded += 1
                 writes.append(Finish(one.ref, 0, State.SUPERSEDED, "it has become critical"))
             elif one.state is State.ACCEPTED and not one.attempt and now + wait < one.due:
-                writes.append(Postpone(one.ref, 0, now + wait, one.error))
-        again -= {one.ref.recipient for one in alert.deliveries if one.ref.round == RAISED}
+                writes.append(Postpone(one.ref, 0, now + wait, one.error, one.in_doubt))
+        again -= {one.ref.recipient for one in alert.deliveries if one.ref.kind is DeliveryKind.RAISED}
         expires = now + self._lasts(alert)
-        refs = [DeliveryRef(alert.key, CHANNEL, name, RAISED) for name in sorted(again)]
+        refs = [_first(alert, name, DeliveryKind.RAISED) for name in sorted(again)]
         return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
 
     def _told_at_last(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
@@ -348,7 +347,11 @@ class AlertOperations:
         told: dict[DeliveryRef, Deliver] = {}
         for one in planned:
             first = not one.round or (one.recipient, one.round) in tried
-            ref = DeliveryRef(alert.key, CHANNEL, one.recipient, RAISED if first else one.round)
+            ref = (
+                _first(alert, one.recipient, DeliveryKind.RAISED)
+                if first
+                else DeliveryRef(alert.key, CHANNEL, one.recipient, one.round)
+            )
             told[ref] = Deliver(ref, one.due, one.expires)
         if tried or not planned:
             known = {ref.recipient for ref in told}.union(one.ref.recipient for one in alert.deliveries)
@@ -383,9 +386,9 @@ class AlertOperations:
             if recipient and recipient != one.ref.recipient:
                 continue
             if one.state is State.ACCEPTED and (one.attempt or recipient):
-                writes.append(Postpone(one.ref, one.attempt, now, one.error))
+                writes.append(Postpone(one.ref, one.attempt, now, one.error, one.in_doubt))
             elif one.state in DEAD or (one.state.terminal and recipient):
-                ref = structs.replace(one.ref, round=max(BY_HAND, one.ref.round + 1))
+                ref = _next_by_hand(alert, one.ref.recipient)
                 writes.append(Deliver(ref, now, now + self._lasts(alert)))
         if not writes:
             raise Malformed(
@@ -404,7 +407,7 @@ class AlertOperations:
                 f"profile {alert.record.message.recipient!r} names nobody to tell; see 'duly profile set'"
             )
         planned = [one for one in profile.plan(now, urgent=True) if one.round == 0]
-        refs = [DeliveryRef(alert.key, CHANNEL, one.recipient, BY_HAND) for one in planned]
+        refs = [_first(alert, one.recipient, DeliveryKind.BY_HAND) for one in planned]
         await self._ledger.write(*(Deliver(ref, now, now + profile.lasts) for ref in refs))
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
@@ -427,9 +430,7 @@ class AlertOperations:
         to = [] if profile is None else [label for step in profile.steps for label in step.to]
         expires = now + self._lasts(alert)
         refs = [
-            DeliveryRef(alert.key, CHANNEL, label, FALLBACK)
-            for label in dict.fromkeys(to)
-            if label not in tried
+            _first(alert, label, DeliveryKind.FALLBACK) for label in dict.fromkeys(to) if label not in tried
         ]
         return [Deliver(ref, now, expires) for ref in refs]
 
@@ -441,8 +442,7 @@ class AlertOperations:
             raise Malformed(f"this alert has no delivery to {recipient!r}; it goes to {known}")
         label = await self._profiles.add_address(url)
         now = self._ledger.clock.now()
-        taken = [one.ref.round for one in alert.deliveries if one.ref.recipient == label]
-        ref = DeliveryRef(alert.key, CHANNEL, label, max([BY_HAND, *(n + 1 for n in taken)]))
+        ref = _next_by_hand(alert, label)
         writes: list[Write] = [
             Finish(one.ref, one.attempt, State.SUPERSEDED, f"sent to {label} instead")
             for one in rounds
@@ -476,15 +476,28 @@ class AlertOperations:
         return {name: msgspec.json.decode(body, type=Silence) for name, body in bucket.items()}
 
 
-def calls_off(standing: AlertState, round_: int) -> bool:
-    """Whether a delivery of this round is no longer wanted; what is sent by hand always is."""
+def _first(alert: AlertRecord, recipient: str, kind: DeliveryKind) -> DeliveryRef:
+    """The first delivery of a kind: its name is the same at every hub, so it is made once."""
+    return DeliveryRef(alert.key, CHANNEL, recipient, FIRST_ROUND[kind], kind)
+
+
+def _next_by_hand(alert: AlertRecord, recipient: str) -> DeliveryRef:
+    """The next delivery by hand, after those that a recipient already has."""
+    ref = _first(alert, recipient, DeliveryKind.BY_HAND)
+    mine = (one.ref for one in alert.deliveries if one.ref.recipient == recipient)
+    taken = [one.round for one in mine if one.kind is ref.kind]
+    return structs.replace(ref, round=max(taken) + 1) if taken else ref
+
+
+def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
+    """Whether a delivery of this kind is no longer wanted; what is sent by hand always is."""
     match standing:
         case AlertState.OPEN:
             return False
         case AlertState.ACKNOWLEDGED:
-            return round_ < RAISED  # that it has become worse is news to them, too
+            return kind in PLANNED  # that it has become worse is news to them, too
         case AlertState.RESOLVED | AlertState.CANCELLED:
-            return round_ < CORRECTION
+            return kind in TELLING
 
 
 def _to_nobody(alert: AlertRecord) -> list[Delivery]:
@@ -549,9 +562,11 @@ def show_delivery(one: Delivery) -> dict[str, Any]:
     seen: dict[str, Any] = {
         "recipient": one.ref.recipient,
         "round": one.ref.round,
+        "kind": one.ref.kind.word,
         "state": one.state.word,
         "attempts": one.attempt,
         "error": one.error,
+        "in_doubt": one.in_doubt,
     }
     if one.state is State.ACCEPTED:
         seen["due"] = one.due // MS

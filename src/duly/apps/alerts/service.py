@@ -376,7 +376,7 @@ class AlertService:
 
     def _is_wanted(self, ref: DeliveryRef) -> bool:
         status = self._statuses.get(ref.key)
-        return status is None or not calls_off(status.standing, ref.round)
+        return status is None or not calls_off(status.standing, ref.kind)
 
     def _is_cancelled(self, key: bytes) -> bool:
         status = self._statuses.get(key)

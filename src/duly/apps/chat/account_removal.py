@@ -1,11 +1,12 @@
-"""Departures: what becomes of somebody whose account was removed.
+"""Account removal takes a person whose account was removed out of their conversations.
 
-The laws. They leave their groups, and are nobody's friend any more; others see that as they would see anybody
-do it, in lines of their own. Who owned a group hands it over first. A name under which somebody has talked is
-not given away: what was said to them, and by them, is nobody else's.
+The laws. The person leaves their groups, and is no friend any more; others see that in lines, as if the
+person had done it. An owner hands a group over first. A name under which a person has talked is not given
+to another: what was said to them, and by them, stays theirs.
 
-Removing an account leaves a note in its own transaction (`auth.LEAVING`). Whoever finds it sees them off, as
-often as it takes: each step has an id of its own and happens once, whoever else is at it, and after a crash.
+Removing an account leaves a note in its own transaction (`accounts.LEAVING`). Every hub that finds the note
+does the rest, as often as it takes: each step has an id of its own and happens once, at however many hubs,
+and also after a crash.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
 
 SETTLED: Final = 15 * SECOND
-"""How long a hub that has not heard of it may still let them say something, and more."""
+"""Longer than a hub that has not heard of the removal lets the person say something."""
 
 
 async def remove_from_chat(ledger: Ledger, name: str) -> list[str]:
-    """End what somebody was in, if their account was removed; the conversations in which that is new."""
+    """Take a person out of their conversations, if their account was removed; those with new lines."""
     note = await ledger.item(LEAVING, name)
     if note is None:
         return []
@@ -55,11 +56,13 @@ async def remove_from_chat(ledger: Ledger, name: str) -> list[str]:
 
 
 class _Removal:
+    """The steps of one removal."""
+
     def __init__(self, ledger: Ledger, name: str, since: int) -> None:
         self._ledger = ledger
         self._name = name
-        self._groups = Groups(ledger, _anybody)
-        self._friends = Friends(ledger, _anybody)
+        self._groups = Groups(ledger, _always)
+        self._friends = Friends(ledger, _always)
         self.since = since
         self.news: list[str] = []
 
@@ -69,7 +72,7 @@ class _Removal:
             # To an admin, if there is one; of several to the first by name, so that every hub picks the same.
             ranked = sorted(ranks.keys() - {self._name}, key=lambda one: (ranks[one] != Rank.ADMIN.body, one))
             frame = self._frame("group_role", group, group=group, user=ranked[0], role=Rank.OWNER.value)
-            with suppress(NotAllowed):  # somebody else has done it, or they left: looked at again
+            with suppress(NotAllowed):  # another hub has done it, or they left: tried again
                 await self._do(await self._groups.request(frame, self._name))
         await self._do(await self._groups.request(self._frame("group_leave", group, group=group), self._name))
 
@@ -85,11 +88,11 @@ class _Removal:
         self.news += (request.conv, *request.news)
 
     def _frame(self, type_: str, about: str, **data: str) -> Frame:
-        """Its id says when they were removed, and from what: it is the same whoever does it."""
+        """A frame whose id says when the person was removed, and from what: the same at every hub."""
         digest = blake2b(f"{type_} {about}".encode(), digest_size=10).digest()
         id_ = uuid7(self.since, int.from_bytes(digest))
         return Frame(type_, id_, data=Raw(msgspec.json.encode(data)))
 
 
-async def _anybody(*_: str) -> bool:
+async def _always(*_: str) -> bool:
     return True

@@ -1,12 +1,12 @@
-"""Conversations: what they are called, where they lie in the ledger, and what may be said in them.
+"""Conversations: how they are named, where they are in the ledger, and what may be said in them.
 
-The laws. A conversation is a stream; its number is the order in which everybody sees it. `ann+bob` is between
-two people, `#…` is a group, `~ann` is what only Ann is told: that somebody wants to be her friend, or has
-invited her. Who is in a group is an item per member, and coming and going are lines of its stream: so
-everybody, and every hub, sees them at the same place.
+The laws. A conversation is a stream; its numbers are the order in which all see it. `ann+bob` is between
+two people, `#…` is a group, `~ann` is what only Ann is told: that a person wants to be her friend, or has
+invited her. Each member of a group is an item, and coming and going are lines of its stream: so every
+member, at every hub, sees them at the same place.
 
 What is asked for is a `Request`: the message, the line it becomes, what has to be so (`Precondition`), and
-what else is written. All of it is one transaction: who may is decided where it is done.
+what else is written. All of it is one transaction, so a right is judged where it is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LINES: Final = frozenset({"one_chat", "group_chat"})
 
 
 class Rank(Enum):
-    """What somebody is in a group."""
+    """The rank of a member in a group."""
 
     OWNER = "owner"
     ADMIN = "admin"
@@ -72,7 +72,7 @@ class GroupInfo(Struct, frozen=True):
     made_by: str
     history: HistoryPolicy = HistoryPolicy.ALL
     open: bool = False
-    """whoever knows its id may join"""
+    """a person who knows its id may join"""
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +88,7 @@ def direct(one: str, other: str) -> str:
 
 
 def pair_in(conv: str) -> tuple[str, ...]:
-    """The two people of a conversation; nobody, if it is not one of two."""
+    """The two people of a conversation; none, if it is not one of two."""
     names = tuple(conv.split("+"))
     return names if len(names) == 2 and all(names) else ()
 
@@ -150,12 +150,12 @@ def blocks(name: str) -> str:
 
 
 def read_by(name: str) -> str:
-    """The reader under which is noted how far somebody has read; how far they have it is under their name."""
+    """The reader whose cursor is how far a person has read; how far they have it is under their name."""
     return f"r:{name}"
 
 
 def begins_for(name: str) -> str:
-    """The reader under which is noted where a conversation begins for somebody who joined it."""
+    """The reader whose cursor is where a conversation begins for a person who joined it."""
     return f"s:{name}"
 
 
@@ -185,7 +185,7 @@ class Precondition(Struct, frozen=True, gc=False):
 
 
 class Request(Struct, frozen=True, eq=False):
-    """What somebody asks for. `line` is what becomes of it in the stream of `conv`."""
+    """What a frame asks the ledger to do. `line` is what becomes of it in the stream of `conv`."""
 
     message: Message
     conv: str
@@ -299,7 +299,7 @@ def show_entry(conv: str, entry: StreamEntry, now: int, attempt: int = 1) -> byt
 
 
 def is_over(line: Frame, now: int) -> bool:
-    """Whether a line has expired: then nobody is shown what it said."""
+    """Whether a line has expired: then what it said is not shown any more."""
     return 0 < (line.exp or 0) * MS <= now
 
 

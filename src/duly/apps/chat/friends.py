@@ -1,7 +1,7 @@
-"""Friends: ask, accept, remove, block.
+"""Friends ask, accept, remove and block each other.
 
-The law: what one of them decides holds in the same transaction for both. Who is blocked cannot tell it from a
-name that nobody has, and learns nothing when it happens.
+The law: what one person decides holds in the same transaction for both. A person who is blocked cannot tell
+that from a name that does not exist, and learns nothing when it happens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class FriendRequest(Struct, frozen=True):
 
 
 class Friends:
-    """`knows(name)` says whether this is somebody one can talk to."""
+    """What friend frames ask for. `knows(name)` says whether there is a person of this name."""
 
     def __init__(self, ledger: Ledger, knows: Callable[[str], Awaitable[bool]]) -> None:
         self._ledger = ledger
         self._knows = knows
 
     async def request(self, frame: Frame, me: str) -> Request:
+        """What a friend frame asks the ledger to do."""
         other = c.read_data(frame, FriendRequest).user
         if other == me or not await self._knows(other):
             raise NotAllowed(NOT_YOURS.reason)

@@ -1,11 +1,11 @@
-"""Groups: make one, invite, join, leave, ranks, remove somebody.
+"""Groups are made, joined and left; members have ranks, invite others and are removed.
 
-The laws. Who may is decided in the transaction that does it, by the rank that lies in the ledger then. Coming
-and going are lines of the group, so its members see them where they happened; whoever joins sees what the
-group's setting allows, from the very line on with which they joined; who is removed sees nothing after it.
+The laws. A right is judged in the transaction that uses it, by the rank in the ledger then. Coming
+and going are lines of the group, so its members see them where they happened; a person who joins sees what
+the group's setting allows, from the line on with which they joined; one who is removed sees nothing after it.
 
-An owner may everything, an admin may remove members, every member may invite. A group always has one owner:
-who wants to leave makes somebody else the owner first, or is the last.
+An owner may do everything, an admin may remove members, every member may invite. A group always has one
+owner: an owner who wants to leave makes another member the owner first, or is the last.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ LAST: Final = Verdict(
 
 
 class CreateGroup(Struct, frozen=True):
+    """The `data` of a `group_create`."""
+
     name: str
     members: list[str] = []
     history: HistoryPolicy = HistoryPolicy.ALL
@@ -42,22 +44,28 @@ class CreateGroup(Struct, frozen=True):
 
 
 class GroupRequest(Struct, frozen=True):
+    """The `data` of a frame about one group."""
+
     group: str
 
 
 class MemberRequest(Struct, frozen=True):
+    """The `data` of a frame about one member of a group."""
+
     group: str
     user: str
 
 
 class RankRequest(Struct, frozen=True):
+    """The `data` of a `group_role`."""
+
     group: str
     user: str
     role: Rank
 
 
 class Groups:
-    """`may_add(one, other)` says whether one may bring the other into a group."""
+    """What group frames ask for. `may_add(one, other)`: whether one may bring the other into a group."""
 
     def __init__(self, ledger: Ledger, may_add: Callable[[str, str], Awaitable[bool]]) -> None:
         self._ledger = ledger

@@ -1,46 +1,53 @@
-"""Elsewhere: what a chat does because the people it talks to may be at other hubs on its ledger.
+"""What a chat says to the other hubs on its ledger, where the people it talks to may be connected.
 
-The laws. A line is stored, then rung for; whoever hears it looks into the ledger, and would have looked there
-anyway a second later, or five for a conversation that is new (a few more, where there are very many). What
-passes and is kept nowhere, typing and presence, travels with the ring itself: if it is lost, it is lost.
-Receipts are in between: the ring says whose, the ledger how far.
+The laws. A line is stored, then hinted; a hub that gets the hint looks into the ledger, and would have looked
+there anyway a second later, or five for a conversation that is new (a few more, where there are very many).
+What is kept nowhere, typing and presence, travels with the hint itself and is lost with it. Receipts are in
+between: the hint says whose, the ledger how far.
+
+`ChatRemote` names the verbs. `SingleHubChat` answers them where this hub has its ledger alone,
+`ChatRemoteHubs` where it shares it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
-from duly.errors import LedgerError, Stopped
+from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.storage.ledger import Ledger
 
 LINE: Final = "line"
-"""Something was said in this conversation."""
+"""The hint that a line was stored in this conversation."""
 PERSON: Final = "person"
-"""They may be in more conversations than before."""
+"""The hint that this person may be in more conversations than before."""
 READER: Final = "reader"
-"""They have come further: [conversation, reader]."""
+"""The hint that a reader has come further: [conversation, reader]."""
 TYPING: Final = "typing"
+"""The hint that carries a typing frame: [conversation, frame]."""
 PRESENCE: Final = "presence"
+"""The hint that carries a `PersonPresence`."""
 PASSING_BYTES: Final = 1_000
-"""What passes is short, or stays here."""
+"""Typing and presence that are longer are told at this hub only."""
 PEOPLE_EVERY: Final = 5
-"""Looks between two looks for conversations that are new to somebody."""
-CONVS_LOOKED_AT: Final = 20_000
-"""Conversations of one look; where there are more, they take turns."""
+"""Every so many refreshes, conversations that are new to a person are looked for."""
+CONVS_PER_REFRESH: Final = 20_000
+"""Conversations that one refresh asks for; where there are more, they take turns."""
 
 
 class PersonPresence(msgspec.Struct, frozen=True, array_like=True):
+    """How a person is present: `data` is what a presence frame says."""
+
     name: str
     data: str
     answered: bool = False
-    """it answers somebody else's, and is not answered itself"""
+    """it answers another presence, and is not answered itself"""
 
 
 _pair: Final = msgspec.json.Decoder(tuple[str, str]).decode
@@ -48,52 +55,115 @@ _presence: Final = msgspec.json.Decoder(PersonPresence).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class ChatRemoteHubs:
-    """Of one hub's chat. `reached` tells who is here of a reader's progress, `typed` of a frame in a
-    conversation, `present` friends of somebody's presence."""
+class _OnlineData(msgspec.Struct):
+    online: object = None
+
+
+_online_data: Final = msgspec.json.Decoder(_OnlineData).decode
+
+
+def online_in(data: bytes) -> bool | None:
+    """Whether the data of a presence says that a person is online; None if it does not say.
+
+    >>> online_in(b'{"online": false}'), online_in(b'{"note": "true or false"}'), online_in(b'"away"')
+    (False, None, None)
+    """
+    try:
+        online = _online_data(data).online
+    except msgspec.DecodeError:
+        return None
+    return online if isinstance(online, bool) else None
+
+
+class ChatRemote(RemoteHubs, Protocol):
+    """What a chat says to the other hubs; also where there are none."""
+
+    def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Hint that lines were stored in conversations, and that people are in more of them than before."""
+        ...
+
+    def read(self, conv: str, reader: str) -> None:
+        """Hint that a reader has come further in a conversation."""
+        ...
+
+    def typing(self, conv: str, frame: bytes) -> None:
+        """Pass on that a person is typing in a conversation."""
+        ...
+
+    def presence(self, name: str, data: bytes) -> None:
+        """Pass on how a person is present."""
+        ...
+
+
+class SingleHubChat(NoRemoteHubs):
+    """The chat's remote side where this hub has its ledger alone: all people who are connected are here."""
+
+    def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def read(self, conv: str, reader: str) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def typing(self, conv: str, frame: bytes) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+    def presence(self, name: str, data: bytes) -> None:
+        """Do nothing: the chat tells those who are here."""
+
+
+class ChatRemoteHubs(PolledRemoteHubs):
+    """The chat's remote side where several hubs share a ledger.
+
+    `reached` tells people here of a reader's progress, `typed` of a frame in a conversation, `present` tells
+    friends here of a person's presence.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
-        bell: HintSender,
+        notifier: HintSender,
         subscriptions: Subscriptions,
         *,
         reached: Callable[[str, str, int], None],
         typed: Callable[[str, str, bytes], None],
         present: Callable[[str, bytes], Awaitable[list[str]]],
     ) -> None:
-        self._ledger, self._bell, self._subscriptions = ledger, bell, subscriptions
+        super().__init__()
+        self._ledger, self._notifier, self._subscriptions = ledger, notifier, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
-        self._looks = 0
+        self._refreshes = 0
         self._unseen: list[str] = []
-        """conversations that the next looks are for"""
-        self._looking = False
-        bell.listen(LINE, self._heard_line)
-        bell.listen(PERSON, self._heard_person)
-        bell.listen(READER, self._heard_reader)
-        bell.listen(TYPING, self._heard_typing)
-        bell.listen(PRESENCE, self._heard_presence)
+        """conversations that the next refreshes ask for"""
+        notifier.listen(LINE, self._heard_line)
+        notifier.listen(PERSON, self._heard_person)
+        notifier.listen(READER, self._heard_reader)
+        notifier.listen(TYPING, self._heard_typing)
+        notifier.listen(PRESENCE, self._heard_presence)
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
+        """Hint that lines were stored in conversations, and that people are in more of them than before."""
         for conv in convs:
-            self._bell.ring(LINE, conv)
+            self._notifier.hint(LINE, conv)
         for name in joins:
-            self._bell.ring(PERSON, name)
+            self._notifier.hint(PERSON, name)
 
     def read(self, conv: str, reader: str) -> None:
-        self._bell.ring(READER, _encode((conv, reader)).decode())
+        """Hint that a reader has come further in a conversation."""
+        self._notifier.hint(READER, _encode((conv, reader)).decode())
 
     def typing(self, conv: str, frame: bytes) -> None:
+        """Pass on that a person is typing, with the hint itself."""
         self._pass(TYPING, _encode((conv, frame.decode())))
 
     def presence(self, name: str, data: bytes, *, answered: bool = False) -> None:
+        """Pass on how a person is present, with the hint itself."""
         self._pass(PRESENCE, _encode(PersonPresence(name, data.decode(), answered)))
 
     def _pass(self, about: str, what: bytes) -> None:
         if len(what) <= PASSING_BYTES:
-            self._bell.ring(about, what.decode())
+            self._notifier.hint(about, what.decode())
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -125,41 +195,31 @@ class ChatRemoteHubs:
 
     async def _pass_presence(self, presence: PersonPresence) -> None:
         name, data = presence.name, presence.data.encode()
-        if not presence.answered and self._subscriptions.subscribers(name) and b"false" in data:
-            # They left there and are here as well.
+        online = online_in(data)
+        if not presence.answered and self._subscriptions.subscribers(name) and online is False:
+            # The person left there and is here as well.
             self.presence(name, b'{"online":true}', answered=True)
             return
         friends = await self._present(name, data)
-        if not presence.answered and b"true" in data:
+        if not presence.answered and online:
             for friend in friends:
                 self.presence(friend, b'{"online":true}', answered=True)
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── refreshing ───────────────────────────────────────────────────────────────────────────────
 
-    async def look(self) -> None:
-        """What rings would have told, found without them."""
-        if self._looking:
-            return
-        self._looking = True
-        try:
-            with suppress(LedgerError, Stopped):
-                await self._look()
-        finally:
-            self._looking = False
-
-    async def _look(self) -> None:
-        """Two questions, however many are here: ten thousand people must not cost ten thousand."""
+    async def _refresh(self) -> None:
+        """Two queries, however many people are here: ten thousand must not cost ten thousand."""
         if not self._unseen:
             self._unseen = self._subscriptions.convs()
-        some, self._unseen = self._unseen[:CONVS_LOOKED_AT], self._unseen[CONVS_LOOKED_AT:]
+        some, self._unseen = self._unseen[:CONVS_PER_REFRESH], self._unseen[CONVS_PER_REFRESH:]
         lasts = await self._ledger.lasts([c.stream(conv) for conv in some])
         for conv in some:
             head = self._subscriptions.head(conv)
             if head is not None and lasts.get(c.stream(conv), 0) > head:
                 self._subscriptions.look(conv)
-        self._looks += 1
-        if self._looks % PEOPLE_EVERY == 0:
-            # Who is in as many as we know of is in the same ones: that they left one, its own lines say.
+        self._refreshes += 1
+        if self._refreshes % PEOPLE_EVERY == 0:
+            # A person in as many as are known here is in the same ones; that they left one, its lines say.
             known = self._subscriptions.counts()
             found = await self._ledger.counts([c.convs(name) for name in known])
             for name, count in known.items():

@@ -1,11 +1,11 @@
-"""Chat (seed 002): people and groups, in conversations that everybody sees alike.
+"""Chat lets people and groups talk, in conversations whose members all see the same lines in the same order.
 
 The laws. The client mints the id; `server_ack` goes out after the line is stored, with its conversation and
-its number, and a repeat gets the same. A line is one row, however many read it: readers have cursors. Nobody
-sees a conversation they are not in, nor whether it exists. Typing and presence are told to whoever is there,
-and kept nowhere.
+its number, and a repeat gets the same. A line is one row, however many read it: readers have cursors. A
+person sees no conversation they are not in, nor whether it exists. Typing and presence are told to those
+who are connected, and kept nowhere.
 
-What a frame means is here and in `groups` and `friends`; storing is `lines`, telling is `subscriptions`.
+What a frame means is here and in `groups` and `friends`; storing is `store`, telling is `subscriptions`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duly.apps.chat.account_removal import remove_from_chat
 from duly.apps.chat.conversations import NOT_YOURS, Precondition, Rank, Request
 from duly.apps.chat.friends import FRIENDS, Friends
 from duly.apps.chat.groups import GROUPS, Groups
-from duly.apps.chat.remote_hubs import ChatRemoteHubs
+from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriber, Subscriptions
 from duly.cluster.notifier import HintSender
@@ -55,23 +55,31 @@ PASSING: Final = frozenset({"ack", "read", "typing", "presence"})
 
 
 class ChatPolicy(Struct, frozen=True):
+    """The settings of a chat."""
+
     friends_only: bool = False
     """only friends may talk to each other, or bring each other into groups"""
     again: RetryPolicy = AGAIN
 
 
 class ConversationRequest(Struct, frozen=True):
+    """The `data` of a frame about one line."""
+
     conv: str
     n: int
 
 
 class EditRequest(Struct, frozen=True):
+    """The `data` of an `edit`."""
+
     conv: str
     n: int
     data: Raw
 
 
 class HistoryPage(Struct, frozen=True):
+    """The `data` of a `history` frame."""
+
     conv: str
     before: int = c.ALL
     limit: int = 50
@@ -91,7 +99,7 @@ class ChatService:
         accounts: Accounts,
         journal: AuditLog,
         policy: ChatPolicy | None = None,
-        bell: HintSender | None = None,
+        notifier: HintSender | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
@@ -107,21 +115,23 @@ class ChatService:
         self.engine = Engine(LineStore(self.subscriptions), ledger, self._perform)
         self._groups = Groups(ledger, self._may_add)
         self._friends = Friends(ledger, self._knows)
-        self.remote: ChatRemoteHubs | None = None
-        """where several hubs share the ledger"""
-        if bell is not None:
-            self.remote = ChatRemoteHubs(
+        self.remote: ChatRemote = (
+            SingleHubChat()
+            if notifier is None
+            else ChatRemoteHubs(
                 ledger,
-                bell,
+                notifier,
                 self.subscriptions,
                 reached=self._tell_receipt,
                 typed=self._tell_typing,
                 present=self._tell_presence,
             )
+        )
         self._begun: dict[str, None] = {}
-        """pairs that have talked before: their conversation is on both their buckets"""
+        """pairs that have talked before: their conversation is in the buckets of both"""
 
     async def start(self) -> None:
+        """Start the engine, and finish removals that a crash has cut off."""
         await self.engine.start()
         await self.remove_from_chat()
 
@@ -132,6 +142,7 @@ class ChatService:
         self.engine.nudge()
 
     async def stop(self) -> None:
+        """Stop storing, then telling."""
         await self.engine.stop()
         await self.subscriptions.close()
 
@@ -140,8 +151,8 @@ class ChatService:
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
     ) -> None:
-        """Greet them, and tell them what they missed. `cursors` in the welcome say after which line of each
-        conversation that begins."""
+        """Welcome a person, and tell them what they missed. `cursors` in the welcome say after which line of
+        each conversation that begins."""
         subscriber = self.subscriptions.enter(session, who)
         told = await self.subscriptions.find_places(subscriber, cursors)
         now = self._ledger.clock.now() // MS
@@ -150,12 +161,13 @@ class ChatService:
         await self._come_or_go(subscriber, online=True)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
+        """Forget a session that has ended, and tell friends if it was the last."""
         subscriber = self.subscriptions.leave(session)
         if subscriber is not None:
             await self._come_or_go(subscriber, online=False)
 
     def dismiss(self, name: str, device: str = "") -> None:
-        """Hang up on somebody; with `device`, on that one of their logins."""
+        """Close the sessions of a person; with `device`, of that login only."""
         for subscriber in list(self.subscriptions.subscribers(name)):
             if device in ("", subscriber.who.device):
                 subscriber.session.close("your token is no longer valid")
@@ -172,12 +184,11 @@ class ChatService:
             self._present(name, friends, b'{"online":true}' if online else b'{"online":false}')
 
     def _present(self, name: str, friends: list[str], data: bytes) -> None:
-        if self.remote is not None:
-            self.remote.presence(name, data)
+        self.remote.presence(name, data)
         self._push_to(friends, _presence(name, data))
 
     async def _tell_presence(self, name: str, data: bytes) -> list[str]:
-        """Tell friends who are here how somebody is; returns them."""
+        """Tell friends who are here how a person is present; returns them."""
         friends = [
             one for one in await self._ledger.bucket(c.friends(name)) if self.subscriptions.subscribers(one)
         ]
@@ -192,9 +203,10 @@ class ChatService:
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
     async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """Take a frame of a person; whether it is answered."""
         type_, me = frame.type, who.name
         if type_ == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
-            # Half of all frames: whoever has a subscriber may acknowledge what they were told.
+            # Half of all frames: a subscriber may acknowledge what it was told.
             subscriber = self.subscriptions.subscriber(session)
             if subscriber is not None and self.subscriptions.acknowledge(subscriber, frame.conv, frame.n):
                 return False
@@ -291,7 +303,7 @@ class ChatService:
         return self._may_talk(conv, me, other if one == me else one)
 
     async def _line(self, conv: str, n: int, me: str) -> Frame:
-        """A line somebody said. What they cannot see is not there."""
+        """A line of a conversation. One that `me` cannot see is refused as if it were not there."""
         begins = await self._begins(conv, me)
         found = await self._ledger.entries(c.stream(conv), n - 1, 1) if n >= max(begins, 1) else []
         if not found or found[0].n != n or not found[0].body:
@@ -302,13 +314,12 @@ class ChatService:
         return line
 
     async def remove_from_chat(self) -> None:
-        """End what those were in whose accounts were removed."""
+        """Take people whose accounts were removed out of their conversations."""
         for name in await self._ledger.bucket(LEAVING):
             news = await remove_from_chat(self._ledger, name)
             for conv in news:
                 self.subscriptions.look(conv)
-            if self.remote is not None:
-                self.remote.said(tuple(news), ())
+            self.remote.said(tuple(news), ())
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
 
@@ -323,7 +334,7 @@ class ChatService:
         return not self.policy.friends_only or await self._ledger.item(c.friends(me), other) is not None
 
     async def _begins(self, conv: str, me: str) -> int:
-        """The first line somebody may see of a conversation; raises if they are not in it."""
+        """The first line that a person may see of a conversation; raises if they are not in it."""
         c.known_form(conv)
         if c.is_group(conv):
             if await self._ledger.item(c.members(conv), me) is not None:
@@ -348,8 +359,7 @@ class ChatService:
                 raise NotAllowed(NOT_YOURS.reason)
             typing = frames.encode(Frame("typing", from_=me, conv=conv, data=frame.data))
             self._tell_typing(conv, me, typing)
-            if self.remote is not None:
-                self.remote.typing(conv, typing)
+            self.remote.typing(conv, typing)
 
     def _tell_typing(self, conv: str, by: str, frame: bytes) -> None:
         by = by or frames.decode(frame).from_ or ""
@@ -363,19 +373,18 @@ class ChatService:
             raise Malformed(f"a {frame.type} needs conv and n: how far you have come in which conversation")
         subscriber = self.subscriptions.subscriber(session)
         if subscriber is None or not self.subscriptions.acknowledge(subscriber, conv, n):
-            # By HTTP, or from somebody who is not in it.
+            # By HTTP, or from a person who is not in it.
             await self._begins(conv, who.name)
             self.subscriptions.move(conv, who.name, n)
         if read:
             self.subscriptions.move(conv, c.read_by(who.name), n)
 
     def _moved(self, conv: str, reader: str, n: int) -> None:
-        """Somebody has come further, and that is stored: tell those whom it concerns."""
+        """Tell the others that a reader has come further, once that is stored."""
         if "/" in reader:
             return
         self._tell_receipt(conv, reader, n)
-        if self.remote is not None:
-            self.remote.read(conv, reader)
+        self.remote.read(conv, reader)
 
     def _tell_receipt(self, conv: str, reader: str, n: int) -> None:
         name = reader.removeprefix("r:")
@@ -450,8 +459,8 @@ class ChatService:
         return shown
 
     async def _conversations(self, me: str) -> dict[str, Any]:
-        """Where somebody can talk, with how much there is, how far they have read, and how many lines of
-        others are new to them."""
+        """The conversations of a person: how many lines each has, how far they have read, and how many lines
+        of others are new to them."""
         known = list(await self._ledger.bucket(c.convs(me)))
         found = await self._ledger.standing(
             [(c.stream(conv), reader) for conv in known for reader in (me, c.read_by(me))]
@@ -493,9 +502,8 @@ class ChatService:
         self.subscriptions.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session, at)
         for name in request.parts:
             self.subscriptions.part(name, conv)
-        if self.remote is not None:
-            begun = c.pair_in(conv) if n == 1 else ()
-            self.remote.said((conv, *request.news), (*request.joins, *begun))
+        begun = c.pair_in(conv) if n == 1 else ()
+        self.remote.said((conv, *request.news), (*request.joins, *begun))
         for other in request.news:
             self.subscriptions.look(other)
 

@@ -1,11 +1,11 @@
-"""The machine that stores lines: what an engine drives for chat.
+"""The line store is the machine that an engine drives for chat.
 
 The law: a request is one step, and its end is in the step: the message is admitted, its line has a number,
-and whatever comes with it is written, or none of it. So nothing is ever under way, a crash leaves nothing
+and what comes with it is written, or none of it. So nothing is ever under way, a crash leaves nothing
 half done, and there is nothing to restore. A repeat gets the number of the first.
 
-The engine's one timer is also the subscriptions's: what was not acknowledged is told again when its time has
-come.
+The engine's one timer is also that of the subscriptions: what was not acknowledged is told again when its
+time has come.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RequestOrigin(Struct, frozen=True, eq=False):
 
 
 class ChatTimers(Protocol):
-    """What else has to happen in time."""
+    """What the subscriptions have to do in time."""
 
     def wake(self, now: int) -> None: ...
     def next_wake(self) -> int | None: ...
@@ -44,14 +44,16 @@ class ChatTimers(Protocol):
 
 
 class LineStore:
+    """Stores each request in one step; it has nothing under way."""
+
     channel = CHANNEL
 
-    def __init__(self, clockwork: ChatTimers) -> None:
-        self._clockwork = clockwork
+    def __init__(self, timers: ChatTimers) -> None:
+        self._timers = timers
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         if not isinstance(event, Arrived):
-            return []  # somebody came or went: the timers are looked at, no more
+            return []  # a session came or went: only the timers are looked at
         message, origin = event.message, cast("RequestOrigin", event.origin)
         refusal = horizons.judge(message, HORIZON, now)
         if refusal is not None:
@@ -81,18 +83,18 @@ class LineStore:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        self._clockwork.restored()
+        self._timers.restored()
         return []
 
     def wake(self, now: int) -> list[Todo]:
-        self._clockwork.wake(now)
+        self._timers.wake(now)
         return []
 
     def next_wake(self) -> int | None:
-        return self._clockwork.next_wake()
+        return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        self._clockwork.shift(by)
+        self._timers.shift(by)
 
 
 def _verdict(results: Results) -> Verdict:

@@ -1,11 +1,11 @@
-"""Ordered control (seed 004): the lamp ends in the state its remote meant, whatever the network did.
+"""The numbers of ordered control: a lamp ends in the state that its remote control meant.
 
 The law: per device and order key a sender's commands take effect in its order. Only a gap waits, at most
 the window; what comes later than that is superseded and its sender told. A command older than `max_age`
 when it first arrives is refused as stale: a late "unlock" is dangerous.
 
-The mechanism is `duly.core.ordering`; here are its numbers, validated once, and the check that ids are
-remembered longer than anything could still be repeated.
+The mechanism is `duly.core.ordering`. Here its numbers are validated once, also that ids are remembered
+longer than anything could still be repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from duly.errors import Malformed
 
 
 class ControlPolicy(Struct, frozen=True):
+    """How long commands are waited for, resent, answered and remembered."""
+
     window: int = 300 * MS
     """how long a gap is waited for"""
     max_age: int = 10 * MINUTE
@@ -44,7 +46,9 @@ class ControlPolicy(Struct, frozen=True):
         LanePolicy(self.window, self.drift)
 
     def horizon(self) -> Horizon:
+        """How long the ids of commands are remembered."""
         return Horizon(keep=self.remember, skew=self.skew, fresh=min(self.max_age, self.remember))
 
     def lanes(self) -> LanePolicy:
+        """How commands of one sender to one device are ordered."""
         return LanePolicy(self.window, self.drift, gated=True)

@@ -307,7 +307,7 @@ class MqttDevices:
     def _sort_answer(self, heard: _HeardMessage) -> None:
         """An answer to a command that is under way needs no look into the ledger, and no waiting."""
         task = self._task(heard)
-        device = self._gateway.under_way_to(key_of(task.app, task.seq_id))
+        device = self._gateway.answers.under_way_to(key_of(task.app, task.seq_id))
         if device is None:
             late = f"{task.app}:{task.seq_id}"
             if self._late.take(late, seconds(_now())):
@@ -401,20 +401,17 @@ class MqttDevices:
             self._heard(name)
         known = self._ours(name)
         push = None if status is None else push_in(status, payload)
-        if push is not None:
-            if known is not None:
-                await self._take_push(name, push, old)
-                return
-            if self._gateway.remote is not None:
-                self._gateway.check_push(push.kind)
-                self._gateway.remote.overheard.keep(name, *push[:4])
+        if push is not None and known is not None:
+            await self._take_push(name, push, old)
+            return
+        kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if status is not None and online:
             self._online[name] = self._presence(name, status, old)
             if known is None:
                 await self._claim(name)
-                if push is not None and self._gateway.remote is None:
+                if push is not None and not kept:
                     await self._take_push(name, push, old)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
@@ -474,10 +471,8 @@ class MqttDevices:
     async def _claim(self, name: str) -> None:
         remote = self._gateway.remote
         async with self._claiming:  # what it told before goes before what it tells next
-            if remote is None:
-                await self._connect(name, self._online[name].session)
-            elif await remote.registry.claim(name):
-                for push in await remote.overheard.left(name):
+            if await remote.claim(name):
+                for push in await remote.take_unstored(name):
                     await self._take_push(name, MqttPush(*push))
                 if self._ours(name) is None and name in self._online:
                     await self._connect(name, self._online[name].session)
@@ -542,7 +537,7 @@ class MqttDevices:
 
     async def _answer(self, heard: _HeardMessage) -> None:
         answer = self._read(heard)
-        device = await self._gateway.handed_to(answer.key)
+        device = await self._gateway.answers.handed_to(answer.key)
         if device is None:
             name = f"{answer.task.app}:{answer.task.seq_id}"
             raise Malformed(f"{name} is no task that was handed to a device (any more)")
@@ -575,10 +570,10 @@ class MqttDevices:
 
     async def _hears_it_too(self, key: bytes, device: str) -> bool:
         """Whether an answer is another hub's business, which has heard it as well."""
-        remote = self._gateway.remote
-        if remote is None or self._gateway.has(key) or self._ours(device) is not None:
+        if self._gateway.answers.is_under_way(key) or self._ours(device) is not None:
             return False
-        return await remote.registry.ask(device)
+        search = self._gateway.remote.search(device)
+        return search is not None and await search
 
 
 def _now() -> float:

@@ -1,4 +1,4 @@
-"""How a gateway is set: what it takes, how much may wait, and for how long."""
+"""The settings of a gateway: what it takes, how much may wait, and for how long."""
 
 from __future__ import annotations
 

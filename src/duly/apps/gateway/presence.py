@@ -1,10 +1,10 @@
-"""Presence: which devices are connected to a hub that has its ledger alone, as far as apps were told.
+"""Presence keeps which devices apps believe to be online, where a hub has its ledger alone.
 
 The law: apps are told of every change once, in the same commit that notes it. So a hub that dies leaves
 behind which devices were online; after its next start each of them has `GRACE` to come back, and is reported
 offline if it does not.
 
-(Where hubs share a ledger, `registry` knows where each device is, and what a dead hub had.)
+(Where hubs share a ledger, `cluster.registry` knows which hub holds each device, and what a dead hub held.)
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ OFFLINE: Final = msgspec.Raw(b'{"online":false}')
 
 
 class DevicePresence:
-    """Of one hub."""
+    """The presence of one hub's devices, stored with each change that apps are told of."""
 
     def __init__(self, ledger: Ledger, pushes: PushService) -> None:
         self._ledger = ledger
         self._pushes = pushes
         self._missing: set[str] = set()
-        """who was online when the hub died, and has not come back"""
+        """devices that were online when the hub died, and have not come back"""
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Read which devices were online when the hub last stopped."""
         self._missing = set(await self._ledger.bucket(PRESENT))
         if self._missing:
             self._later(GRACE)
 
     async def stop(self) -> None:
+        """Stop waiting for devices that have not come back."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -55,13 +57,13 @@ class DevicePresence:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def came(self, device: str) -> None:
-        """A device is connected: the apps are told, unless they believe so already."""
+        """Tell apps that a device is connected, unless they believe so already."""
         self._missing.discard(device)
         entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
     async def went(self, device: str) -> None:
-        """A device is gone: the apps are told, unless they know."""
+        """Tell apps that a device is gone, unless they know."""
         entry = self._pushes.entry(device, DEVICE_STATUS, OFFLINE)
         await self._note(device, CheckItem(PRESENT, device, then=(DropItem(PRESENT, device), entry)), entry)
 
@@ -79,7 +81,7 @@ class DevicePresence:
         self._task = asyncio.get_running_loop().create_task(self._give_up())
 
     async def _give_up(self) -> None:
-        """Report those who did not come back."""
+        """Report the devices that did not come back."""
         with suppress(DulyError):
             while self._missing:
                 device = next(iter(self._missing))

@@ -1,26 +1,29 @@
-"""Remote: what a gateway does because it is not the only hub on its ledger.
+"""What a gateway says to the other hubs on its ledger, and asks of them.
 
-The laws. What is for a device remote is booked in the ledger, and its home is rung; what a neighbour has
-booked for a device here is found there. An end is committed, then rung for; whoever has told an app that its
-command was taken follows it until the end, wherever that comes about. What a dead hub held is taken over:
-attempts are fenced, and devices know what they have done.
+The laws. A command for a device at another hub is stored in the ledger, and that hub gets a hint; what
+another hub has stored for a device here is found there. An outcome is committed, then hinted; the hub that
+told an app that its command was taken follows the command until its outcome, at whichever hub that happens.
+What a dead hub held is taken over: attempts are fenced, and devices know what they have done.
 
-Rings only make it fast. Everything that they tell is also found by `look`, every second.
+`GatewayRemote` names the verbs. `SingleHub` answers them where this hub has its ledger alone,
+`GatewayRemoteHubs` where it shares it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import OrderedDict
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
+from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
+from duly.apps.gateway.pushes import PushService, stream_of
 from duly.cluster.notifier import Notifier
-from duly.cluster.registry import RING as HOME
-from duly.cluster.registry import HubRegistry
+from duly.cluster.registry import HELD, HubRegistry
+from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, Word, key_of, names_in
 from duly.core.operations import OpenDelivery
@@ -28,36 +31,27 @@ from duly.core.steps import DeliveriesFound, Origin
 from duly.core.units import SECOND
 from duly.errors import LedgerError, Malformed, Stopped
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger, Record
-from duly.wire import frames
 from duly.wire.fields import Fields
+from duly.wire.frames import DEVICE_STATUS
 
 TO: Final = "to"
-"""Something was booked for this device."""
+"""The hint that a command was stored for this device."""
 END: Final = "end"
-"""This command has ended: scope/id."""
+"""The hint that this command has ended: scope/id."""
 PUSH: Final = "push"
-"""This device has told something."""
-LOOK_SECONDS: Final = 1.0
+"""The hint that this device has told something."""
 SLACK: Final = 2 * SECOND
-"""How long after its end a command that waits is left to the hub that knows it."""
-OVERHEARD: Final = 500
-"""Pushes of one device that are kept in case its home has died."""
-TAKEOVER: Final = 20 * SECOND
-"""Within so long somebody has taken in what a dead hub had."""
-ABOUT: Final = 3 * SECOND
-"""So far apart two hubs may say that they heard the same."""
+"""How long after its expiry a command that waits is left to the hub that knows it."""
 DOUBTS: Final = 200
-"""Commands whose end nobody knows that are still looked at."""
-
-T = TypeVar("T")
+"""Commands of unknown outcome whose late answer is still looked for."""
 
 
 class LocalGateway(Protocol):
-    """What is needed of the gateway."""
+    """What the remote side needs of the gateway that it belongs to."""
 
     engine: Engine
+    pushes: PushService
 
     @property
     def here(self) -> Collection[str]:
@@ -68,181 +62,322 @@ class LocalGateway(Protocol):
         """Whether this app has a session here."""
         ...
 
-    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None: ...
+    def waiting(self) -> Iterable[Message]:
+        """The commands that wait here for their devices."""
+        ...
+
+    def check_push(self, kind: str) -> None:
+        """Raise `Malformed` if this cannot be the type of a push."""
+        ...
+
+    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        """Tell apps here how a command has ended at another hub."""
+        ...
+
     async def replaced(self, device: str) -> None:
-        """This device has connected to another hub."""
+        """Close the session of a device that has connected to another hub."""
         ...
 
-    async def vanished(self, device: str) -> None:
-        """This device was at a hub that died."""
+
+class GatewayRemote(RemoteHubs, Protocol):
+    """What a gateway says to the other hubs, and asks of them; also where there are none."""
+
+    @property
+    def hubs(self) -> frozenset[str]:
+        """The hubs that are alive on this ledger, this one among them."""
         ...
 
-    def heads(self) -> dict[str, int]:
-        """The devices that apps here listen to, and how far the one furthest behind has heard."""
+    async def start(self) -> None:
+        """Read what the ledger knows of devices and hubs."""
         ...
-
-    async def catch_up_all(self, device: str) -> None: ...
-
-
-class OverheardPushes:
-    """What devices behind a shared broker tell while another hub is their home: that one stores it, and we
-    hear it as well. Whoever takes a device in after its home has died stores what its home no longer could.
-
-    What it could is in the ledger: the same id or, of what has none, the same words at about the same
-    time."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._heard: dict[str, deque[tuple[int, str, object, str | None, Fields]]] = {}
-
-    def keep(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
-        now = self._ledger.clock.now()
-        heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
-        if seq_id is not None and any(one[3] == seq_id for one in heard):
-            return  # sent again, since its home does not acknowledge it
-        while heard and heard[0][3] is None and heard[0][0] < now - TAKEOVER:
-            heard.popleft()
-        heard.append((now, kind, data, seq_id, more))
-
-    async def left(self, device: str) -> list[tuple[str, object, str | None, Fields]]:
-        """What nobody has stored, in the order it was told; it is not kept any longer."""
-        heard = self._heard.pop(device, None)
-        if not heard:
-            return []
-        stream, since = f"push/{device}", self._ledger.clock.now() - TAKEOVER
-        last = (await self._ledger.extent(stream)).last
-        entries = await self._ledger.entries(stream, max(0, last - 2 * OVERHEARD), 2 * OVERHEARD)
-        stored = [(entry.at, frames.decode(entry.body)) for entry in entries]
-        left: list[tuple[str, object, str | None, Fields]] = []
-        for at, kind, data, seq_id, more in heard:
-            for one in stored if seq_id is None else ():  # the ledger knows an id anyway
-                if (one[1].type, frames.load(one[1].data)) == (kind, data) and abs(one[0] - at) < ABOUT:
-                    stored.remove(one)
-                    break
-            else:
-                if seq_id is not None or at >= since:
-                    left.append((kind, data, seq_id, more))
-        return left
-
-
-class CoalescedTask(Generic[T]):
-    """Looks into things as they are asked for, all that have gathered at once, one look at a time."""
-
-    def __init__(self, work: Callable[[list[T]], Awaitable[None]]) -> None:
-        self._work = work
-        self._wanted: dict[T, None] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    def want(self, thing: T) -> None:
-        self._wanted[thing] = None
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(report("a look at other hubs"))
-
-    async def _run(self) -> None:
-        try:
-            while self._wanted:
-                things, self._wanted = list(self._wanted), {}
-                with suppress(LedgerError, Stopped):  # the next look finds it
-                    await self._work(things)
-        finally:
-            self._task = None
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """End what runs in the background, and leave the ledger to the other hubs."""
+        ...
+
+    # devices
+
+    async def register(self, device: str) -> bool:
+        """Note that a device's session is here; whether no hub held it before."""
+        ...
+
+    async def fetch_for(self, device: str) -> None:
+        """Hand everything to the engine that other hubs have stored for a device that is here now."""
+        ...
+
+    async def tell_online(self, device: str, *, new: bool) -> None:
+        """Tell apps that a device is online; `new` is what `register` said."""
+        ...
+
+    async def unregister(self, device: str) -> None:
+        """Note that a device's session here is over, and tell apps unless it is at another hub."""
+        ...
+
+    def holds(self, device: str) -> bool:
+        """Whether another hub holds a device, as far as is known here."""
+        ...
+
+    def search(self, device: str) -> Awaitable[bool] | None:
+        """Ask the ledger whether a hub holds a device; None where no other hub can."""
+        ...
+
+    async def claim(self, device: str) -> bool:
+        """Become the hub that serves a device behind a shared broker; whether this hub is it."""
+        ...
+
+    def online_devices(self) -> list[str]:
+        """The devices that are connected to any hub, by name."""
+        ...
+
+    # what devices tell
+
+    def pushed(self, device: str) -> None:
+        """Hint to the other hubs that a device has told something here."""
+        ...
+
+    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+        """Keep a push of a device that is not held here; False if only this hub can store it."""
+        ...
+
+    async def take_unstored(self, device: str) -> list[OverheardPush]:
+        """The pushes of a device just claimed that its former hub did not store."""
+        ...
+
+    # commands
+
+    async def open_deliveries(self) -> list[OpenDelivery]:
+        """What the engine goes on with after a start."""
+        ...
+
+    async def waiting_commands(self) -> Iterable[Message]:
+        """The commands that wait for any device."""
+        ...
+
+    def handed_over(self, record: Record) -> bool:
+        """Whether another hub may have handed a command to its device."""
+        ...
+
+    def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
+        """Note that an app was told that its command was taken: it is owed the outcome."""
+        ...
+
+    def ended(self, key: bytes, state: State) -> Sequence[Origin]:
+        """Hint that a command ended here; the origins here that followed it."""
+        ...
 
 
-class GatewayRemoteHubs:
-    """Of one gateway."""
+class SingleHub(NoRemoteHubs):
+    """The gateway's remote side where this hub has its ledger alone: every device is here, or offline."""
 
-    def __init__(self, ledger: Ledger, bell: Notifier, channel: str, local: LocalGateway) -> None:
+    def __init__(self, ledger: Ledger, channel: str, local: LocalGateway) -> None:
         self._ledger = ledger
-        self._bell = bell
         self._channel = channel
         self._local = local
-        self.registry = HubRegistry(ledger, bell)
-        self.overheard = OverheardPushes(ledger)
+        self._presence = DevicePresence(ledger, local.pushes)
+
+    @property
+    def hubs(self) -> frozenset[str]:
+        """This hub."""
+        return frozenset({self._ledger.worker})
+
+    async def start(self) -> None:
+        """Read which devices apps believe to be online."""
+        await self._presence.start()
+
+    async def stop(self) -> None:
+        """Stop waiting for devices that have not come back."""
+        await self._presence.stop()
+
+    async def register(self, device: str) -> bool:
+        """Do nothing: the session itself says that the device is here."""
+        return True
+
+    async def fetch_for(self, device: str) -> None:
+        """Do nothing: the engine has everything."""
+
+    async def tell_online(self, device: str, *, new: bool) -> None:
+        """Tell apps that a device is online, unless they believe so already."""
+        await self._presence.came(device)
+
+    async def unregister(self, device: str) -> None:
+        """Tell apps that a device is offline."""
+        await self._presence.went(device)
+
+    def holds(self, device: str) -> bool:
+        """No other hub holds a device."""
+        return False
+
+    def search(self, device: str) -> Awaitable[bool] | None:
+        """There is no other hub to find a device at."""
+        return None
+
+    async def claim(self, device: str) -> bool:
+        """Every device is this hub's."""
+        return True
+
+    def online_devices(self) -> list[str]:
+        """The devices whose sessions are here."""
+        return sorted(self._local.here)
+
+    def pushed(self, device: str) -> None:
+        """Do nothing: the gateway tells its own apps."""
+
+    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+        """Only this hub can store a push."""
+        return False
+
+    async def take_unstored(self, device: str) -> list[OverheardPush]:
+        """No other hub left a push unstored."""
+        return []
+
+    async def open_deliveries(self) -> list[OpenDelivery]:
+        """Everything that is open."""
+        return await self._ledger.open_deliveries(self._channel)
+
+    async def waiting_commands(self) -> Iterable[Message]:
+        """The commands that wait here."""
+        return self._local.waiting()
+
+    def handed_over(self, record: Record) -> bool:
+        """No other hub hands over commands."""
+        return False
+
+    def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
+        """Do nothing: the outbox knows its origins."""
+
+    def ended(self, key: bytes, state: State) -> Sequence[Origin]:
+        """No origin followed a command besides those that the outbox knows."""
+        return ()
+
+
+class GatewayRemoteHubs(PolledRemoteHubs):
+    """The gateway's remote side where several hubs share a ledger."""
+
+    def __init__(self, ledger: Ledger, notifier: Notifier, channel: str, local: LocalGateway) -> None:
+        super().__init__()
+        self._ledger = ledger
+        self._notifier = notifier
+        self._channel = channel
+        self._local = local
+        self.registry = HubRegistry(ledger, notifier)
+        self._overheard = OverheardPushes(ledger)
         self._followed: dict[bytes, list[Origin]] = {}
-        """who waits here for the end of what"""
+        """the origins here that wait for the outcome of each command"""
         self._before: set[bytes] = set()
-        """what was followed at the last look"""
+        """the commands that were followed at the last refresh"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
-        self._looking = False
-        self.trouble: LedgerError | None = None
-        """why the last look saw nothing"""
         self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch)
         self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves)
-        self._errands: list[CoalescedTask[Any]] = [self._deliveries, self._ends, self._pushes, self._moves]
-        bell.listen(TO, self._heard_to)
-        bell.listen(END, self._heard_end)
-        bell.listen(PUSH, self._pushes.want)
-        bell.listen(HOME, self._moves.want)
+        self._background: list[CoalescedTask[Any]] = [self._deliveries, self._ends, self._pushes, self._moves]
+        notifier.listen(TO, self._heard_to)
+        notifier.listen(END, self._heard_end)
+        notifier.listen(PUSH, self._pushes.want)
+        notifier.listen(HELD, self._moves.want)
+
+    @property
+    def hubs(self) -> frozenset[str]:
+        """The hubs whose heartbeat goes on."""
+        return self.registry.living
 
     async def start(self) -> None:
-        await self.registry.look()
+        """Show that this hub lives, and see which others do."""
+        await self.registry.refresh()
 
     async def stop(self) -> None:
-        for errand in self._errands:
-            await errand.stop()
+        """End what runs in the background, and say that this hub is gone."""
+        for task in self._background:
+            await task.stop()
         with suppress(LedgerError, Stopped):
             await self.registry.leave()
 
-    async def look(self) -> None:
-        """What rings would have told, found without them. The next look does not join one that takes long."""
-        if self._looking:
-            return
-        self._looking = True
-        try:
-            await self._look()
-            self.trouble = None
-        except LedgerError as problem:
-            self.trouble = problem
-        except Stopped:
-            pass
-        finally:
-            self._looking = False
-
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         local = self._local
-        for device in await self.registry.look():
-            await local.vanished(device)
-        await self.registry.clear(local.here)
+        for device in await self.registry.refresh():
+            if device not in local.here:
+                await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
+        await self.registry.drop_absent(local.here)
         for device in list(local.here):
-            if self.registry.moved(device) and not await self.registry.stays(device):
+            if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
                 await local.replaced(device)
-        await self.see_to(list(local.here))
+        await self.take_over(list(local.here))
         still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
         await self._learn_ends([*still, *(key for key in self._doubts if local.hears(names_in(key)[0]))])
-        heads = local.heads()
-        lasts = await self._ledger.lasts([f"push/{device}" for device in heads])
-        await self._learn_pushes([d for d, head in heads.items() if lasts.get(f"push/{d}", 0) > head])
+        heads = local.pushes.heads()
+        lasts = await self._ledger.lasts([stream_of(device) for device in heads])
+        await self._learn_pushes([d for d, head in heads.items() if lasts.get(stream_of(d), 0) > head])
 
-    # ── deliveries ───────────────────────────────────────────────────────────────────────────────
+    # ── devices ──────────────────────────────────────────────────────────────────────────────────
 
-    async def ours(self) -> list[OpenDelivery]:
-        """What a restart of the engine goes on with: what is for devices here, and what we hold."""
+    async def register(self, device: str) -> bool:
+        """Note in the ledger that a device's session is here; whether no hub held it before."""
+        return await self.registry.register(device)
+
+    async def tell_online(self, device: str, *, new: bool) -> None:
+        """Tell apps that a device is online, unless it came from another hub."""
+        if new:
+            await self._local.pushes.store(device, DEVICE_STATUS, ONLINE)
+
+    async def unregister(self, device: str) -> None:
+        """Note that a device's session here is over, and tell apps unless it is at another hub."""
+        if await self.registry.unregister(device):
+            await self._local.pushes.store(device, DEVICE_STATUS, OFFLINE)
+
+    def holds(self, device: str) -> bool:
+        """Whether a hub that lives holds a device, as far as is known here."""
+        return self.registry.is_held(device)
+
+    def search(self, device: str) -> Awaitable[bool] | None:
+        """Ask the ledger whether a hub that lives holds a device."""
+        return self.registry.look_up(device)
+
+    async def claim(self, device: str) -> bool:
+        """Become the hub that serves a device behind a shared broker, unless a living hub is it."""
+        return await self.registry.claim(device)
+
+    def online_devices(self) -> list[str]:
+        """The devices that hubs that live hold, by name."""
+        return self.registry.held_devices()
+
+    async def _learn_moves(self, devices: Collection[str]) -> None:
+        for device in devices:
+            if device:
+                await self.registry.look_up(device)
+                if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
+                    await self._local.replaced(device)
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    async def open_deliveries(self) -> list[OpenDelivery]:
+        """What is for devices here, and what this hub holds."""
         others = self.registry.living - {self.registry.me}
         return await self._strays(list(self._local.here), "-", others)
 
-    async def see_to(self, devices: Collection[str]) -> None:
-        """Find what others have left: for these devices, or because they are dead."""
+    async def waiting_commands(self) -> Iterable[Message]:
+        """The commands that wait at any hub."""
+        open_ = await self._ledger.open_deliveries(self._channel)
+        return [item.message for item in open_ if not item.delivery.attempt]
+
+    def handed_over(self, record: Record) -> bool:
+        """Whether a command's device may have it from another hub."""
+        return record.state is not State.ACCEPTED
+
+    async def take_over(self, devices: Collection[str]) -> None:
+        """Find what other hubs have left: for these devices, or because they are dead."""
         found = await self._strays(devices, self.registry.me, self.registry.living)
         if found:
             await self._local.engine.put(DeliveriesFound(tuple(found)))
 
     async def _fetch(self, devices: Collection[str]) -> None:
-        """Find what was just booked for these devices: only that, since it happens all the time."""
+        """Find what was just stored for these devices: only that, since it happens all the time."""
         found = await self._ledger.booked(self._channel, devices)
         if found:
             await self._local.engine.put(DeliveriesFound(tuple(found)))
 
-    async def welcome(self, device: str) -> None:
-        """A device is here: find everything that is on its way to it, and how far its lanes have come."""
+    async def fetch_for(self, device: str) -> None:
+        """Find everything that is on its way to a device here, and how far its lanes have come."""
         marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
         found = await self._strays([device], self.registry.me, self.registry.living)
         await self._local.engine.put(DeliveriesFound(tuple(found), marks))
@@ -255,10 +390,10 @@ class GatewayRemoteHubs:
         if device in self._local.here:
             self._deliveries.want(device)
 
-    # ── ends ─────────────────────────────────────────────────────────────────────────────────────
+    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────
 
-    def told(self, message: Message, verdict: Verdict, origin: Origin) -> None:
-        """An app was told that its command was taken, or is under way: it is owed the end."""
+    def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
+        """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
         if verdict.word not in (Word.FRESH, Word.DUPLICATE):
             return
         if verdict.state is not None and verdict.state.terminal:
@@ -267,12 +402,12 @@ class GatewayRemoteHubs:
         if origin is not None and origin not in origins:
             origins.append(origin)
         if verdict.word is Word.FRESH and message.recipient not in self._local.here:
-            self._bell.ring(TO, message.recipient)
+            self._notifier.hint(TO, message.recipient)
 
-    def ended(self, key: bytes, state: State) -> list[Origin]:
-        """It ended here: who has asked for it here. The others are told."""
+    def ended(self, key: bytes, state: State) -> Sequence[Origin]:
+        """Hint to the other hubs that a command ended here; the origins here that followed it."""
         scope, id_ = names_in(key)
-        self._bell.ring(END, f"{scope}/{id_}")
+        self._notifier.hint(END, f"{scope}/{id_}")
         return self._close(key, state)
 
     def _close(self, key: bytes, state: State) -> list[Origin]:
@@ -298,19 +433,22 @@ class GatewayRemoteHubs:
             if state.terminal and not (state is State.UNKNOWN and key in self._doubts):
                 self._local.tell_end(record, self._close(key, state))
 
-    # ── pushes and moves ─────────────────────────────────────────────────────────────────────────
+    # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     def pushed(self, device: str) -> None:
-        """A device has told something here: the others have apps that want to hear it."""
-        self._bell.ring(PUSH, device)
+        """Hint that a device has told something here: other hubs have apps that listen to it."""
+        self._notifier.hint(PUSH, device)
 
     async def _learn_pushes(self, devices: Collection[str]) -> None:
         for device in devices:
-            await self._local.catch_up_all(device)
+            self._local.pushes.look(device)
 
-    async def _learn_moves(self, devices: Collection[str]) -> None:
-        for device in devices:
-            if device:
-                await self.registry.ask(device)
-                if self.registry.moved(device) and not await self.registry.stays(device):
-                    await self._local.replaced(device)
+    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+        """Keep a push of a device that another hub holds, in case that hub has died."""
+        self._local.check_push(kind)
+        self._overheard.keep(device, kind, data, seq_id, more)
+        return True
+
+    async def take_unstored(self, device: str) -> list[OverheardPush]:
+        """The pushes of a device just claimed that its former hub did not store."""
+        return await self._overheard.take_unstored(device)

@@ -1,4 +1,4 @@
-"""The notifiers, and the one door to them."""
+"""The notifiers, and how one is opened by its address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duly.errors import Malformed
 
 
 def open_notifier(url: str, me: str, ledger: str = "") -> Notifier:
-    """The notifier at `url`, for a hub called `me`; `start` it to hear anything.
+    """The notifier at `url`, for a hub called `me`; it hears nothing before `start`.
 
     `redis://host:6379/0` (or `rediss://`, `unix://`), `postgres` (the database of the ledger),
     `postgresql://…` (another one), `local` (one process).
@@ -28,7 +28,7 @@ def open_notifier(url: str, me: str, ledger: str = "") -> Notifier:
 
             address = ledger if url == scheme else url
             if not address.startswith("postgres"):
-                raise Malformed("the notifier 'postgres' rings in the ledger's database, which is none here")
+                raise Malformed("the notifier 'postgres' needs a ledger in PostgreSQL, which this is not")
             return PostgresNotifier(me, address)
         case _:
             raise Malformed(f"{url!r} is not a notifier; use redis://…, postgres, postgresql://… or local")

@@ -8,29 +8,33 @@ from duly.cluster.notifier import Notifier
 
 
 class LocalBus:
-    """Where the notifiers of one process are."""
+    """The notifiers of one process, which hear each other."""
 
     def __init__(self) -> None:
-        self.bells: list[LocalNotifier] = []
+        self.notifiers: list[LocalNotifier] = []
 
 
-_HERE = LocalBus()
+_PROCESS = LocalBus()
 
 
 class LocalNotifier(Notifier):
-    def __init__(self, me: str, street: LocalBus | None = None) -> None:
+    """Hints over a bus in memory; without one, over that of the process."""
+
+    def __init__(self, me: str, bus: LocalBus | None = None) -> None:
         super().__init__(me)
-        self._street = street or _HERE
+        self._bus = bus or _PROCESS
 
     async def start(self) -> None:
-        self._street.bells.append(self)
+        """Join the bus."""
+        self._bus.notifiers.append(self)
 
     async def stop(self) -> None:
-        if self in self._street.bells:
-            self._street.bells.remove(self)
+        """Leave the bus."""
+        if self in self._bus.notifiers:
+            self._bus.notifiers.remove(self)
         await super().stop()
 
     async def _send(self, note: bytes) -> None:
         loop = asyncio.get_running_loop()
-        for bell in self._street.bells:
-            loop.call_soon(bell._heard, note)
+        for notifier in self._bus.notifiers:
+            loop.call_soon(notifier.receive, note)

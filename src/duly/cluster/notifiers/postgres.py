@@ -1,10 +1,10 @@
 """A notifier over PostgreSQL's LISTEN and NOTIFY: no other server than the ledger's is needed.
 
-One connection, outside any transaction, so that no ring waits for a commit of ours and no commit for a ring:
+One connection, outside any transaction, so that no hint waits for a commit of ours and no commit for a hint:
 PostgreSQL lets notifying transactions through one at a time. When the connection breaks it is made again.
 
 A connection carries one statement at a time, and asyncpg fails in ways of its own (`InternalClientError`)
-when two tasks use it: whoever executes something here holds the line.
+when two tasks use it: statements here take turns.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ except ImportError:
 CHANNEL: Final = "duly_notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
 SEND_SECONDS: Final = 0.5
-"""A ring that takes longer is lost: the others have looked by then."""
+"""A hint that takes longer is lost: the other hubs have looked by then."""
 ALIVE_SECONDS: Final = 10.0
-"""How long it may be quiet before we look whether the connection still lives."""
+"""How long it may be quiet before the connection is tested."""
 ANSWER_SECONDS: Final = 5.0
 TROUBLE: Final = (
     OSError,
@@ -44,7 +44,7 @@ TROUBLE: Final = (
 
 
 class _ListenConnection:
-    """A connection, and whose turn it is."""
+    """A connection whose statements take turns."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -57,16 +57,20 @@ class _ListenConnection:
 
 
 class PostgresNotifier(Notifier):
+    """Hints as notifications of one channel of a database."""
+
     def __init__(self, me: str, url: str) -> None:
         super().__init__(me)
         self._url = url
-        self._line: _ListenConnection | None = None
+        self._connected: _ListenConnection | None = None
         self._listening: SupervisedTask | None = None
 
     async def start(self) -> None:
+        """Connect and listen, supervised."""
         self._listening = self.tasks.spawn("notifier", self._listen)
 
     async def stop(self) -> None:
+        """Stop listening, then sending."""
         if self._listening is not None:
             await self._listening.stop()
         await super().stop()
@@ -83,26 +87,26 @@ class PostgresNotifier(Notifier):
                 )  # fmt: skip
                 connection.add_termination_listener(lambda _, gone=gone: gone.set())
                 await connection.add_listener(CHANNEL, self._note)
-                line = self._line = _ListenConnection(connection)
+                current = self._connected = _ListenConnection(connection)
                 backoff.worked()
                 while not gone.is_set():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(gone.wait(), ALIVE_SECONDS)
                         break
-                    await line.execute("SELECT 1", within=ANSWER_SECONDS)
+                    await current.execute("SELECT 1", within=ANSWER_SECONDS)
             except TROUBLE:
                 pass
             finally:
-                self._line = None
+                self._connected = None
                 if connection is not None:
                     connection.terminate()
             await backoff.wait()
 
-    def _note(self, _line: object, _pid: int, _channel: str, note: object) -> None:
-        self._heard(str(note))
+    def _note(self, _connection: object, _pid: int, _channel: str, note: object) -> None:
+        self.receive(str(note))
 
     async def _send(self, note: bytes) -> None:
-        line = self._line
-        if line is not None:
+        current = self._connected
+        if current is not None:
             with suppress(*TROUBLE):
-                await line.execute("SELECT pg_notify($1, $2)", CHANNEL, note.decode(), within=SEND_SECONDS)
+                await current.execute("SELECT pg_notify($1, $2)", CHANNEL, note.decode(), within=SEND_SECONDS)

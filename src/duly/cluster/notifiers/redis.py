@@ -1,7 +1,7 @@
 """A notifier over Redis pub/sub.
 
-Redis may be killed, flushed, paused or unplugged at any time: rings are lost then, and that is all. Two
-connections: one listens, one rings, so that neither waits for the other.
+Redis may be killed, flushed, paused or unplugged at any time: hints are lost then, and that is all. Two
+connections: one listens, one sends, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ except ImportError:
 CHANNEL: Final = "duly:notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
 SEND_SECONDS: Final = 0.5
-"""A ring that takes longer is lost: the others have looked by then."""
+"""A hint that takes longer is lost: the other hubs have looked by then."""
 PING_SECONDS: Final = 5.0
 """A Redis that stands still keeps its connections open; only asking finds that out."""
 TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
 class RedisNotifier(Notifier):
+    """Hints as messages of one channel of a Redis server."""
+
     def __init__(self, me: str, url: str) -> None:
         super().__init__(me)
         self._url = url
@@ -46,7 +48,7 @@ class RedisNotifier(Notifier):
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # Its own retries would wait for a bell that nobody should wait for.
+        # Without retries of its own: a hint that waits is worth nothing.
         return Redis.from_url(
             self._url,
             socket_connect_timeout=2,
@@ -56,9 +58,11 @@ class RedisNotifier(Notifier):
         )
 
     async def start(self) -> None:
+        """Connect and listen, supervised."""
         self._listening = self.tasks.spawn("notifier", self._listen)
 
     async def stop(self) -> None:
+        """Stop listening, then sending, and close both connections."""
         if self._listening is not None:
             await self._listening.stop()
         await super().stop()
@@ -70,22 +74,22 @@ class RedisNotifier(Notifier):
         while True:
             connection = self._connection()
             try:
-                async with connection.pubsub() as ears:
-                    await ears.subscribe(CHANNEL)
+                async with connection.pubsub() as subscription:
+                    await subscription.subscribe(CHANNEL)
                     asked = False
                     while True:
-                        message = await ears.get_message(timeout=PING_SECONDS)
+                        message = await subscription.get_message(timeout=PING_SECONDS)
                         if message is None:
                             if asked:
                                 raise TimeoutError("it does not answer")
                             asked = True
-                            await ears.ping()
+                            await subscription.ping()
                             continue
                         asked = False
                         self.problem = ""
                         backoff.worked()
                         if message["type"] == "message":
-                            self._heard(message["data"])
+                            self.receive(message["data"])
             except TROUBLE as problem:
                 self.problem = str(problem) or type(problem).__name__
             finally:

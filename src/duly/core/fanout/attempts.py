@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from duly.core.fanout.active import ActiveMessage, ActiveMessages
 from duly.core.fanout.plan import (
-    CORRECTION,
     CUT_OFF,
     DOUBT,
     NOT_WANTED,
+    TELLING,
     AttemptEnded,
     AttemptResult,
     DeliveryPlan,
@@ -141,8 +141,8 @@ class Attempts:
 
     def _again(self, item: QueuedDelivery, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
         """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
-        if item.doubtful and not reason.startswith(DOUBT):
-            reason = DOUBT + reason  # an earlier one may have arrived all the same
+        if item.in_doubt:
+            reason = DOUBT + reason  # this one, or an earlier one, may have arrived all the same
         item.error = reason
         # Who travelled together tries again together.
         delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
@@ -156,7 +156,7 @@ class Attempts:
             ends.append(given_up(item, State.CANCELLED, f"{NOT_WANTED}; the last attempt: {reason}"))
             return []
         item.due = now if rest is None else now + max(delay, rest)
-        write = Postpone(item.ref, item.attempt, item.due, reason)
+        write = Postpone(item.ref, item.attempt, item.due, reason, item.in_doubt)
 
         def done(results: Results, now: int) -> list[Todo]:
             if not results[0]:
@@ -173,9 +173,10 @@ class Attempts:
     ) -> list[Todo]:
         self._counts.in_doubt += 1
         declared = self._asks.doubt(item.ref.recipient)
-        if declared is DoubtPolicy.RESEND or (declared is DoubtPolicy.REPEAT and not item.doubtful):
-            return self._again(item, DOUBT + reason, rest, now, ends)
-        why = "once repeated, and again " if item.doubtful else ""
+        if declared is DoubtPolicy.RESEND or (declared is DoubtPolicy.REPEAT and not item.in_doubt):
+            item.in_doubt = True
+            return self._again(item, reason, rest, now, ends)
+        why = "once repeated, and again " if item.in_doubt else ""
         ends.append((item, State.UNKNOWN, Answer(4, b"", f"{why}{DOUBT}{reason}")))
         return []
 
@@ -204,7 +205,7 @@ class Attempts:
             if (
                 self._asks.cancelled(key)
                 and state in (State.DONE, State.UNKNOWN)
-                and item.ref.round < CORRECTION
+                and item.ref.kind in TELLING
             ):
                 then = (*then, correction(item.ref, now, item.expires))
             self._counts.failed += state is State.FAILED
@@ -261,4 +262,4 @@ class Attempts:
 
 def given_up(item: QueuedDelivery, state: State, reason: str) -> tuple[QueuedDelivery, State, Answer]:
     """The end of what is not tried any more. If one attempt was in doubt, nobody can tell."""
-    return item, State.UNKNOWN if item.doubtful else state, Answer(EXPIRED.code, b"", reason)
+    return item, State.UNKNOWN if item.in_doubt else state, Answer(EXPIRED.code, b"", reason)

@@ -20,7 +20,7 @@ from duly.core.fanout.active import ActiveMessage, ActiveMessages
 from duly.core.fanout.attempts import AT_ONCE, Attempts, Ends, FanoutQueries, given_up
 from duly.core.fanout.plan import (
     NOT_WANTED,
-    RAISED,
+    PLANNED,
     Amendment,
     AttemptEnded,
     DeliveriesChanged,
@@ -39,6 +39,7 @@ from duly.core.operations import (
     Admit,
     Advance,
     Deliver,
+    DeliveryKind,
     DeliveryRef,
     Group,
     OpenDelivery,
@@ -228,8 +229,8 @@ class Fanout:
         self, ref: DeliveryRef, message: Message, due: int, expires: int, traits: GroupingTraits
     ) -> QueuedDelivery:
         # What is urgent, and what follows a message that somebody was told of, waits for nobody.
-        alone = traits.urgent or ref.round >= RAISED
-        urgent = traits.urgent or ref.round == RAISED
+        alone = traits.urgent or ref.kind not in PLANNED
+        urgent = traits.urgent or ref.kind is DeliveryKind.RAISED
         return QueuedDelivery(ref, message, due, expires, "" if alone else traits.episode, urgent)
 
     def _carry(self, parcel: Sequence[QueuedDelivery], urgent: bool) -> MachineEffect:
@@ -238,7 +239,7 @@ class Fanout:
         self.counts.retries += sum(item.attempt > 1 for item in parcel)
         marked = self._asks.doubt(parcel[0].ref.recipient) is DoubtPolicy.REPEAT
         loads = tuple(
-            ParcelItem(item.ref, item.attempt, item.message, marked and item.doubtful) for item in parcel
+            ParcelItem(item.ref, item.attempt, item.message, marked and item.in_doubt) for item in parcel
         )
         return MachineEffect(StartAttempt(parcel[0].ref.recipient, loads, urgent))
 
@@ -345,7 +346,7 @@ class Fanout:
         traits = self._asks.traits(message)
         live = self._active.revive(one, before or {})
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
-        item.attempt, item.error = delivery.attempt, delivery.error
+        item.attempt, item.error, item.in_doubt = delivery.attempt, delivery.error, delivery.in_doubt
         self._active.enter(live, item)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:

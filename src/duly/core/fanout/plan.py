@@ -10,26 +10,31 @@ from msgspec import Struct
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
-from duly.core.operations import Deliver, DeliveryRef, Group, OpenDelivery
+from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, Group, OpenDelivery
 from duly.core.retry import DELIVERY, RetryPolicy
 from duly.core.steps import Origin
 from duly.core.units import DAY, MINUTE
 from duly.errors import Malformed
 
-FALLBACK: Final = 49
-"""The round of those who are told of something urgent because it could not be told to anybody else."""
-RAISED: Final = 50
-"""The round of those who are told that it has become urgent. Below it are the steps of an escalation."""
-CORRECTION: Final = 100
-"""The round of corrections."""
-BY_HAND: Final = 200
-"""The rounds of resends by hand begin here."""
+FIRST_ROUND: Final = {
+    DeliveryKind.STEP: 0,
+    DeliveryKind.FALLBACK: 49,
+    DeliveryKind.RAISED: 50,
+    DeliveryKind.CORRECTION: 100,
+    DeliveryKind.BY_HAND: 200,
+}
+"""The round of the first delivery of each kind. Rounds keep deliveries apart and are part of the ids that
+receivers know; what a delivery is for is its kind, never its round."""
+PLANNED: Final = frozenset({DeliveryKind.STEP, DeliveryKind.FALLBACK})
+"""Deliveries that tell a recipient of a message for the first time."""
+TELLING: Final = PLANNED | {DeliveryKind.RAISED}
+"""Deliveries that tell of a message as it stands, so that a correction has to follow if it is taken back."""
 
 NOT_WANTED: Final = "nobody needs to be told any more"
 CUT_OFF: Final = "we stopped before we knew whether it had arrived"
 
 DOUBT: Final = "in doubt: "
-"""How the recorded error of an attempt begins that may have arrived."""
+"""How the error of an attempt that may have arrived begins, for people to read."""
 
 
 class DoubtPolicy(Enum):
@@ -158,4 +163,5 @@ class FanoutCounts(Struct):
 
 def correction(ref: DeliveryRef, now: int, expires: int) -> Deliver:
     """What follows a delivery whose message has been taken back."""
-    return Deliver(DeliveryRef(ref.key, ref.channel, ref.recipient, CORRECTION), now, expires)
+    kind = DeliveryKind.CORRECTION
+    return Deliver(DeliveryRef(ref.key, ref.channel, ref.recipient, FIRST_ROUND[kind], kind), now, expires)

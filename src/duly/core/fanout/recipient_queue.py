@@ -18,7 +18,6 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from duly.core.fanout.plan import DOUBT
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
 from duly.core.units import MINUTE
@@ -63,8 +62,8 @@ class QueuedDelivery:
     """A delivery on its way: where it stands, and what decides with whom it travels."""
 
     __slots__ = (
-        "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "leased", "message",
-        "ref", "urgent",
+        "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "in_doubt", "leased",
+        "message", "ref", "urgent",
     )  # fmt: skip
 
     def __init__(
@@ -81,16 +80,13 @@ class QueuedDelivery:
         """what it travelled with the last time: a repeat should look the same"""
         self.attempt = 0
         self.error = ""
+        self.in_doubt = False
+        """whether an attempt of it may have arrived"""
         self.flying = False
         self.leased = False
         """another worker's, until it is due: then his attempt is in doubt"""
         self.gone = False
         """ended, or no longer ours: to be passed over"""
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether an attempt of it may have arrived."""
-        return self.error.startswith(DOUBT)
 
     @property
     def where(self) -> Where:

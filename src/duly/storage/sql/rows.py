@@ -9,7 +9,15 @@ import msgspec
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, Answer, Message, Order, Verdict, Word, names_in, unpack_answer
-from duly.core.operations import Admit, Deliver, Delivery, DeliveryRef, OpenDelivery, RecordRefusal
+from duly.core.operations import (
+    Admit,
+    Deliver,
+    Delivery,
+    DeliveryKind,
+    DeliveryRef,
+    OpenDelivery,
+    RecordRefusal,
+)
 from duly.core.trusted_time import Floor
 from duly.storage.ledger import AgedMessage, Record
 
@@ -18,6 +26,7 @@ _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
 
 _ACCEPTED: Final = int(State.ACCEPTED)
 _SENT: Final = int(State.SENT)
+_KINDS: Final = tuple(DeliveryKind)
 
 
 # ── values to rows ───────────────────────────────────────────────────────────────────────────────
@@ -51,13 +60,14 @@ def delivery_row(write: Deliver) -> tuple[Any, ...]:
     state = _SENT if attempt else _ACCEPTED
     return (
         ref.key, ref.channel, ref.recipient, ref.round, state,
-        attempt, write.due, write.expires, write.worker,
+        attempt, write.due, write.expires, write.worker, ref.kind,
     )  # fmt: skip
 
 
 def row_of(d: Delivery) -> tuple[Any, ...]:
     state = int(d.state)
-    return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, plain(d.error))
+    error, kind = plain(d.error), int(d.ref.kind)
+    return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
 
 
 def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
@@ -106,10 +116,9 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def delivery_of(row: Sequence[Any]) -> Delivery:
-    key, channel, recipient, round_, state, attempt, due, expires, worker, error = row
-    return Delivery(
-        DeliveryRef(key, channel, recipient, round_), State(state), attempt, due, expires, worker, error
-    )
+    key, channel, recipient, round_, state, attempt, due, expires, worker, error, kind, in_doubt = row
+    ref = DeliveryRef(key, channel, recipient, round_, _KINDS[kind])
+    return Delivery(ref, State(state), attempt, due, expires, worker, error, bool(in_doubt))
 
 
 def open_of(row: Sequence[Any]) -> OpenDelivery:

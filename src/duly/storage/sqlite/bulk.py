@@ -247,7 +247,7 @@ class BulkWriter:
                 not bet.cursors
                 or self._all("advance_cursors", _flat((*c, n) for c, n in bet.cursors.items()), 3)
             )
-            and (not bet.delivers or self._all("deliver", bet.delivers, 9))
+            and (not bet.delivers or self._all("deliver", bet.delivers, 10))
             and (
                 not bet.raises
                 or self._all("raise_from", _flat((m, *rise) for m, rise in bet.raises.items()), 5)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import apsw
+from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import SOURCES, State
@@ -115,7 +116,8 @@ class SqliteVerbs:
 
     def _postpone(self, write: w.Postpone) -> bool:
         error = rows.plain(write.error)
-        return self._changed("postpone", write.due, error, *rows.names(write.ref), write.attempt)
+        where = (*rows.names(write.ref), write.attempt)
+        return self._changed("postpone", write.due, error, write.in_doubt, *where)
 
     def _finish(self, write: w.Finish) -> bool:
         error = rows.plain(write.error)
@@ -127,7 +129,7 @@ class SqliteVerbs:
             d = rows.delivery_of(row)
             self._take(w.Take(d.ref, d.attempt, write.worker, write.due))
             taken.append(
-                w.Delivery(d.ref, State.SENT, d.attempt + 1, write.due, d.expires, write.worker, d.error)
+                replace(d, state=State.SENT, attempt=d.attempt + 1, due=write.due, worker=write.worker)
             )
         return taken
 

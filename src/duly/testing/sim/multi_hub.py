@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.apps.gateway.remote_hubs import LOOK_SECONDS
 from duly.clients.device import Command
 from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
+from duly.cluster.remote import POLL_SECONDS
 from duly.core import operations as w
 from duly.core.messages import Message, Verdict
 from duly.core.outbox import SILENT
@@ -51,13 +51,13 @@ class LossyNotifier(LocalNotifier):
 
     async def _send(self, note: bytes) -> None:
         world, loop = self._node.world, asyncio.get_running_loop()
-        for bell in self._street.bells:
+        for notifier in self._bus.notifiers:
             if not (world.faulty and world.rng.random() < world.plan.drop):
-                loop.call_later(world.rng.random() * min(world.network.slow, 0.5), bell._heard, note)
+                loop.call_later(world.rng.random() * min(world.network.slow, 0.5), notifier.receive, note)
 
-    def _heard(self, note: bytes | str) -> None:
+    def receive(self, note: bytes | str) -> None:
         if self._node.alive and self._node.ledger.worker == self._me:
-            super()._heard(note)
+            super().receive(note)
 
 
 class DeviceStay(Struct):
@@ -102,14 +102,13 @@ class MultiHub(GatewayHub):
 
     def bell(self) -> Notifier:
         bell = LossyNotifier(self, self.world.street)
-        self.world.street.bells.append(bell)
+        self.world.street.notifiers.append(bell)
         return bell
 
     async def _look(self) -> None:
-        assert self.gateway.remote is not None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.gateway.remote.look()
+            await asyncio.sleep(POLL_SECONDS)
+            await self.gateway.remote.refresh()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
         stays = self.world.town_log.stays

@@ -85,7 +85,8 @@ ORDER BY accepted_at DESC, key DESC LIMIT $3;
 -- name: aged
 -- So many alerts, whatever they have of deliveries: a step is a step.
 SELECT m.accepted_at, m.key,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM (
     SELECT accepted_at, key, state FROM duly_messages
     WHERE kind = 'alert_event' AND (accepted_at, key) > ($1, $2::bytea) AND accepted_at < $3
@@ -107,7 +108,7 @@ LEFT JOIN duly_messages AS m ON m.key = awaited.key
 WHERE m.key IS NULL OR m.state >= 10;
 
 -- name: hold_deliveries
-SELECT d.key, d.channel, d.recipient, d.round, state, attempt, due, expires, worker, error
+SELECT d.key, d.channel, d.recipient, d.round, state, attempt, due, expires, worker, error, kind, in_doubt
 FROM duly_deliveries AS d
 JOIN unnest($1::bytea[], $2::text[], $3::text[], $4::bigint[]) AS asked (key, channel, recipient, round)
     ON d.key = asked.key AND d.channel = asked.channel AND d.recipient = asked.recipient AND d.round = asked.round
@@ -115,42 +116,47 @@ ORDER BY d.key, d.channel, d.recipient, d.round FOR UPDATE OF d;
 
 -- name: hold_due
 -- What others are claiming at this moment is passed over, not waited for.
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM duly_deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM duly_deliveries
 WHERE channel = $1 AND state < 10 AND due <= $2 ORDER BY due, key, recipient, round LIMIT $3
 FOR UPDATE SKIP LOCKED;
 
 -- name: deliver
 INSERT INTO duly_deliveries
-    (key, channel, recipient, round, state, attempt, due, expires, worker, error)
+    (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
 SELECT * FROM unnest(
     $1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
-    $9::text[], $10::text[]
+    $9::text[], $10::text[], $11::smallint[], $12::boolean[]
 )
 ON CONFLICT DO NOTHING RETURNING 1;
 
 -- name: change_deliveries
 UPDATE duly_deliveries AS d
-SET state = new.state, attempt = new.attempt, due = new.due, worker = new.worker, error = new.error
+SET state = new.state, attempt = new.attempt, due = new.due, worker = new.worker, error = new.error,
+    in_doubt = new.in_doubt
 FROM unnest(
     $1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
-    $9::text[], $10::text[]
-) AS new (key, channel, recipient, round, state, attempt, due, expires, worker, error)
+    $9::text[], $10::text[], $11::smallint[], $12::boolean[]
+) AS new (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
 WHERE d.key = new.key AND d.channel = new.channel AND d.recipient = new.recipient AND d.round = new.round;
 
 -- name: deliveries
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM duly_deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM duly_deliveries
 WHERE key = $1 ORDER BY channel, recipient, round;
 
 -- name: open
 -- What a restart goes on with.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: booked
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.recipient = ANY($2::text[]) AND d.state = 0
 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
@@ -158,7 +164,8 @@ ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 -- name: strays
 -- For a recipient who is here, but in other hands; in the hands of a hub that is gone; past its end in nobody's.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.state < 10 AND (
     d.recipient = ANY($2::text[]) AND d.worker <> $3

@@ -30,7 +30,8 @@ ORDER BY accepted_at DESC, key DESC LIMIT ?;
 -- name: aged
 -- So many alerts, whatever they have of deliveries: a step is a step.
 SELECT m.accepted_at, m.key,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM (
     SELECT accepted_at, key, state FROM messages
     WHERE kind = 'alert_event' AND (accepted_at, key) > (?, ?) AND accepted_at < ?
@@ -63,8 +64,8 @@ WHERE messages.key = v.column1 AND messages.state IN (:sources);
 
 -- name: deliver
 INSERT OR IGNORE INTO deliveries
-    (key, channel, recipient, round, state, attempt, due, expires, worker, error)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '');
+    (key, channel, recipient, round, state, attempt, due, expires, worker, kind, error)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '');
 
 -- name: take
 -- The next attempt, fenced by the number of the last.
@@ -76,7 +77,7 @@ UPDATE deliveries SET due = ?
 WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
 
 -- name: postpone
-UPDATE deliveries SET state = 0, due = ?, error = ?, worker = ''
+UPDATE deliveries SET state = 0, due = ?, error = ?, in_doubt = ?, worker = ''
 WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
 
 -- name: finish
@@ -93,17 +94,20 @@ WHERE deliveries.key = v.column1 AND deliveries.channel = v.column2 AND deliveri
     AND +deliveries.state < 10;
 
 -- name: due
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries
 WHERE channel = ? AND state < 10 AND due <= ? ORDER BY due, key, recipient, round LIMIT ?;
 
 -- name: deliveries
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error FROM deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries
 WHERE key = ? ORDER BY channel, recipient, round;
 
 -- name: open
 -- What a restart goes on with.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
-       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error
+       d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
+       d.kind, d.in_doubt
 FROM deliveries AS d JOIN messages AS m ON m.key = d.key
 WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 

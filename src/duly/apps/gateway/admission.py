@@ -1,0 +1,138 @@
+"""Whether a gateway takes a command: its form and age, its device, its sender's right, and how much waits.
+
+The law: a refusal does not burn the id. A command for a device that is offline is refused (code 1) unless it
+may wait (`queue`). While too much waits of one sender, or for one device, more is refused. A right is judged
+twice: at admission, and again when the command is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from duly.apps.gateway.policy import GatewayPolicy
+from duly.core.backlog import Backlog
+from duly.core.horizon import Horizon
+from duly.core.messages import Message, Mode, Order, Verdict, Word, parts_of
+from duly.core.steps import Arrived
+from duly.core.units import DAY, MINUTE, SECOND, show
+from duly.errors import Malformed, NotAllowed, RateLimited, Stale
+from duly.identity.accounts import Accounts, Principal
+from duly.storage.ledger import Ledger
+from duly.wire.frames import Frame
+
+CHUNK: Final = "media_download_chunk"
+CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
+"""Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
+download of ten thousand pushes nothing else out of anything."""
+TRY_AGAIN: Final = 5 * SECOND
+"""When a sender of whom too much waits may try again."""
+
+
+class CommandAdmission:
+    """The judge of one gateway's commands.
+
+    `here` are the devices whose sessions are here; `online` also knows those at other hubs; `has_room` says
+    whether a device that is here can be handed another command at once.
+    """
+
+    def __init__(
+        self,
+        policy: GatewayPolicy,
+        accounts: Accounts,
+        ledger: Ledger,
+        *,
+        here: Collection[str],
+        online: Callable[[str], bool],
+        has_room: Callable[[str], bool],
+    ) -> None:
+        control = policy.control
+        self.backlog = Backlog(policy.backlog)
+        self._accounts = accounts
+        self._ledger = ledger
+        self._here = here
+        self._online = online
+        self._has_room = has_room
+        self._horizon = control.horizon()
+        self._lasts = control.lasts
+        self._max_age = control.max_age
+        self._max_exp = policy.max_exp
+
+    def horizon(self, kind: str) -> Horizon:
+        """How long the ids of a kind are remembered."""
+        return CHUNK_HORIZON if kind == CHUNK else self._horizon
+
+    def expiry_of(self, frame: Frame) -> int:
+        """The expiry of a command without `exp`: a day for one that may wait, else half a minute.
+
+        An expiry that is set here must not make an old command young again. So what may wait has its day from
+        the time in its id; and where the id has none, no expiry is set, and the ledger remembers it for ever.
+        """
+        if frame.seq_id is None or frame.exp is not None:
+            return 0
+        made, _, _, _ = parts_of(frame.seq_id)
+        if not made:
+            return 0
+        return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
+
+    def check(self, who: Principal, frame: Frame, message: Message) -> Message:
+        """The message to be admitted. Raises if a command of this form cannot be taken."""
+        if message.made and message.made <= self._accounts.predecessor(who.name):
+            raise Stale(
+                f"this id is older than the account {who.name}, whose name was another's before; "
+                "send it again with a new id, and check the clock"
+            )
+        if frame.exp is not None and message.expires > self._ledger.clock.now() + self._max_exp:
+            raise Malformed(
+                f"exp is more than {show(self._max_exp)} away; a command waits at most that long here "
+                "(max_exp)"
+            )
+        if frame.queue and not message.expires:
+            raise Malformed("a command that may wait needs exp, or an id that tells its age, like a seq_id")
+        if message.kind == CHUNK and message.order is not None:
+            return msgspec.structs.replace(message, order=Order("", Mode.ANY, message.order.n))
+        return message
+
+    def refuse(self, event: Arrived, now: int) -> Verdict | None:
+        """Why a new command is refused at this moment; None if it is taken."""
+        message, recipient = event.message, event.message.recipient
+        if message.made and message.made + self._max_age <= now and not event.patient:
+            return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
+        if event.patient or recipient in self._here or self._online(recipient):
+            excess = self.excess(event) if self.backlog.waiting else None
+            return None if excess is None else _too_much(excess)
+        offline = f"{recipient} is offline; try later, or send it with queue"
+        return Verdict(Word.REFUSED, reason=offline, cause="offline")
+
+    def excess(self, event: Arrived) -> str | None:
+        """Why a command may not wait here, too; None if it may, or need not."""
+        recipient = event.message.recipient
+        here = recipient in self._here
+        if here and self._has_room(recipient):
+            return None
+        # A command for a device at another hub is on its way at once, whatever else waits of its sender.
+        at_other_hub = not here and self._online(recipient)
+        return self.backlog.excess("" if at_other_hub else event.message.scope, recipient)
+
+    def forbidden(self, message: Message) -> str | None:
+        """Why a command that was taken may not be handed over any more; None if it may."""
+        if self._accounts.allows(message.scope, message.recipient):
+            return None
+        return f"{message.scope} may no longer command {message.recipient}"
+
+    def may_repeat(self, message: Message) -> bool:
+        """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""
+        removed = max(map(self._accounts.predecessor, (message.scope, message.recipient)))
+        return self.forbidden(message) is None and (not removed or message.made > removed)
+
+
+def not_granted(app: str, device: str) -> NotAllowed:
+    """The refusal of a command to a device that its sender may not command."""
+    return NotAllowed(f"{app} may not command {device}; ask for a grant")
+
+
+def _too_much(excess: str) -> Verdict:
+    reason = f"{excess}; try again when some of them have ended"
+    return Verdict(Word.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)

@@ -1,0 +1,128 @@
+"""Answers of devices: which command an `ack` belongs to, and what it means for the command.
+
+The laws. An answer counts only if it comes from the device that the command was handed to. One for a command
+that is under way goes to the engine at once; a late one is looked up in the ledger, and may settle a command
+whose outcome is unknown. An answer to a command that the device never got is recorded as a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+
+from duly.apps.gateway.admission import CHUNK
+from duly.apps.gateway.remote_hubs import GatewayRemote
+from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
+from duly.core.inbox import Inbox
+from duly.core.messages import key_of, names_in
+from duly.core.steps import Answered, Event, Received
+from duly.errors import Malformed, Overloaded
+from duly.identity.accounts import Principal
+from duly.runtime.audit import AuditLog
+from duly.runtime.engine import Engine
+from duly.storage.ledger import Ledger
+from duly.wire import frames
+from duly.wire.fields import Fields
+from duly.wire.frames import Frame
+
+TellProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
+
+
+def hand_over(engine: Engine, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
+    """Hand an event to the engine: at once, or as soon as it has room. Returns `answered`."""
+    try:
+        engine.offer(event)
+    except Overloaded:
+        return _wait_for_room(engine, event, answered=answered)
+    return answered
+
+
+async def _wait_for_room(engine: Engine, event: Event, *, answered: bool) -> bool:
+    await engine.put(event)
+    return answered
+
+
+class DeviceAnswers:
+    """The answers to one gateway's commands."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        engine: Engine,
+        ledger: Ledger,
+        audit: AuditLog,
+        remote: GatewayRemote,
+        tell_progress: TellProgress,
+    ) -> None:
+        self._inbox = inbox
+        self._engine = engine
+        self._ledger = ledger
+        self._audit = audit
+        self._remote = remote
+        self._tell_progress = tell_progress
+        self.unaddressed = UnaddressedAcks()
+
+    def take(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        """Take the `ack` of a device; it is not answered itself."""
+        if frame.seq_id is None:
+            raise Malformed("an ack needs seq_id: the command it answers")
+        app = frame.to or self._sender_of(who.name, frame.seq_id)
+        key = key_of(app, frame.seq_id)
+        command = self._inbox.under_way(key)
+        if frames.is_working(frame):
+            if command is None or command.recipient != who.name:
+                raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
+            return self._note_progress(key, who.name, frame.progress, frames.more_in(frame))
+        state, answer = frames.answer_of(frame)
+        if command is None or command.recipient != who.name:
+            return self._take_late(Answered(key, state, answer, by=who.name))
+        end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
+        return hand_over(self._engine, end, answered=False)
+
+    def _sender_of(self, device: str, seq_id: str) -> str:
+        """The app that an ack without `to` is for."""
+        if not self.unaddressed.knows(device):
+            self.unaddressed.learn(device, self._inbox.all_under_way(device))
+        scopes = self.unaddressed.find(device, seq_id)
+        if len(scopes) != 1:
+            which = "several commands" if scopes else "no command"
+            raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
+        return scopes[0]
+
+    async def _note_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
+        """Note that a device is at work: no resends, a new deadline; its app is told once that is stored."""
+        await self._engine.put(Received(key), lambda: self._tell_progress(key, device, progress, more))
+        return False
+
+    async def _take_late(self, end: Answered) -> bool:
+        """Take an answer to a command that is not under way here, if it was this device's by the ledger."""
+        record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
+        if record is not None and not record.state.terminal and not self._remote.handed_over(record):
+            record = None
+        if record is None or record.message.recipient != end.by:
+            _, id_ = names_in(end.key)
+            await self._audit.refuse(end.by, id_, "not_yours", f"{end.by} answered a command it never got")
+            return False
+        await self._engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
+        return False
+
+    def is_under_way(self, key: bytes) -> bool:
+        """Whether a command is under way here."""
+        return self._inbox.is_live(key)
+
+    def under_way_to(self, key: bytes) -> str | None:
+        """The device that a command is under way to from here."""
+        message = self._inbox.under_way(key)
+        return None if message is None else message.recipient
+
+    async def handed_to(self, key: bytes) -> str | None:
+        """The device that a command was handed to; None if it was not yet, or is not known."""
+        recipient = self.under_way_to(key)
+        if recipient is not None:
+            return recipient
+        record = None if self._inbox.is_live(key) else await self._ledger.find(key)
+        if record is None or not (record.state.terminal or self._remote.handed_over(record)):
+            return None
+        return record.message.recipient

@@ -1,0 +1,114 @@
+"""The other hubs on the same ledger, as applications see them.
+
+The law: one hub and many hubs are two implementations of the same verbs. An application never asks whether
+there are other hubs; it says what happened, and asks what it needs to know. A single hub answers that nothing
+is anywhere else, and does nothing.
+
+Hints between hubs (`notifier`) only make things fast. Everything that they tell is also found by `refresh`,
+once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+from duly.errors import LedgerError, Stopped
+from duly.runtime.tasks import Supervisor, report
+
+POLL_SECONDS: Final = 1.0
+"""Seconds between two readings of what the other hubs have written to the ledger."""
+
+T = TypeVar("T")
+
+
+class RemoteHubs(Protocol):
+    """What every application needs of the other hubs; each adds verbs of its own."""
+
+    trouble: LedgerError | None
+    """why the last refresh failed; None when all is well"""
+
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Run `refresh` once a second, if another hub can have written what it reads."""
+        ...
+
+    async def refresh(self) -> None:
+        """Find in the ledger what lost hints would have told."""
+        ...
+
+
+class NoRemoteHubs:
+    """The null object of `RemoteHubs`: this hub has its ledger alone, and everything is local."""
+
+    trouble: LedgerError | None = None
+
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Do nothing: no other hub writes to this ledger."""
+
+    async def refresh(self) -> None:
+        """Do nothing: there is nothing to find."""
+
+
+class PolledRemoteHubs(ABC):
+    """Other hubs, followed once a second. An application's own class says what is read."""
+
+    def __init__(self) -> None:
+        self.trouble: LedgerError | None = None
+        self._refreshing = False
+
+    def poll(self, tasks: Supervisor, name: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Run `refresh` once a second, supervised."""
+        tasks.every(name, POLL_SECONDS, refresh)
+
+    async def refresh(self) -> None:
+        """Find what lost hints would have told. One that takes long is not joined by a second one."""
+        if self._refreshing:
+            return
+        self._refreshing = True
+        try:
+            await self._refresh()
+            self.trouble = None
+        except LedgerError as problem:
+            self.trouble = problem
+        except Stopped:
+            pass
+        finally:
+            self._refreshing = False
+
+    @abstractmethod
+    async def _refresh(self) -> None:
+        """Compare what is known here with the ledger."""
+
+
+class CoalescedTask(Generic[T]):
+    """Works on things as they are asked for: all that have gathered at once, one batch at a time."""
+
+    def __init__(self, work: Callable[[list[T]], Awaitable[None]]) -> None:
+        self._work = work
+        self._wanted: dict[T, None] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self, thing: T) -> None:
+        """Put a thing into the next batch."""
+        self._wanted[thing] = None
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(report("a hint of another hub"))
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted:
+                things, self._wanted = list(self._wanted), {}
+                with suppress(LedgerError, Stopped):  # the next refresh finds it
+                    await self._work(things)
+        finally:
+            self._task = None
+
+    async def stop(self) -> None:
+        """Cancel the batch that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
