@@ -9,8 +9,7 @@ from __future__ import annotations
 from duly.core.operations import RecordRefusal
 from duly.core.units import MS
 from duly.storage.ledger import Ledger
-from duly.wire import frames
-from duly.wire.frames import Frame
+from duly.wire.outgoing import SeenFrame
 from duly.wire.session import Session
 
 ID_SHOWN = 200
@@ -32,9 +31,6 @@ class AuditLog:
     def see(self, what: str, **more: object) -> None:
         """Show it to those who watch."""
         if self.watchers:
-            seen = Frame(
-                "seen", data=frames.dump({"what": what, **more}), time=self._ledger.clock.now() // MS
-            )
-            line = frames.encode(seen)
+            seen = SeenFrame({"what": what, **more}, self._ledger.clock.now() // MS)
             for watcher in self.watchers:
-                watcher.push(line)
+                watcher.push(seen)

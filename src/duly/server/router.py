@@ -15,8 +15,9 @@ from duly.core.messages import Verdict, Word
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
+from duly.wire.outgoing import ServerAck
 from duly.wire.session import Session
 
 UNABLE: Final = (LedgerError, Overloaded, Stopped)
@@ -167,14 +168,13 @@ class Router:
             note(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
         await self._journal.refuse(who.name, known, problem.word, str(problem))
-        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+        session.push(outgoing.server_ack(seq_id, verdict))
         return True
 
 
 def _unable(session: Session, seq_id: str | int | None, problem: DulyError) -> bool:
     word = problem.word if isinstance(problem, RateLimited) else "internal"
-    said = frames.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait)
-    session.push(frames.encode(said))
+    session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
     return True
 
 
@@ -183,5 +183,5 @@ async def settled(said: bool | Awaitable[bool]) -> bool:
     return said if isinstance(said, bool) else await said
 
 
-_TAKEN = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
+_TAKEN: Final = ServerAck(code=ServerCode.ACCEPTED)
 """What a device tells is stored by now; on a WebSocket it would not be answered."""

@@ -24,6 +24,7 @@ from duly.runtime.logs import RateLimitedLog
 from duly.transports.connections import visitor_of, waiting_for
 from duly.wire import frames
 from duly.wire.frames import FRAME_LIMIT, ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck, encode, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(RateLimitedLog())
@@ -91,11 +92,13 @@ class WebSocketSession:
         self._later = loop.call_later
         self._writer = loop.create_task(self._write())
 
-    def push(self, frame: bytes) -> None:
+    def push(self, frame: OutgoingFrame) -> None:
+        """Queues a frame, as JSON."""
         if self._closing is not None:
             return
-        self._queue.append(frame)
-        self._size += len(frame)
+        text = encode(frame)
+        self._queue.append(text)
+        self._size += len(text)
         if self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES:
             self._crowd()
         if not self._due:
@@ -326,15 +329,15 @@ async def _introduction(
         _recognise(request)
         return who, frame.cursors
     except TimeoutError:
-        trouble = _trouble(
+        refusal = _trouble(
             "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED
         )
     except SenderError as problem:
-        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
+        refusal = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
     except DulyError as problem:
         word = problem.word if isinstance(problem, RateLimited) else "internal"
-        trouble = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
-    session.push(trouble)
+        refusal = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
+    session.push(refusal)
     session.close("not authenticated")
     with waiting_for(request):
         async for _ in socket:  # until the other side has seen it and hung up
@@ -348,10 +351,10 @@ def _recognise(request: web.Request) -> None:
         visitor.recognise()
 
 
-def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> bytes:
+def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> ServerAck:
     """What is wrong with a frame, under its id if that can be read."""
-    return frames.encode(frames.trouble(frames.seq_id_in(frame), code, word, detail, wait))
+    return trouble(frames.seq_id_in(frame), code, word, detail, wait)
 
 
-def _not_text(frame: bytes) -> bytes:
+def _not_text(frame: bytes) -> ServerAck:
     return _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS, frame)

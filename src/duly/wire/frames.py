@@ -22,11 +22,11 @@ from msgspec import Raw, Struct
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
+from duly.core.messages import Answer, Message, Mode, Order, parts_of
 from duly.core.units import MS
-from duly.errors import Malformed, RateLimited
+from duly.errors import Malformed
 from duly.wire import limits
-from duly.wire.fields import MORE, NOTHING, Fields, data_in, pack, unpack
+from duly.wire.fields import NOTHING, Fields, data_in, pack
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
 
@@ -135,49 +135,10 @@ _COMMAND: Final = frozenset({"type", "seq_id", "to", "from", "data", "exp", "que
 _ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
 _PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
 """The fields that mean something in a command, an ack and a push; any other is passed on."""
-_NAMES: Final = frozenset(Frame.__struct_encode_fields__)
+_NAMES_IN_ORDER: Final = Frame.__struct_encode_fields__
+_NAMES: Final = frozenset(_NAMES_IN_ORDER)
 _DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astuple(Frame("")), strict=True))
 _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
-
-
-# What goes out by the thousand, as frames of only the fields that they have: written in half the time.
-
-
-class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A command, on its way to its device."""
-
-    type: str
-    seq_id: str
-    to: str
-    from_: str = msgspec.field(name="from")
-    data: Raw = NOTHING
-    exp: int | None = None
-    order: FrameOrder | None = None
-    timeout: int | None = None
-
-
-class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
-    """What the hub says of a frame."""
-
-    seq_id: str | int | None = None
-    code: int | None = None
-    state: str | None = None
-    error: str | None = None
-    detail: str | None = None
-    retry_after: float | None = None
-    """seconds"""
-
-
-class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
-    """How a command ended."""
-
-    seq_id: str
-    from_: str = msgspec.field(name="from")
-    data: Raw = NOTHING
-    code: int | None = None
-    state: str | None = None
-    detail: str | None = None
-    progress: Raw = NOTHING
 
 
 class _Named(Struct, frozen=True, gc=False):
@@ -270,16 +231,15 @@ def _mild(problem: Exception) -> str:
     return str(problem).replace("JSON is malformed: ", "") or type(problem).__name__
 
 
-def encode(frame: Frame | ServerAck | AckFrame) -> bytes:
-    if type(frame) is FullFrame:
-        known: tuple[Any, ...] = msgspec.structs.astuple(frame)[:-1]
-        return _with(_encode(Frame(*known)), frame.more)
-    return _encode(frame)
+def encode(frame: Frame) -> bytes:
+    """The JSON of a frame that a client sends; what a hub sends, `duly.wire.outgoing` encodes."""
+    return _encode(frame.more | _fields_of(frame) if type(frame) is FullFrame else frame)
 
 
-def _with(text: bytes, more: Fields) -> bytes:
-    """A frame with more fields; its own stay what they are."""
-    return _encode(more | _decode_fields(text)) if more else text
+def _fields_of(frame: Frame) -> dict[str, object]:
+    """The fields of a frame that the protocol knows, by name, without those that are left out."""
+    pairs = zip(_NAMES_IN_ORDER, msgspec.structs.astuple(frame), strict=False)
+    return {name: value for name, value in pairs if name == "type" or value != _DEFAULTS[name]}
 
 
 def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
@@ -345,38 +305,6 @@ def _order(frame: Frame, n: int | None) -> Order | None:
     return None if n is None else Order("", Mode.REPLAY, n)
 
 
-def command(message: Message, after: int) -> bytes:
-    """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
-    order, body = message.order, message.body
-    more: Fields = {}
-    timeout = None
-    if body[:1] == MORE:
-        whole = unpack(body)
-        body, more, timeout = bytes(whole.data), whole.fields, whole.timeout or None
-    text = _encode(
-        CommandFrame(
-            message.kind,
-            message.id,
-            message.recipient,
-            message.scope,
-            raw(body),
-            message.expires // MS if message.expires else None,
-            None if order is None else FrameOrder(order.key, order.mode, after),
-            timeout,
-        )
-    )
-    return _with(text, more) if more else text
-
-
-def payload_of(frame: Frame) -> bytes:
-    """A passed-on command's content for a dialect that has one field for it: its data; or, if it has fields
-    of its own, an object of them, with `data` among them."""
-    more = _more_of(frame, _COMMAND)
-    if not more:
-        return bytes(frame.data)
-    return _encode(more | {"data": frame.data} if frame.data else more)
-
-
 def received_command(frame: Frame, device: str) -> Message:
     """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
     if frame.from_ is None:
@@ -385,74 +313,6 @@ def received_command(frame: Frame, device: str) -> Message:
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-_ACCEPTED: Final = int(ServerCode.ACCEPTED)
-_WORDS: Final = {
-    Word.CONFLICT: "id_conflict",
-    Word.STALE: "stale",
-    Word.EXPIRED: "expired",
-}
-_CAUSES: Final = {
-    "offline": ServerCode.OFFLINE,
-    "denied": ServerCode.NOT_ALLOWED,
-    "not_allowed": ServerCode.NOT_ALLOWED,
-    "not_authenticated": ServerCode.NOT_ALLOWED,
-    "internal": ServerCode.INTERNAL,
-    RateLimited.word: ServerCode.INTERNAL,
-}
-
-
-def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
-    """What the hub says of a command."""
-    if verdict.word is Word.FRESH:  # most of them
-        return ServerAck(seq_id, _ACCEPTED)
-    match verdict.word:
-        case Word.DUPLICATE:
-            state = verdict.state.word if verdict.state is not None else None
-            return ServerAck(seq_id, ServerCode.DUPLICATE, state)
-        case Word.REFUSED if verdict.retry:
-            return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
-        case _:
-            code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
-            error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
-            return trouble(seq_id, code, error, verdict.reason, verdict.wait)
-
-
-def trouble(seq_id: str | int | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
-    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
-    return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
-
-
-def seconds_of(wait: int) -> float:
-    """A wait (µs) as the wire says it: seconds, to the millisecond, never too early.
-
-    >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
-    (1.5, 0.001, 2)
-    """
-    ms = -(-wait // MS)
-    return ms // 1000 if ms % 1000 == 0 else ms / 1000
-
-
-def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | Frame:
-    """How a command ended, passed on to its app."""
-    data, reason = answer.data, answer.reason or None
-    if data[:1] != MORE:
-        return AckFrame(seq_id, device, raw(data), answer.code, state.word, reason)
-    said = unpack(data)
-    return FullFrame(
-        "ack", seq_id, from_=device, data=said.data, code=answer.code, state=state.word, detail=reason,
-        more=said.fields,
-    )  # fmt: skip
-
-
-def working(seq_id: str, device: str, progress: Raw, more: Fields) -> bytes:
-    """That a device is at work on a command, and how far it is, passed on to its app."""
-    return _with(_encode(AckFrame(seq_id, device, state=State.DELIVERED.word, progress=progress)), more)
-
-
-def push(frame: Frame, more: Fields | None) -> bytes:
-    """What a device tells, as its apps hear it but for its number."""
-    return _with(_encode(frame), more) if more else _encode(frame)
 
 
 def more_in_push(frame: Frame) -> Fields:

@@ -13,12 +13,14 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
 from duly.errors import LedgerError, Stopped
 from duly.storage.ledger import Ledger
+from duly.wire.outgoing import TypingFrame
 
 LINE: Final = "line"
 """Something was said in this conversation."""
@@ -43,6 +45,26 @@ class PersonPresence(msgspec.Struct, frozen=True, array_like=True):
     """it answers somebody else's, and is not answered itself"""
 
 
+class PresenceData(msgspec.Struct, frozen=True):
+    """What a person's presence says: of its fields only whether they are online means something here."""
+
+    online: bool | None = None
+
+
+def online_in(data: Raw) -> bool | None:
+    """Whether a presence says that the person is online; None if it does not say.
+
+    >>> online_in(Raw(b'{"online":true,"note":"false"}')), online_in(Raw(b'"false"'))
+    (True, None)
+    """
+    try:
+        return _decode_presence_data(data).online
+    except msgspec.DecodeError:
+        return None
+
+
+_decode_presence_data: Final = msgspec.json.Decoder(PresenceData).decode
+_typing: Final = msgspec.json.Decoder(TypingFrame).decode
 _pair: Final = msgspec.json.Decoder(tuple[str, str]).decode
 _presence: Final = msgspec.json.Decoder(PersonPresence).decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -59,8 +81,8 @@ class ChatRemoteHubs:
         subscriptions: Subscriptions,
         *,
         reached: Callable[[str, str, int], None],
-        typed: Callable[[str, str, bytes], None],
-        present: Callable[[str, bytes], Awaitable[list[str]]],
+        typed: Callable[[TypingFrame], None],
+        present: Callable[[str, Raw], Awaitable[list[str]]],
     ) -> None:
         self._ledger, self._bell, self._subscriptions = ledger, bell, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
@@ -85,11 +107,11 @@ class ChatRemoteHubs:
     def read(self, conv: str, reader: str) -> None:
         self._bell.ring(READER, _encode((conv, reader)).decode())
 
-    def typing(self, conv: str, frame: bytes) -> None:
-        self._pass(TYPING, _encode((conv, frame.decode())))
+    def typing(self, frame: TypingFrame) -> None:
+        self._pass(TYPING, _encode((frame.conv, _encode(frame).decode())))
 
-    def presence(self, name: str, data: bytes, *, answered: bool = False) -> None:
-        self._pass(PRESENCE, _encode(PersonPresence(name, data.decode(), answered)))
+    def presence(self, name: str, data: Raw, *, answered: bool = False) -> None:
+        self._pass(PRESENCE, _encode(PersonPresence(name, bytes(data).decode(), answered)))
 
     def _pass(self, about: str, what: bytes) -> None:
         if len(what) <= PASSING_BYTES:
@@ -116,23 +138,24 @@ class ChatRemoteHubs:
 
     def _heard_typing(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
-            conv, frame = _pair(what)
-            self._typed(conv, "", frame.encode())
+            _, frame = _pair(what)
+            self._typed(_typing(frame))
 
     def _heard_presence(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
             self._subscriptions.do(self._pass_presence(_presence(what)))
 
     async def _pass_presence(self, presence: PersonPresence) -> None:
-        name, data = presence.name, presence.data.encode()
-        if not presence.answered and self._subscriptions.subscribers(name) and b"false" in data:
+        name, data = presence.name, Raw(presence.data.encode())
+        online = online_in(data)
+        if not presence.answered and self._subscriptions.subscribers(name) and online is False:
             # They left there and are here as well.
-            self.presence(name, b'{"online":true}', answered=True)
+            self.presence(name, c.ONLINE, answered=True)
             return
         friends = await self._present(name, data)
-        if not presence.answered and b"true" in data:
+        if not presence.answered and online is True:
             for friend in friends:
-                self.presence(friend, b'{"online":true}', answered=True)
+                self.presence(friend, c.ONLINE, answered=True)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 

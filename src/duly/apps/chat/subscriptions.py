@@ -28,6 +28,8 @@ from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Principal
 from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger, StreamEntry
+from duly.wire.fields import NOTHING
+from duly.wire.outgoing import LineFrame, OutgoingFrame
 from duly.wire.session import Session
 
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
@@ -52,9 +54,9 @@ class Subscriber:
         self.loading = True
         self.missed: set[str] = set()
         """where something was said while their places were being read"""
-        self._early: list[bytes] = []
+        self._early: list[OutgoingFrame] = []
 
-    def pass_on(self, frame: bytes) -> None:
+    def pass_on(self, frame: OutgoingFrame) -> None:
         """Tell what is told in passing: nothing comes before the welcome."""
         if self.loading:
             self._early.append(frame)
@@ -259,7 +261,7 @@ class Subscriptions:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, conv: str, n: int, frame: bytes, by: Session, now: int) -> None:
+    def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> None:
         """A line was stored: tell it to those whose turn it is; the others read on to it. The connection it
         came `by` knows it from its `server_ack`."""
         for name in c.pair_in(conv) if n == 1 else ():
@@ -331,37 +333,33 @@ class Subscriptions:
 
     async def _hand(self, place: Subscription, page: list[StreamEntry], attempt: int) -> None:
         now = self._ledger.clock.now()
-        for shown in await self.show(place.conv, page, now, attempt):
-            entry, frame = shown
+        for line in await self.show(place.conv, page, now, attempt):
+            n = line.n or 0
             if place.subscriber.session.congested:
                 await place.subscriber.session.drained()
             if place.over:
                 return
             if attempt == 1:
-                if entry.n != place.told + 1:
+                if n != place.told + 1:
                     continue
-                place.told = entry.n
-            place.subscriber.session.push(frame)
-            if c.is_group(place.conv) and c.leaver_in(entry) == place.subscriber.who.name:
+                place.told = n
+            place.subscriber.session.push(line)
+            if c.is_group(place.conv) and c.leaver_in(line) == place.subscriber.who.name:
                 self._stand_up(place.subscriber, place.conv)
 
-    async def show(
-        self, conv: str, page: list[StreamEntry], now: int, attempt: int = 1
-    ) -> list[tuple[StreamEntry, bytes]]:
-        """Entries with the frames they go out as. An edit is shown with what its line says now."""
-        shown: list[tuple[StreamEntry, bytes]] = []
+    async def show(self, conv: str, page: list[StreamEntry], now: int, attempt: int = 1) -> list[LineFrame]:
+        """The lines of a page as they go to their readers. An edit is shown with what its line says now."""
+        shown: list[LineFrame] = []
         for entry in page:
-            edited = c.edit_of(entry)
-            if edited is None:
-                shown.append((entry, c.show_entry(conv, entry, now, attempt)))
-                continue
-            (line,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
-            frame = c.read_line(entry)
-            data = b""
-            if line.body and not c.is_over(said := c.read_line(line), now):
-                data = bytes(said.data)
-            text = c.edit_line(frame, frame.from_ or "", edited, data)
-            shown.append((entry, c.show(conv, entry.n, text, entry.at, attempt)))
+            line = c.shown_line(entry, now)
+            edited = c.edit_of(line)
+            if edited is not None:
+                (original,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
+                data = NOTHING
+                if original.body and not c.is_over(said := c.read_line(original), now):
+                    data = said.data
+                line = c.edit_line(line, line.from_ or "", edited, data)
+            shown.append(c.show(conv, entry.n, line, entry.at, attempt))
         return shown
 
     # ── acknowledging ────────────────────────────────────────────────────────────────────────────

@@ -63,10 +63,12 @@ from duly.runtime.engine import RECOVERY
 from duly.runtime.fair_reader import FairReader
 from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
-from duly.wire import fd, frames
+from duly.wire import fd, frames, outgoing
 from duly.wire.fd import FdKind
 from duly.wire.fd_signatures import FdSignatures
-from duly.wire.frames import DeviceCode, ServerAck, ServerCode
+from duly.wire.fields import Fields
+from duly.wire.frames import DeviceCode, ServerCode
+from duly.wire.outgoing import CommandFrame, FrameWithFields, OutgoingFrame, ServerAck
 from duly.wire.session import UncongestedSession
 from duly.wire.task_ids import TaskId, TaskIds, answered_id, read_task_id
 
@@ -153,10 +155,16 @@ class MqttDevice(UncongestedSession):
         self._link = link
         self._prefix = prefix
 
-    def push(self, frame: bytes) -> None:
-        command = frames.decode(frame)
-        if command.seq_id is None or command.from_ is None:
-            return  # a welcome: nodes have no use for it
+    def push(self, frame: OutgoingFrame) -> None:
+        """Sends a command as an FD task; a node has no use for any other frame."""
+        fields: Fields = {}
+        match frame:
+            case CommandFrame() as command:
+                pass
+            case FrameWithFields(CommandFrame() as command, fields):
+                pass
+            case _:
+                return
         task = fd.FdPending(
             sender=HUB,
             receiver=self.name,
@@ -164,7 +172,7 @@ class MqttDevice(UncongestedSession):
             action=command.type,
             time=time_of(command.seq_id) or 0,
             exp=(command.exp or 0) * MS,
-            payload=fd.Content(frames.payload_of(command)),
+            payload=fd.Content(outgoing.payload_of(command, fields)),
             order=frames.dump_order(command.order),
         )
         topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
@@ -430,11 +438,11 @@ class MqttDevices:
             self._answer_push(
                 name,
                 push.seq_id,
-                frames.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
+                outgoing.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
             )
             raise
         if verdict is not None:
-            self._answer_push(name, push.seq_id, frames.server_ack(push.seq_id, verdict))
+            self._answer_push(name, push.seq_id, outgoing.server_ack(push.seq_id, verdict))
 
     def _answer_push(self, name: str, seq_id: str | None, said: ServerAck) -> None:
         if seq_id is None or self.link is None:

@@ -13,7 +13,8 @@ from duly.errors import Malformed
 from duly.wire import fd
 from duly.wire.fd import FdKind
 from duly.wire.fields import Fields
-from duly.wire.frames import DeviceCode, Frame, ServerAck, ServerCode
+from duly.wire.frames import DeviceCode, Frame, ServerCode
+from duly.wire.outgoing import ServerAck
 
 
 class MqttPush(NamedTuple):

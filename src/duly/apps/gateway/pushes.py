@@ -25,9 +25,10 @@ from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable
 from duly.runtime.audit import AuditLog
 from duly.storage.ledger import Ledger
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.fields import Fields, pack
 from duly.wire.frames import Frame
+from duly.wire.outgoing import FrameWithFields, GapFrame, OutgoingFrame, PushFrame
 from duly.wire.session import Session
 
 KEPT: Final = 10_000
@@ -81,8 +82,9 @@ class PushService:
     ) -> AppendEntry:
         """The write that stores a push and its own fields; with a `key`, as the end of that message."""
         now = self._ledger.clock.now()
-        body = frames.push(Frame(kind, from_=device, data=data, time=now // MS), more)
-        return AppendEntry(stream_of(device), body, now, key, ends=bool(key))
+        frame = PushFrame(kind, device, data, now // MS)
+        push = FrameWithFields(frame, more) if more else frame
+        return AppendEntry(stream_of(device), outgoing.encode(push), now, key, ends=bool(key))
 
     async def store(
         self,
@@ -152,18 +154,19 @@ class PushService:
 
     async def tell(self, device: str, n: int, body: bytes) -> None:
         """Tell a push that was stored."""
+        push = outgoing.read_push(body)
         if self._journal.watchers:
-            said = frames.decode(body)
+            said = push.frame if isinstance(push, FrameWithFields) else push
             shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
             self._journal.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
         self._stored(device)
-        frame = _numbered(body, n)
+        frame = outgoing.numbered(push, n)
         for session in self._listeners(device):
             self._tell(session, device, n, frame)
         if n % TRIM_EVERY == 0:
             await self._ledger.trim(stream_of(device), n - KEPT)
 
-    def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
+    def _tell(self, session: Session, device: str, n: int, frame: OutgoingFrame) -> None:
         """Tell a connection the next push; if it is behind, or slow, it hears it from the ledger."""
         told = self._told.get(session)
         if told is None:
@@ -214,8 +217,8 @@ class PushService:
         extent = await self._ledger.extent(stream)
         told = self._told.get(session)
         if told is not None and told.setdefault(device, extent.last) + 1 < extent.first:
-            gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
-            session.push(msgspec.json.encode(gap))
+            gap = GapFrame(device, told[device], extent.first)
+            session.push(gap)
             told[device] = extent.first - 1
         while told is not None and session in self._told:
             if session.congested:
@@ -228,7 +231,7 @@ class PushService:
                 if entry.n > told[device]:  # it may have been told while we read
                     told[device] = entry.n
                     if entry.at >= self._born(device):  # else another device of that name said it
-                        session.push(_numbered(entry.body, entry.n))
+                        session.push(outgoing.numbered(outgoing.read_push(entry.body), entry.n))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -238,12 +241,7 @@ class PushService:
 
 def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
     """What is remembered of a push, so that other content under its id is noticed."""
-    return b'"%b"' % blake2b(pack(data, more or {}), digest_size=16).hexdigest().encode()
-
-
-def _numbered(stored: bytes, n: int) -> bytes:
-    """A stored push with its cursor, without taking it apart."""
-    return b'%b,"cursor":%d}' % (stored[:-1], n)
+    return msgspec.json.encode(blake2b(pack(data, more or {}), digest_size=16).hexdigest())
 
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:

@@ -38,9 +38,10 @@ from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
 from duly.transports.http.openapi import OPENAPI, WAIT_LIMIT
 from duly.transports.http.page_cursors import PageCursors
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.fields import unpack
-from duly.wire.frames import Frame, ServerCode
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck
 from duly.wire.session import UncongestedSession
 
 BATCH_LIMIT: Final = 1_000
@@ -158,7 +159,7 @@ class FrameBatch:
     async def ended(self, seconds: float) -> None:
         """Until all that were taken have ended, or this time is over."""
         waiting = [w for w in self.waiters if _taken(w.said)]
-        await self._wait(seconds, lambda: all(w.ended for w in waiting))
+        await self._wait(seconds, lambda: all(w.ended is not None for w in waiting))
 
     async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
@@ -178,14 +179,16 @@ class WaitingRequest(UncongestedSession):
 
     def __init__(self, batch: FrameBatch) -> None:
         self._batch = batch
-        self.said = b""
-        self.ended = b""
+        self.said: ServerAck | None = None
+        self.ended: OutgoingFrame | None = None
 
-    def push(self, frame: bytes) -> None:
-        if not self.said:
-            self.said = frame
-            self._batch.heard()
-        elif not self.ended:
+    def push(self, frame: OutgoingFrame) -> None:
+        """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
+        if self.said is None:
+            if isinstance(frame, ServerAck):
+                self.said = frame
+                self._batch.heard()
+        elif self.ended is None:
             self.ended = frame
             self._batch.news()
 
@@ -193,9 +196,10 @@ class WaitingRequest(UncongestedSession):
         pass
 
     @property
-    def whole(self) -> bytes:
+    def answer(self) -> ServerAck:
         """The `server_ack`, with the `ack` in it if there is one."""
-        return b'%b,"ack":%b}' % (self.said[:-1], self.ended) if self.ended else self.said
+        assert self.said is not None, "`FrameBatch.said` waits until every request has been told"
+        return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
 
 
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
@@ -254,7 +258,7 @@ class MessagesEndpoint:
                 413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
             )
         waiters = (await self._send(who, many, wait)).waiters
-        return FastAnswer(200, b"[%b]" % b",".join([waiter.whole for waiter in waiters]))
+        return FastAnswer(200, msgspec.json.encode([waiter.answer for waiter in waiters]))
 
     async def _send(self, who: Principal, raws: list[bytes], wait: float) -> FrameBatch:
         batch = FrameBatch(len(raws))
@@ -405,16 +409,16 @@ def _with_id(raw: bytes, id_: str) -> bytes:
 
 
 def _said(waiter: WaitingRequest, wait: float) -> FastAnswer:
-    if waiter.ended:
-        return FastAnswer(200, waiter.whole)
-    frame = frames.decode(waiter.said)
+    frame = waiter.answer
+    if waiter.ended is not None:
+        return FastAnswer(200, outgoing.encode(frame))
     status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
     if _is_all(frame):
         status = 200
     if frame.error == RateLimited.word:
         status = 429
     later = LATER if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else 0
-    return FastAnswer(status, waiter.said, _whole(frame.retry_after) or later)
+    return FastAnswer(status, outgoing.encode(frame), _whole(frame.retry_after) or later)
 
 
 def _whole(seconds: float | None) -> int:
@@ -425,13 +429,14 @@ def _whole(seconds: float | None) -> int:
 _JSON: Final = {"Content-Type": "application/json"}
 
 
-def _taken(said: bytes) -> bool:
+def _taken(frame: ServerAck | None) -> bool:
     """Whether something was taken that has yet to end."""
-    frame = frames.decode(said)
-    return frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+    return (
+        frame is not None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+    )
 
 
-def _is_all(frame: Frame) -> bool:
+def _is_all(frame: ServerAck) -> bool:
     """Whether nothing more will be said: a line has its place, or a question its answer."""
     return frame.n is not None or bool(frame.data)
 
@@ -447,7 +452,7 @@ _STATUS: Final = {
 }
 
 
-def _status(frame: Frame) -> int:
+def _status(frame: ServerAck) -> int:
     match frame.code:
         case ServerCode.ACCEPTED:
             return 202
@@ -497,7 +502,7 @@ def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
         said["code"] = ServerCode.INTERNAL
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
     if wait:
-        said["retry_after"] = frames.seconds_of(wait)
+        said["retry_after"] = outgoing.seconds_of(wait)
     return FastAnswer(status, msgspec.json.encode(said), later)
 
 
