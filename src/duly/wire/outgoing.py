@@ -150,11 +150,14 @@ class SeenFrame(Struct, frozen=True, tag_field="type", tag="seen"):
 F = TypeVar("F", CommandFrame, AckFrame, PushFrame)
 
 
-class FrameWithFields(Struct, Generic[F], frozen=True):
+class FrameWithFields(Generic[F]):
     """A frame with fields that the protocol does not know; the frame's own win."""
 
-    frame: F
-    fields: Fields
+    __slots__ = ("fields", "frame")
+
+    def __init__(self, frame: F, fields: Fields) -> None:
+        self.frame: F = frame
+        self.fields = fields
 
 
 OutgoingFrame: TypeAlias = (
@@ -175,7 +178,24 @@ OutgoingFrame: TypeAlias = (
 )
 """What an application may hand to a session."""
 
-_encode: Final = msgspec.json.Encoder().encode
+
+def _fields_of(whole: object) -> dict[str, object]:
+    """All fields of a frame with fields of its own, by name, without those that are left out."""
+    if not isinstance(whole, FrameWithFields):
+        raise NotImplementedError(f"no frame: {type(whole).__name__}")
+    frame: CommandFrame | AckFrame | PushFrame = whole.frame
+    kind = type(frame)
+    config, defaults = kind.__struct_config__, kind.__struct_defaults__
+    fields: dict[str, object] = {} if config.tag_field is None else {config.tag_field: config.tag}
+    values = msgspec.structs.astuple(frame)
+    required = len(values) - len(defaults)
+    for i, (name, value) in enumerate(zip(kind.__struct_encode_fields__, values, strict=True)):
+        if i < required or value != defaults[i - required]:
+            fields[name] = value
+    return whole.fields | fields
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=_fields_of).encode
 
 
 class FrameEncoder:
@@ -188,31 +208,15 @@ class FrameEncoder:
 
     def encode(self, frame: OutgoingFrame) -> bytes:
         """The JSON of a frame."""
-        last, text = self._last
-        if frame is last:
-            return text
-        if isinstance(frame, FrameWithFields):
-            text = _encode(frame.fields | _fields_of(frame.frame))
-        else:
-            text = _encode(frame)
-        self._last = (frame, text)
+        last = self._last
+        if last[0] is frame:
+            return last[1]
+        text = _encode(frame)
+        self._last = (frame, text)  # one assignment, since hubs of one process may run in several threads
         return text
 
 
 encode: Final = FrameEncoder().encode
-
-
-def _fields_of(frame: CommandFrame | AckFrame | PushFrame) -> dict[str, object]:
-    """The fields of a frame by name, without those that are left out."""
-    kind = type(frame)
-    config, defaults = kind.__struct_config__, kind.__struct_defaults__
-    fields: dict[str, object] = {} if config.tag_field is None else {config.tag_field: config.tag}
-    values = msgspec.structs.astuple(frame)
-    required = len(values) - len(defaults)
-    for i, (name, value) in enumerate(zip(kind.__struct_encode_fields__, values, strict=True)):
-        if i < required or value != defaults[i - required]:
-            fields[name] = value
-    return fields
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────

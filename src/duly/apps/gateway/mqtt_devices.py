@@ -157,14 +157,9 @@ class MqttDevice(UncongestedSession):
 
     def push(self, frame: OutgoingFrame) -> None:
         """Sends a command as an FD task; a node has no use for any other frame."""
-        fields: Fields = {}
-        match frame:
-            case CommandFrame() as command:
-                pass
-            case FrameWithFields(CommandFrame() as command, fields):
-                pass
-            case _:
-                return
+        command, fields = _command_in(frame)
+        if command is None:
+            return
         task = fd.FdPending(
             sender=HUB,
             receiver=self.name,
@@ -587,6 +582,15 @@ class MqttDevices:
         if remote is None or self._gateway.has(key) or self._ours(device) is not None:
             return False
         return await remote.registry.ask(device)
+
+
+def _command_in(frame: OutgoingFrame) -> tuple[CommandFrame | None, Fields]:
+    """The command in a frame with its own fields; None if it is another frame."""
+    if type(frame) is CommandFrame:
+        return frame, {}
+    if isinstance(frame, FrameWithFields) and isinstance(frame.frame, CommandFrame):
+        return frame.frame, frame.fields
+    return None, {}
 
 
 def _now() -> float:

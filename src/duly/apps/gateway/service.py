@@ -494,7 +494,9 @@ class GatewayService:
                 to=message.recipient,
                 kind=message.kind,
             )
-        _push_to((reply.origin,), outgoing.server_ack(message.id, verdict))
+        origin: Any = reply.origin
+        if origin is not None:
+            origin.push(outgoing.server_ack(message.id, verdict))
         if self.remote is not None:
             self.remote.told(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:

@@ -185,7 +185,7 @@ class WaitingRequest(UncongestedSession):
     def push(self, frame: OutgoingFrame) -> None:
         """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
         if self.said is None:
-            if isinstance(frame, ServerAck):
+            if type(frame) is ServerAck:
                 self.said = frame
                 self._batch.heard()
         elif self.ended is None:
