@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
@@ -89,15 +89,24 @@ class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
 class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One frame, either way. Which fields belong to which type, the users of frames know."""
 
-    type: str
-    seq_id: str | None = None
-    to: str | None = None
+    type: Annotated[
+        str, Meta(extra_json_schema={"pattern": f"^{_TYPE.pattern}$", "examples": sorted(COMMANDS)})
+    ]
+    seq_id: Annotated[
+        str | None,
+        Meta(description="{milliseconds}_{counter}, minted by the sender, the same in every resend"),
+    ] = None
+    to: Annotated[str | None, Meta(description="the device; of a command")] = None
     from_: str | None = msgspec.field(default=None, name="from")
-    data: Raw = NOTHING
-    exp: int | None = None
-    queue: bool = False
+    data: Annotated[Raw, Meta(description="anything; passed on untouched")] = NOTHING
+    exp: Annotated[
+        int | None, Meta(description="milliseconds since 1970; after this it must not take effect")
+    ] = None
+    queue: Annotated[bool, Meta(description="keep it for an offline device until exp")] = False
     order: FrameOrder | bool | None = None
-    timeout: int | None = None
+    timeout: Annotated[
+        int | None, Meta(description="milliseconds that the device may take, instead of the hub's patience")
+    ] = None
     code: int | None = None
     progress: Raw = NOTHING
     state: str | None = None
@@ -114,8 +123,7 @@ class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     n: int | None = None
     attempt: int | None = None
     edited: bool = False
-    retry_after: float | None = None
-    """seconds to wait before the next try"""
+    retry_after: Annotated[float | None, Meta(description="seconds to wait before the next try")] = None
     online: list[str] | None = None
 
     @property

@@ -10,10 +10,10 @@ Each kind has only the fields that it needs: encoding it takes half the time of 
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
@@ -44,8 +44,7 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     state: str | None = None
     error: str | None = None
     detail: str | None = None
-    retry_after: float | None = None
-    """seconds to wait before the next try"""
+    retry_after: Annotated[float | None, Meta(description="seconds to wait before the next try")] = None
     conv: str | None = None
     n: int | None = None
     """of a line of chat: its conversation, and its number there"""

@@ -38,6 +38,7 @@ from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
 from duly.transports.http.openapi import OPENAPI, WAIT_LIMIT
 from duly.transports.http.page_cursors import PageCursors
+from duly.transports.http.schemas import ErrorAnswer
 from duly.wire import frames, outgoing
 from duly.wire.fields import unpack
 from duly.wire.frames import ServerCode
@@ -497,12 +498,9 @@ def error(status: int, word: str, detail: str) -> web.Response:
 
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
     """An error as JSON; `wait` (µs) is how long to wait before the next try."""
-    said: dict[str, Any] = {"error": word, "detail": detail}
-    if status == 503:
-        said["code"] = ServerCode.INTERNAL
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
-    if wait:
-        said["retry_after"] = outgoing.seconds_of(wait)
+    code = ServerCode.INTERNAL if status == 503 else None
+    said = ErrorAnswer(word, detail, code, outgoing.seconds_of(wait) if wait else None)
     return FastAnswer(status, msgspec.json.encode(said), later)
 
 
