@@ -30,8 +30,8 @@ from duly.wire.fd_content import (
 )
 
 __all__ = [
-    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdKind", "FdPending",
-    "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode", "decode_ack",
+    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdKind",
+    "FdPending", "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode", "decode_ack",
     "decode_complete", "decode_failed", "decode_pending", "decode_status", "encode", "is_question",
     "parse_topic", "question", "read_content", "topic_of",
 ]  # fmt: skip

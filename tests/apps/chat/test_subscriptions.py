@@ -56,7 +56,7 @@ class Room:
     async def begin(self) -> None:
         await self.ledger.write(PutItem(c.convs("bob"), CONV, b""))
         self.subscriber = self.subscriptions.enter(self.bob, Principal("bob", Role.USER))
-        await self.subscriptions.find_places(self.subscriber, None)
+        await self.subscriptions.load_subscriptions(self.subscriber, None)
         self.subscriptions.begin(self.subscriber)
 
     async def say(self) -> None:
@@ -129,7 +129,7 @@ async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None
     assert room.subscriptions.subscribers("bob") == [room.subscriber, subscriber]
     subscriber.pass_on(LineFrame("receipt", n=7))
     assert phone.told == []
-    await room.subscriptions.find_places(subscriber, None)
+    await room.subscriptions.load_subscriptions(subscriber, None)
     room.subscriptions.begin(subscriber)
     subscriber.pass_on(LineFrame("receipt", n=8))
     assert phone.told == [(7, 1), (8, 1)]

@@ -154,7 +154,7 @@ class ChatService:
         """Greet them, and tell them what they missed. `cursors` in the welcome say after which line of each
         conversation that begins."""
         subscriber = self.subscriptions.enter(session, who)
-        told = await self.subscriptions.find_places(subscriber, cursors)
+        told = await self.subscriptions.load_subscriptions(subscriber, cursors)
         now = self._ledger.clock.now() // MS
         session.push(WelcomeFrame(who.name, now, told))
         self.subscriptions.begin(subscriber)
@@ -355,7 +355,7 @@ class ChatService:
         else:
             conv = frame.conv or ""
             subscriber = self.subscriptions.subscriber(session)
-            if subscriber is None or conv not in subscriber.places:
+            if subscriber is None or conv not in subscriber.subscriptions:
                 raise NotAllowed(NOT_YOURS.reason)
             typing = TypingFrame(me, conv, frame.data)
             self._tell_typing(typing)
