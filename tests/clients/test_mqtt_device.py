@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duly.apps.gateway.mqtt_devices import MqttDevice
+from duly.apps.gateway.mqtt_device import MqttDevice
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import DeviceError, Refused

@@ -98,7 +98,7 @@ class Subscription:
         self.noted = noted
         """how far the ledger knows that the connection has acknowledged"""
         self.has = noted
-        """the same, with the person's own lines since. What the client claimed when it connected is not in it:
+        """the same, with the person's own lines since. What a client claimed when it connected is not:
         a client may have received more than it has made use of"""
         self.head = head
         """the number of the last line, as far as this hub knows"""
