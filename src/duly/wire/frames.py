@@ -1,4 +1,4 @@
-"""The frames dialect: JSON text over WebSocket and HTTP, seed 000's wire (see DESIGN section 6).
+"""The frames dialect, as it comes in: JSON text over WebSocket and HTTP. What a hub sends is in `outgoing`.
 
 The law: whatever comes in is either a `Frame` that fits, or a `SenderError` that says what is wrong with
 it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
@@ -57,7 +57,7 @@ TIMEOUT_LIMIT: Final = 86_400_000
 
 
 class ServerCode(IntEnum):
-    """`server_ack`: what the hub says of a command."""
+    """The codes of `server_ack`: what the hub says of a command."""
 
     ACCEPTED = 0
     OFFLINE = 1
@@ -68,7 +68,7 @@ class ServerCode(IntEnum):
 
 
 class DeviceCode(IntEnum):
-    """`ack`: what the device says of a command."""
+    """The codes of `ack`: what the device says of a command."""
 
     DONE = 0
     BUSY = 1
@@ -81,13 +81,15 @@ class DeviceCode(IntEnum):
 
 
 class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The place of a command in its device's order: its key, what becomes of late ones, and its predecessor."""
+
     key: str = ""
     mode: Mode = Mode.REPLAY
     after: int | None = None
 
 
 class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One frame, either way. Which fields belong to which type, the users of frames know."""
+    """One frame of a client. Which fields a type needs, the application that takes it decides."""
 
     type: Annotated[
         str, Meta(extra_json_schema={"pattern": f"^{_TYPE.pattern}$", "examples": sorted(COMMANDS)})
@@ -221,7 +223,7 @@ def is_own_type(type: str) -> bool:
 
 
 def decode_batch(text: bytes) -> list[bytes] | None:
-    """The frames of a JSON array, still undecoded; None if it is not an array."""
+    """The frames of a JSON array, still undecoded; None if it is not an array, as its first byte says."""
     if text.lstrip()[:1] != b"[":
         return None
     try:
@@ -393,10 +395,11 @@ def raw(text: bytes) -> Raw:
 
 
 def load(data: Raw | bytes) -> Any:
-    """What is in a frame's `data`, or in a body's, for those who want to look."""
+    """The value of a frame's `data`, or of a body's."""
     text = data_in(data) if type(data) is bytes else data
     return msgspec.json.decode(text) if text else None
 
 
 def dump(value: object) -> Raw:
+    """A value as `data`; None is no data."""
     return NOTHING if value is None else Raw(msgspec.json.encode(value))

@@ -2,9 +2,9 @@
 
 The law: everything here is read from the ledger, so every hub says the same, also after a restart. Readers
 have cursors: how far they have acknowledged, and how far they have read. A reader who was sent a line and
-does not acknowledge it is noted by their hub (`AwaitedReceipt`), a second after it was sent and at every further
-attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed is old, and
-counts for nothing.
+does not acknowledge it is noted by their hub (`AwaitedReceipt`), a second after it was sent and at every
+further attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed is
+old, and counts for nothing.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ _STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionErr
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
+    """Whether a log record is about the hub itself: what is wrong with a request is answered, not logged."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, _STRANGERS)
 
@@ -70,9 +70,11 @@ LOG.addFilter(RateLimitedLog())
 
 
 class TokenCheck(Protocol):
-    """Who knows tokens."""
+    """What knows tokens."""
 
-    async def login(self, token: str | None, address: str) -> Principal: ...
+    async def login(self, token: str | None, address: str) -> Principal:
+        """Whose token this is; raises `NotAuthenticated`."""
+        ...
 
 
 class MessagesBackend(TokenCheck, Protocol):
@@ -100,7 +102,7 @@ class MessagesBackend(TokenCheck, Protocol):
     @property
     def cursors(self) -> PageCursors: ...
     def born(self, who: Principal) -> int:
-        """When somebody's account was made (µs); what is older is not theirs."""
+        """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
     def trail(self, key: bytes) -> list[Any]:
@@ -114,7 +116,7 @@ class MessagesBackend(TokenCheck, Protocol):
     async def list_devices(
         self, who: Principal, after: str, limit: int
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The devices that somebody may see, by name, and after which the next page begins."""
+        """The devices that a principal may see, by name, and after which the next page begins."""
         ...
 
 
@@ -133,7 +135,7 @@ def token_in(request: web.Request) -> str | None:
 
 
 class FrameBatch:
-    """The requests that one caller waits for together."""
+    """The frames of one request, each with the session that its answers go to."""
 
     def __init__(self, size: int) -> None:
         self.waiters = [WaitingRequest(self) for _ in range(size)]
@@ -173,8 +175,8 @@ class FrameBatch:
 
 
 class WaitingRequest(UncongestedSession):
-    """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
-    the command was taken, the `ack` may follow."""
+    """The session of one frame that came over HTTP: it keeps the `server_ack`, and the `ack` that may follow
+    if the command was taken."""
 
     __slots__ = ("__weakref__", "_batch", "ended", "said")
 
@@ -194,7 +196,7 @@ class WaitingRequest(UncongestedSession):
             self._batch.news()
 
     def close(self, reason: str) -> None:
-        pass
+        """Does nothing: the request ends when it is answered."""
 
     @property
     def answer(self) -> ServerAck:
@@ -204,6 +206,7 @@ class WaitingRequest(UncongestedSession):
 
 
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
+    """The routes of frames, outcomes and lists."""
     return [
         web.post("/v1/messages", http.guarded(http.post)),
         web.get("/v1/messages", http.guarded(http.list_messages)),
@@ -217,13 +220,15 @@ def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
 
 
 class MessagesEndpoint:
+    """Takes frames, and shows messages, refusals, devices and the hub's state."""
+
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
 
     def guarded(
         self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Who asks, and what to say when it goes wrong."""
+        """A handler that authenticates the caller first, and answers errors."""
 
         async def serve(request: web.Request) -> web.Response:
             try:
@@ -241,7 +246,7 @@ class MessagesEndpoint:
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
     async def express(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
-        """The same, of whoever asks for nothing else."""
+        """The same on the fast path: a single body, and no options."""
         try:
             return await self._take(await self._server.login(token, address), raw)
         except DulyError as trouble:
@@ -347,7 +352,7 @@ class MessagesEndpoint:
         return as_json(self._server.state())
 
     async def health(self, request: web.Request) -> web.Response:
-        """For balancers: whether to send anybody here. Anyone may ask."""
+        """For load balancers: whether this hub takes requests. It needs no token."""
         parts, down = sorted(self._server.problems), self._server.down
         if not parts and not down:
             return as_json({"ok": True})
