@@ -81,7 +81,7 @@ class DeviceCode(IntEnum):
 
 
 class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The place of a command in its device's order: its key, what becomes of late ones, and its predecessor."""
+    """A command's place in its device's order: its key, what becomes of late ones, its predecessor."""
 
     key: str = ""
     mode: Mode = Mode.REPLAY
