@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duly.apps.gateway.mqtt_devices import MqttDevice
+from duly.apps.gateway.mqtt_device import MqttDevice
 from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import DeviceError, Refused
@@ -19,6 +19,7 @@ from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from duly.transports.mqtt.link import MqttLink
+from duly.wire.outgoing import CommandFrame, OutgoingFrame
 from duly.wire.session import Acknowledge
 from tests.end_to_end.processes import DeviceProcess
 from tests.servers import Mosquitto
@@ -238,10 +239,10 @@ async def test_tasks_that_overtake_each_other_take_effect_in_order(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a broker dies with the first, and only the second finds its device listening again."""
-    held: list[bytes] = []
+    held: list[OutgoingFrame] = []
 
-    def push(self: MqttDevice, frame: bytes) -> None:
-        if b'"lock_control"' in frame:
+    def push(self: MqttDevice, frame: OutgoingFrame) -> None:
+        if isinstance(frame, CommandFrame) and frame.type == "lock_control":
             held.append(frame)
             for one in reversed(held) if len(held) == 2 else ():
                 whole(self, one)

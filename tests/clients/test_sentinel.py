@@ -28,6 +28,7 @@ from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
 from duly.wire.frames import Frame
+from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import UncongestedSession
 from tests.places import Place
 
@@ -103,8 +104,8 @@ class Observer(UncongestedSession):
     def look(self, tower: Place) -> None:
         tower.hub.journal.watchers.append(self)
 
-    def push(self, frame: bytes) -> None:
-        seen = json.loads(frame)["data"]
+    def push(self, frame: OutgoingFrame) -> None:
+        seen = json.loads(encode(frame))["data"]
         if (seen["what"], seen.get("word")) == ("said", "fresh"):
             self.taken.append(seen["id"])
 

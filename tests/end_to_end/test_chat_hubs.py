@@ -63,6 +63,17 @@ async def test_typing_and_presence_pass_from_hub_to_hub(towns: tuple[Town, Town]
             assert there_too["from"] == "ann", "who comes learns who is remote"
 
 
+async def test_a_note_with_the_word_false_is_no_departure(towns: tuple[Town, Town]) -> None:
+    """Ann is at both hubs: what she says of herself at one of them reaches her friend at the other."""
+    here, there = towns
+    async with here.enter("ann") as ann, there.enter("ann"), there.enter("bob") as bob:
+        await ann.ask("friend_ask", user="bob")
+        await bob.ask("friend_accept", user="ann")
+        await ann.say("presence", data={"online": True, "note": "a false alarm"})
+        noted = await bob.first(lambda f: f["type"] == "presence" and "note" in f["data"])
+        assert (noted["from"], noted["data"]["note"]) == ("ann", "a false alarm")
+
+
 async def test_a_repeat_on_another_hub_gets_the_number_of_the_first(towns: tuple[Town, Town]) -> None:
     here, there = towns
     async with here.enter("ann") as ann, there.enter("ann") as remote:

@@ -106,7 +106,7 @@ class HttpLink:
 
     async def _post(self, http: aiohttp.ClientSession, batch: list[bytes]) -> tuple[list[bytes], str]:
         """The answers to a batch, and the tower's time."""
-        body = b"[%b]" % b",".join(batch)
+        body = msgspec.json.encode([msgspec.Raw(frame) for frame in batch])
         headers = {"Authorization": f"Bearer {self._token}"}
         async with http.post(self._url, data=body, headers=headers, ssl=self._tls) as response:
             said = await response.read()

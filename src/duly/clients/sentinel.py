@@ -565,5 +565,5 @@ def _json(field: str, value: object) -> bytes:
         raise Malformed(f"{field} cannot be written as JSON: {problem}") from None
     if len(text) > FIELD_LIMIT:
         raise TooLarge(f"{field} has {len(text)} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    frames.check(b'{"data":{"%b":%b}}' % (field.encode(), text))  # as deep as it will be in its frame
+    frames.check(bytes(frames.dump({"data": {field: value}})))  # as deep as it will be in its frame
     return text

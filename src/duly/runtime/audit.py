@@ -1,7 +1,7 @@
-"""The journal: what was refused, and what is going on.
+"""The audit log: what was refused and why, and what is happening now.
 
-The law [P5]: "why did nothing happen?" has an answer. Every refusal is recorded in the ledger with its
-reason, and whoever watches sees everything as it happens.
+The law (P5): "why did nothing happen?" has an answer. Every refusal is recorded in the ledger with its
+reason, and admins who watch see everything as it happens.
 """
 
 from __future__ import annotations
@@ -9,32 +9,28 @@ from __future__ import annotations
 from duly.core.operations import RecordRefusal
 from duly.core.units import MS
 from duly.storage.ledger import Ledger
-from duly.wire import frames
-from duly.wire.frames import Frame
+from duly.wire.outgoing import SeenFrame
 from duly.wire.session import Session
 
 ID_SHOWN = 200
-"""Of an id that nobody should have sent."""
+"""Characters of an id that are recorded; a sound id is shorter."""
 
 
 class AuditLog:
-    """One hub's."""
+    """Records the refusals of one hub, and shows what happens to the sessions in `watchers`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.watchers: list[Session] = []
 
     async def refuse(self, scope: str, id_: str, word: str, reason: str) -> None:
-        """Record that something was refused."""
+        """Records that a message was refused, and shows it to the watchers."""
         self.see("refused", scope=scope, id=id_, word=word, reason=reason)
         await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, self._ledger.clock.now()))
 
     def see(self, what: str, **more: object) -> None:
-        """Show it to those who watch."""
+        """Shows an event to the watchers; with none it costs nothing."""
         if self.watchers:
-            seen = Frame(
-                "seen", data=frames.dump({"what": what, **more}), time=self._ledger.clock.now() // MS
-            )
-            line = frames.encode(seen)
+            seen = SeenFrame({"what": what, **more}, self._ledger.clock.now() // MS)
             for watcher in self.watchers:
-                watcher.push(line)
+                watcher.push(seen)

@@ -1,8 +1,8 @@
-"""The router: where frames come in, from WebSocket and HTTP alike, and which application gets them.
+"""The router: hands every frame, from WebSocket and HTTP alike, to the application that understands it.
 
 The laws. A frame goes to the one application that knows its type; a connection belongs to the application of
 its owner's role, which greets it. What is wrong with a frame is answered with a `server_ack` and recorded,
-never raised: nobody's mistake is anybody else's trouble.
+never raised: one client's mistake is no other client's trouble.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from duly.core.messages import Verdict, Word
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
+from duly.wire.outgoing import ServerAck
 from duly.wire.session import Session
 
 UNABLE: Final = (LedgerError, Overloaded, Stopped)
-"""What is nobody's mistake: the frame may be sent again, as it is."""
+"""The hub's own trouble, not the sender's mistake: the frame may be sent again, as it is."""
 WATCH = "watch"
-"""An admin's wish to see everything as it happens."""
+"""The frame by which an admin asks to see everything as it happens."""
 
 
 class RoutedApp(Protocol):
-    """What the hub is for: the gateway, chat, alerts."""
+    """An application of the hub: the gateway, chat, alerts."""
 
     @property
     def roles(self) -> frozenset[Role]:
-        """Whose connections are greeted here."""
+        """The roles whose connections this application greets."""
         ...
 
     @property
     def types(self) -> frozenset[str]:
-        """The frames that are understood here; who may send them is decided here, too."""
+        """The frame types that it understands; it also decides who may send them."""
         ...
 
     # prompt: frozenset[str], if there are any: types that `receive` only hands over to an engine, so that an
@@ -44,24 +45,26 @@ class RoutedApp(Protocol):
     # refused(who, seq_id), if there is something to do when a frame was refused before it got here.
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        """Somebody has authenticated: greet them with a `welcome`, and give them what they missed."""
+        """A client has authenticated: it is sent a `welcome`, and what it missed."""
         ...
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """A frame. Whether a `server_ack` for it is pushed to the session: not every frame gets one.
-        Said at once, or when awaited, if it takes a commit or has to wait for something. Raises `SenderError`
+        """Takes a frame. Returns whether a `server_ack` for it is pushed to the session, since not every
+        frame gets one: at once, or when awaited, if that takes a commit or has to wait. Raises `SenderError`
         for what is wrong with the frame."""
         ...
 
-    async def disconnected(self, session: Session, who: Principal) -> None: ...
+    async def disconnected(self, session: Session, who: Principal) -> None:
+        """The connection of a client has ended."""
+        ...
 
     def dismiss(self, name: str) -> None:
-        """Hang up on everybody of this name: they are no longer who they were let in as."""
+        """Closes every connection of this account: its token or role is no longer valid."""
         ...
 
 
 class Router:
-    """One hub's."""
+    """Routes the frames and connections of one hub."""
 
     def __init__(self, journal: AuditLog, applications: Iterable[RoutedApp]) -> None:
         self._journal = journal
@@ -77,19 +80,22 @@ class Router:
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
     ) -> None:
+        """A client has authenticated: the application of its role greets it."""
         await self._by_role[who.role].connected(session, who, cursors)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
+        """The connection of a client has ended."""
         if session in self._journal.watchers:
             self._journal.watchers.remove(session)
         await self._by_role[who.role].disconnected(session, who)
 
     def dismiss(self, name: str) -> None:
+        """Closes every connection of this account."""
         for application in self._applications:
             application.dismiss(name)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
-        """Several frames, in their order, each with its session; all are pushed a `server_ack`."""
+        """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
         commits: list[Coroutine[Any, Any, object]] = []
         for session, raw in zip(sessions, raws, strict=True):
             seq_id: str | int | None = None
@@ -117,8 +123,8 @@ class Router:
             session.push(_TAKEN)
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
-        """A frame from somebody who has authenticated. Whether it gets a `server_ack`: at once, or when
-        awaited. Most frames are only handed over to an engine, and need no coroutine for that."""
+        """Takes a frame of a client that has authenticated. Returns whether it gets a `server_ack`: at once,
+        or when awaited. Most frames are only handed over to an engine, and need no coroutine for that."""
         try:
             frame = frames.decode(raw)
         except SenderError as problem:
@@ -144,7 +150,7 @@ class Router:
             return _unable(session, seq_id, problem)
 
     def _other(self, who: Principal, type_: str) -> RoutedApp | None:
-        """Who takes a type that no application names."""
+        """The application that takes a type which none names: that of the sender's role, if it is open."""
         application = self._by_role[who.role]
         return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
 
@@ -167,21 +173,20 @@ class Router:
             note(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
         await self._journal.refuse(who.name, known, problem.word, str(problem))
-        session.push(frames.encode(frames.server_ack(seq_id, verdict)))
+        session.push(outgoing.server_ack(seq_id, verdict))
         return True
 
 
 def _unable(session: Session, seq_id: str | int | None, problem: DulyError) -> bool:
     word = problem.word if isinstance(problem, RateLimited) else "internal"
-    said = frames.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait)
-    session.push(frames.encode(said))
+    session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
     return True
 
 
 async def settled(said: bool | Awaitable[bool]) -> bool:
-    """What was said at once, or is when awaited."""
+    """The answer of `receive`, whether it was given at once or has to be awaited."""
     return said if isinstance(said, bool) else await said
 
 
-_TAKEN = frames.encode(Frame("server_ack", code=ServerCode.ACCEPTED))
-"""What a device tells is stored by now; on a WebSocket it would not be answered."""
+_TAKEN: Final = ServerAck(code=ServerCode.ACCEPTED)
+"""The answer to a push without an id over HTTP: it is stored. On a WebSocket it gets none."""

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
@@ -186,7 +187,7 @@ class ClientConnections:
 
     def _turn_away(self, transport: asyncio.Transport, why: str) -> None:
         self.refused += 1
-        body = b'{"error":"overloaded","detail":"%b"}' % why.encode()
+        body = msgspec.json.encode({"error": "overloaded", "detail": why})
         transport.write(_FULL % (len(body), body))
         transport.close()
 

@@ -1,9 +1,10 @@
 """WebSocket at `/v1/ws`: frames both ways on one connection.
 
-The laws. Nobody is heard before they have said who they are, and they have ten seconds for it. Frames
+The laws. A client authenticates first, within ten seconds; no other frame of it is read before that. Frames
 go out in the order they were pushed. A client that reads slowly is waited for: what can wait is not pushed to
-it, and it is heard only as fast as it reads. One that stands still, or to which far too much is pushed all
-the same, is hung up on: it harms nobody else, and finds everything again when it comes back.
+it, and its own frames are read only as fast as it reads. The connection of a client that reads nothing, or
+to which far too much is pushed all the same, is closed: it harms no other client, and the client finds
+everything again when it reconnects.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from duly.runtime.logs import RateLimitedLog
 from duly.transports.connections import visitor_of, waiting_for
 from duly.wire import frames
 from duly.wire.frames import FRAME_LIMIT, ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck, encode, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(RateLimitedLog())
@@ -36,11 +38,11 @@ ROOM_BYTES: Final = 1024 * 1024
 """What is queued for a client before it counts as congested."""
 QUEUE_FRAMES: Final = 100_000
 QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""What is queued at most: answers to what it asked itself, since everything else waits for room."""
+"""What is queued at most: answers to what the client asked itself, since everything else waits for room."""
 STILL_SECONDS: Final = 10.0
 """How long a congested client may take nothing at all."""
 HEAR_SECONDS: Final = 5.0
-"""A congested client is heard at least this often: it may only want to say that it is there."""
+"""A frame of a congested client is read at least this often: it may be only a sign of life."""
 _OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 READ_BYTES: Final = 4 * FRAME_LIMIT
 """A frame up to here is read, if only to say that it is too large; one beyond ends the connection."""
@@ -53,22 +55,22 @@ class WebSocketBackend(Protocol):
     """What a WebSocket needs of its hub."""
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """Who that is; raises `NotAuthenticated`."""
+        """Whose token this is; raises `NotAuthenticated`."""
         ...
 
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
     ) -> None: ...
     def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> bool | Awaitable[object]:
-        """A frame; what is to be awaited before the next one, if anything."""
+        """Takes a frame; returns what is to be awaited before the next one, if anything."""
         ...
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
 
 
 class WebSocketSession:
-    """One connection: a queue that is emptied at the end of the turn, and a task for when the other side does
-    not take it so fast."""
+    """One WebSocket connection: a queue that is written at the end of the loop's turn, and a task that writes
+    when the client does not read so fast."""
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         self._socket = socket
@@ -81,9 +83,9 @@ class WebSocketSession:
         self._drained: list[asyncio.Future[None]] = []
         self._news = asyncio.Event()
         self._due = False
-        """the queue is emptied at the end of this turn"""
+        """the queue is written at the end of this turn"""
         self._behind = False
-        """the task is at it"""
+        """the task is writing"""
         self._closing: str | None = None
         self._last_resort: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
@@ -91,19 +93,21 @@ class WebSocketSession:
         self._later = loop.call_later
         self._writer = loop.create_task(self._write())
 
-    def push(self, frame: bytes) -> None:
+    def push(self, frame: OutgoingFrame) -> None:
+        """Queues a frame, as JSON."""
         if self._closing is not None:
             return
-        self._queue.append(frame)
-        self._size += len(frame)
+        text = encode(frame)
+        self._queue.append(text)
+        self._size += len(text)
         if self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES:
-            self._crowd()
+            self._congest()
         if not self._due:
             self._due = True
             self._soon(self._flush)
 
-    def _crowd(self) -> None:
-        """It is congested: see whether it moves, and that it does not become too much."""
+    def _congest(self) -> None:
+        """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
         if self._watch is None:
             self._watch = self._later(STILL_SECONDS, self._look, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
@@ -111,9 +115,16 @@ class WebSocketSession:
 
     @property
     def congested(self) -> bool:
+        """Whether more is queued than the client takes in a moment."""
         return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
 
+    @property
+    def watched(self) -> bool:
+        """Whether a timer checks that the client reads: the session is congested, or was a moment ago."""
+        return self._watch is not None
+
     async def drained(self, seconds: float | None = None) -> None:
+        """Returns when the queue is short again, when the session has ended, or after this time."""
         if self._closing is not None or not self.congested:
             return
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,11 +135,11 @@ class WebSocketSession:
 
     @property
     def _taken(self) -> int:
-        """Bytes that the other side's machine has taken, or ours holds for it."""
+        """Bytes that have left this process."""
         return self._written - (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _look(self, before: int) -> None:
-        """Whether a congested client has taken anything since."""
+        """Closes the connection of a congested client that has read nothing since."""
         self._watch = None
         if self._closing is not None or not self.congested:
             return
@@ -143,20 +154,21 @@ class WebSocketSession:
         self.close("you do not read what you are sent; reconnect and catch up")
 
     def _tell_room(self) -> None:
-        """Go on with what waited for room."""
+        """Wakes what waits for room."""
         waiting, self._drained = self._drained, []
         for room in waiting:
             if not room.done():
                 room.set_result(None)
 
     def close(self, reason: str) -> None:
+        """Closes the connection after what is queued, with this reason."""
         if self._closing is None:
             self._closing = reason
             self._news.set()
             self._tell_room()
             if self._watch is not None:
                 self._watch.cancel()
-            # Who does not read does not see us hang up either; the writer waits for him until then.
+            # A client that does not read does not see the close either; the writer waits for it until then.
             if self._transport is not None:
                 loop = asyncio.get_running_loop()
                 self._last_resort = loop.call_later(CLOSE_SECONDS, self._transport.abort)
@@ -195,7 +207,7 @@ class WebSocketSession:
         except Exception:
             LOG.exception("a bug in writing to a WebSocket")
             if self._transport is not None:
-                self._transport.abort()  # the other side comes back, and finds everything again
+                self._transport.abort()  # the client comes back, and finds everything again
 
     def _flush(self) -> None:
         self._due = False
@@ -205,7 +217,7 @@ class WebSocketSession:
                 self._news.set()
 
     def _write_together(self) -> None:
-        """What waits together goes out with one write, unless too much is on its way already."""
+        """Writes what is queued at once, unless too much is on its way already."""
         transport, queue = self._transport, self._queue
         if transport is None or transport.is_closing() or self._socket.closed:
             return  # the task finds out
@@ -239,7 +251,7 @@ def _text_header(length: int) -> bytes:
 
 
 class _Socket(web.WebSocketResponse):
-    """Says why it hangs up on a frame that is too large to be read."""
+    """A WebSocket that says why it closes after a frame that is too large to be read."""
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         if code == WSCloseCode.MESSAGE_TOO_BIG:
@@ -264,7 +276,7 @@ class WebSockets:
         try:
             await socket.prepare(request)
         except ConnectionError:
-            return web.Response()  # to nobody: they have hung up already
+            return web.Response()  # the client has gone already
         session = WebSocketSession(socket, request.transport)
         self._sessions.add(session)
         who: Principal | None = None
@@ -279,7 +291,7 @@ class WebSockets:
                         said = server.receive(session, who, message.data)
                         if not isinstance(said, bool):
                             await said
-                        if session._watch is not None:  # it was congested a moment ago
+                        if session.watched:  # it was congested a moment ago
                             await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))
@@ -296,7 +308,7 @@ class WebSockets:
         return socket
 
     async def close(self, _: web.Application) -> None:
-        """Hang up on everybody: they need not wait for us to vanish to look remote."""
+        """Closes every connection, so that clients look for another hub at once."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
 
@@ -304,7 +316,7 @@ class WebSockets:
 async def _introduction(
     server: WebSocketBackend, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
 ) -> tuple[Principal | None, dict[str, int] | None]:
-    """Who is this? By header, or by the first frame."""
+    """Authenticates a client, by its header or its first frame."""
     address = request.remote or "?"
     said: bytes = b""
     try:
@@ -326,18 +338,18 @@ async def _introduction(
         _recognise(request)
         return who, frame.cursors
     except TimeoutError:
-        trouble = _trouble(
+        refusal = _trouble(
             "not_authenticated", f"no auth frame within {AUTH_SECONDS:.0f} s", ServerCode.NOT_ALLOWED
         )
     except SenderError as problem:
-        trouble = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
+        refusal = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
     except DulyError as problem:
         word = problem.word if isinstance(problem, RateLimited) else "internal"
-        trouble = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
-    session.push(trouble)
+        refusal = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
+    session.push(refusal)
     session.close("not authenticated")
     with waiting_for(request):
-        async for _ in socket:  # until the other side has seen it and hung up
+        async for _ in socket:  # until the client has seen it and closed
             pass
     return None, None
 
@@ -348,10 +360,10 @@ def _recognise(request: web.Request) -> None:
         visitor.recognise()
 
 
-def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> bytes:
+def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> ServerAck:
     """What is wrong with a frame, under its id if that can be read."""
-    return frames.encode(frames.trouble(frames.seq_id_in(frame), code, word, detail, wait))
+    return trouble(frames.seq_id_in(frame), code, word, detail, wait)
 
 
-def _not_text(frame: bytes) -> bytes:
+def _not_text(frame: bytes) -> ServerAck:
     return _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS, frame)

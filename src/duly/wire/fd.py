@@ -1,30 +1,16 @@
-"""The FD dialect: JSON over MQTT, seed 001's wire (see DESIGN section 7).
+"""The FD dialect: a small task protocol in JSON over MQTT.
 
 The law: whatever comes in is either a value that fits, or a `SenderError` that says what is wrong with it.
 A sender's name that fits is safe to build a topic from. Times are seconds on the wire, microseconds here.
 
-`payload`, `value`, `error` and `data` are bytes. The original (Go) writes them as base64 strings, its own
-examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
-How a *string* is read:
-
-- the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
-- the peer is known to write JSON: it is that text, always;
-- the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
-- nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
-  decodes to text (UTF-8 without control characters), which hardly any word does ("test" does not), or has
-  at least 16 characters with capitals, small letters and a digit, + or / among them: no word and no hex
-  number has. Everything else is that text.
-
-Nothing is lost by a wrong guess: `Content.raw` is what stood on the wire.
+How the bytes in a message are written is in `duly.wire.fd_content`.
 """
 
 from __future__ import annotations
 
-import binascii
-import re
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -33,7 +19,22 @@ from duly.core.messages import NAME_LIMIT, TIME_LIMIT
 from duly.core.units import SECOND
 from duly.errors import Malformed, TooLarge
 from duly.wire import limits
-from duly.wire.limits import check_depth
+from duly.wire.fd_content import (
+    NOTHING,
+    Content,
+    Form,
+    content_of,
+    form_mark,
+    read_content,
+    write_content,
+)
+
+__all__ = [
+    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdKind",
+    "FdPending", "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode", "decode_ack",
+    "decode_complete", "decode_failed", "decode_pending", "decode_status", "encode", "is_question",
+    "parse_topic", "question", "read_content", "topic_of",
+]  # fmt: skip
 
 SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
@@ -50,50 +51,6 @@ class FdKind(StrEnum):
     COMPLETE = "complete"
     FAILED = "failed"
     STATUS = "status"
-
-
-class Form(Enum):
-    """How a peer writes bytes."""
-
-    BASE64 = "base64"
-    JSON = "json"
-
-
-class Content(Struct, frozen=True):
-    """Bytes in a message.
-
-    >>> Content(b'{"on": true}').value
-    {'on': True}
-    """
-
-    data: bytes = b""
-    """the bytes meant: what the base64 holds, the text of a string, the JSON text of anything else"""
-    form: Form | None = None
-    """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
-    raw: bytes = b""
-    """the JSON text as it stood on the wire; empty when made here"""
-    sure: bool = False
-    """the message itself says in which form it is written"""
-
-    @property
-    def value(self) -> Any:
-        """What they mean: None if there are none, the JSON value they spell, else text, else the bytes."""
-        if self.form is Form.JSON and self.raw[:1] == b'"':
-            return self.data.decode()
-        if not self.data:
-            return None
-        try:
-            check_depth(self.data, "a value")
-            return _read_any(self.data)
-        except (msgspec.DecodeError, RecursionError, ValueError):
-            pass
-        try:
-            return self.data.decode()
-        except UnicodeDecodeError:
-            return self.data
-
-
-NOTHING: Final = Content()
 
 
 class FdPending(Struct, frozen=True):
@@ -232,14 +189,8 @@ class _Wire(Struct, omit_defaults=True):
 
 
 _read: Final = msgspec.json.Decoder(_Wire).decode
-_read_any: Final = msgspec.json.Decoder().decode
-_read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
 _FORMS: Final = {form.value: form for form in Form}
-_NULL: Final = Raw(b"null")
-_MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -336,18 +287,18 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
         case FdAck(msg_id, sig, kid, old, progress):
             w = _answer(msg_id, sig, kid, old)
             if progress is not NOTHING:
-                w.progress = _written(progress, form)
-                w.enc = _marked(w.progress, form)
+                w.progress = write_content(progress, form)
+                w.enc = form_mark(w.progress, form)
             text = _write(w)
         case FdComplete(msg_id, value, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.value = _written(value, form)
-            w.enc = _marked(w.value, form)
+            w.value = write_content(value, form)
+            w.enc = form_mark(w.value, form)
             text = _write(w)
         case FdFailed(msg_id, error, sig, kid, old):
             w = _answer(msg_id, sig, kid, old)
-            w.error = _written(error, form)
-            w.enc = _marked(w.error, form)
+            w.error = write_content(error, form)
+            w.enc = form_mark(w.error, form)
             text = _write(w)
         case FdStatus():
             text = _write(_status(message, form))
@@ -361,7 +312,7 @@ def _pending(m: FdPending, form: Form) -> _Wire:
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
-    payload = _written(m.payload, form)
+    payload = write_content(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
     w = _Wire(
         action=m.action,
@@ -369,7 +320,7 @@ def _pending(m: FdPending, form: Form) -> _Wire:
         order=Raw(m.order) if m.order else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
-        enc=_marked(payload, form),
+        enc=form_mark(payload, form),
     )
     if m.old_names:
         w.sender_client_id, w.receiver_client_id, w.message_id = m.sender, m.receiver, m.msg_id
@@ -399,7 +350,7 @@ def _status(m: FdStatus, form: Form) -> _Wire:
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
         heartbeat=_seconds(m.heartbeat) or None,
-        data=_written(m.data, form) if m.data.data else _ABSENT,
+        data=write_content(m.data, form) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )
@@ -408,65 +359,6 @@ def _status(m: FdStatus, form: Form) -> _Wire:
     else:
         w.time = m.time // SECOND
     return w
-
-
-def content_of(value: object, form: Form) -> Content:
-    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
-    goes as a JSON string, so that a number and its digits stay apart.
-
-    >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
-    (b'"7"', b'"7"', b'on')
-    """
-    match value:
-        case None:
-            return NOTHING
-        case bytes():
-            data = value
-        case str() if form is Form.JSON:
-            return Content(value.encode(), form, _write(value))
-        case str():
-            data = _write(value) if _spells_json(value.encode()) else value.encode()
-        case _:
-            data = _write(value)
-    return Content(data, form, bytes(_written(Content(data), form)))
-
-
-def _spells_json(text: bytes) -> bool:
-    try:
-        _read_any(text or b'""')
-        return True
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return False
-
-
-def _marked(raw: Raw, form: Form) -> str | None:
-    """Only base64 can be taken for something else."""
-    return form.value if form is Form.BASE64 and bytes(raw)[:1] == b'"' else None
-
-
-def _written(content: Content, form: Form) -> Raw:
-    """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
-    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
-    if content.form is form and content.raw:
-        return Raw(content.raw)
-    data = content.data
-    if not data:
-        return _NULL
-    if form is Form.JSON:
-        spelled = data.strip(b" \t\r\n")
-        # A string or null would read as something else than these bytes: they are written as text.
-        if spelled[:1] not in (b'"', b"n", b""):
-            try:
-                check_depth(spelled, "a value")
-                _read_any(spelled)
-                return Raw(spelled)
-            except (msgspec.DecodeError, RecursionError, ValueError):
-                pass
-        try:
-            return Raw(_write(data.decode()))
-        except UnicodeDecodeError:
-            pass
-    return Raw(b'"%b"' % binascii.b2a_base64(data, newline=False))
 
 
 # ── topics and names ─────────────────────────────────────────────────────────────────────────────
@@ -569,42 +461,6 @@ def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
         return NOTHING
     said = _FORMS.get(w.enc) if w.enc else None
     return read_content(raw, said or form, sure=said is not None)
-
-
-def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
-    """What the JSON text of a field means, from a peer that is known to write in this form."""
-    text = bytes(raw)
-    if not text:
-        return NOTHING
-    if text[:1] != b'"':
-        return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
-    data = text[1:-1]
-    if b"\\" in data:
-        try:
-            data = _read_text(text).encode()
-        except (msgspec.DecodeError, ValueError):
-            raise Malformed("a string that UTF-8 cannot carry") from None
-    if not data:
-        return Content(b"", None, text)
-    if form is not Form.JSON and (decoded := _from_base64(data, form is Form.BASE64)) is not None:
-        return Content(decoded, Form.BASE64, text, sure)
-    return Content(data, Form.JSON, text, sure)
-
-
-def _from_base64(data: bytes, expected: bool) -> bytes | None:
-    """What this string holds, if it is to be read as base64."""
-    try:
-        decoded = binascii.a2b_base64(data)
-    except binascii.Error:
-        return None
-    if binascii.b2a_base64(decoded, newline=False) != data:
-        return None  # other characters in between, or bits left over: no encoder writes that
-    if expected or _MIXED.fullmatch(data):
-        return decoded
-    try:
-        return decoded if not _CONTROL.search(decoded.decode()) else None
-    except UnicodeDecodeError:
-        return None
 
 
 def _short(text: str) -> str:

@@ -45,6 +45,7 @@ def pack(data: Raw, fields: Fields, timeout: int = 0) -> bytes:
 
 
 def unpack(body: bytes) -> Body:
+    """The parts of a body that `pack` made."""
     if body[:1] != MORE:
         return Body(Raw(body)) if body else _EMPTY
     return _decode(memoryview(body)[1:])
@@ -56,15 +57,17 @@ def data_in(body: bytes) -> bytes:
 
 
 def timeout_in(body: bytes) -> int:
+    """How long the recipient may take (ms); 0 if the body does not say."""
     return unpack(body).timeout if body[:1] == MORE else 0
 
 
 def values_in(body: bytes) -> dict[str, Any]:
-    """The fields beside `data`, for those who want to look."""
+    """The values of the fields beside `data`."""
     return load_fields(unpack(body).fields) if body[:1] == MORE else {}
 
 
 def load_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
+    """The values of fields by name."""
     return {name: msgspec.json.decode(raw) for name, raw in fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""The frames dialect: JSON text over WebSocket and HTTP, seed 000's wire (see DESIGN section 6).
+"""The frames dialect, as it comes in: JSON text over WebSocket and HTTP. What a hub sends is in `outgoing`.
 
 The law: whatever comes in is either a `Frame` that fits, or a `SenderError` that says what is wrong with
 it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
@@ -15,18 +15,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word, parts_of
+from duly.core.messages import Answer, Message, Mode, Order, parts_of
 from duly.core.units import MS
-from duly.errors import Malformed, RateLimited
+from duly.errors import Malformed
 from duly.wire import limits
-from duly.wire.fields import MORE, NOTHING, Fields, data_in, pack, unpack
+from duly.wire.fields import NOTHING, Fields, data_in, pack
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
 
@@ -57,7 +57,7 @@ TIMEOUT_LIMIT: Final = 86_400_000
 
 
 class ServerCode(IntEnum):
-    """`server_ack`: what the hub says of a command."""
+    """The codes of `server_ack`: what the hub says of a command."""
 
     ACCEPTED = 0
     OFFLINE = 1
@@ -68,7 +68,7 @@ class ServerCode(IntEnum):
 
 
 class DeviceCode(IntEnum):
-    """`ack`: what the device says of a command."""
+    """The codes of `ack`: what the device says of a command."""
 
     DONE = 0
     BUSY = 1
@@ -81,23 +81,34 @@ class DeviceCode(IntEnum):
 
 
 class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A command's place in its device's order: its key, what becomes of late ones, its predecessor."""
+
     key: str = ""
     mode: Mode = Mode.REPLAY
     after: int | None = None
 
 
 class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One frame, either way. Which fields belong to which type, the users of frames know."""
+    """One frame of a client. Which fields a type needs, the application that takes it decides."""
 
-    type: str
-    seq_id: str | None = None
-    to: str | None = None
+    type: Annotated[
+        str, Meta(extra_json_schema={"pattern": f"^{_TYPE.pattern}$", "examples": sorted(COMMANDS)})
+    ]
+    seq_id: Annotated[
+        str | None,
+        Meta(description="{milliseconds}_{counter}, minted by the sender, the same in every resend"),
+    ] = None
+    to: Annotated[str | None, Meta(description="the device; of a command")] = None
     from_: str | None = msgspec.field(default=None, name="from")
-    data: Raw = NOTHING
-    exp: int | None = None
-    queue: bool = False
+    data: Annotated[Raw, Meta(description="anything; passed on untouched")] = NOTHING
+    exp: Annotated[
+        int | None, Meta(description="milliseconds since 1970; after this it must not take effect")
+    ] = None
+    queue: Annotated[bool, Meta(description="keep it for an offline device until exp")] = False
     order: FrameOrder | bool | None = None
-    timeout: int | None = None
+    timeout: Annotated[
+        int | None, Meta(description="milliseconds that the device may take, instead of the hub's patience")
+    ] = None
     code: int | None = None
     progress: Raw = NOTHING
     state: str | None = None
@@ -114,8 +125,7 @@ class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     n: int | None = None
     attempt: int | None = None
     edited: bool = False
-    retry_after: float | None = None
-    """seconds to wait before the next try"""
+    retry_after: Annotated[float | None, Meta(description="seconds to wait before the next try")] = None
     online: list[str] | None = None
 
     @property
@@ -135,49 +145,10 @@ _COMMAND: Final = frozenset({"type", "seq_id", "to", "from", "data", "exp", "que
 _ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
 _PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
 """The fields that mean something in a command, an ack and a push; any other is passed on."""
-_NAMES: Final = frozenset(Frame.__struct_encode_fields__)
+_NAMES_IN_ORDER: Final = Frame.__struct_encode_fields__
+_NAMES: Final = frozenset(_NAMES_IN_ORDER)
 _DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astuple(Frame("")), strict=True))
 _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
-
-
-# What goes out by the thousand, as frames of only the fields that they have: written in half the time.
-
-
-class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A command, on its way to its device."""
-
-    type: str
-    seq_id: str
-    to: str
-    from_: str = msgspec.field(name="from")
-    data: Raw = NOTHING
-    exp: int | None = None
-    order: FrameOrder | None = None
-    timeout: int | None = None
-
-
-class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
-    """What the hub says of a frame."""
-
-    seq_id: str | int | None = None
-    code: int | None = None
-    state: str | None = None
-    error: str | None = None
-    detail: str | None = None
-    retry_after: float | None = None
-    """seconds"""
-
-
-class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
-    """How a command ended."""
-
-    seq_id: str
-    from_: str = msgspec.field(name="from")
-    data: Raw = NOTHING
-    code: int | None = None
-    state: str | None = None
-    detail: str | None = None
-    progress: Raw = NOTHING
 
 
 class _Named(Struct, frozen=True, gc=False):
@@ -252,7 +223,7 @@ def is_own_type(type: str) -> bool:
 
 
 def decode_batch(text: bytes) -> list[bytes] | None:
-    """The frames of a JSON array, still undecoded; None if it is not an array."""
+    """The frames of a JSON array, still undecoded; None if it is not an array, as its first byte says."""
     if text.lstrip()[:1] != b"[":
         return None
     try:
@@ -270,16 +241,15 @@ def _mild(problem: Exception) -> str:
     return str(problem).replace("JSON is malformed: ", "") or type(problem).__name__
 
 
-def encode(frame: Frame | ServerAck | AckFrame) -> bytes:
-    if type(frame) is FullFrame:
-        known: tuple[Any, ...] = msgspec.structs.astuple(frame)[:-1]
-        return _with(_encode(Frame(*known)), frame.more)
-    return _encode(frame)
+def encode(frame: Frame) -> bytes:
+    """The JSON of a frame that a client sends; what a hub sends, `duly.wire.outgoing` encodes."""
+    return _encode(frame.more | _fields_of(frame) if type(frame) is FullFrame else frame)
 
 
-def _with(text: bytes, more: Fields) -> bytes:
-    """A frame with more fields; its own stay what they are."""
-    return _encode(more | _decode_fields(text)) if more else text
+def _fields_of(frame: Frame) -> dict[str, object]:
+    """The fields of a frame that the protocol knows, by name, without those that are left out."""
+    pairs = zip(_NAMES_IN_ORDER, msgspec.structs.astuple(frame), strict=False)
+    return {name: value for name, value in pairs if name == "type" or value != _DEFAULTS[name]}
 
 
 def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
@@ -345,38 +315,6 @@ def _order(frame: Frame, n: int | None) -> Order | None:
     return None if n is None else Order("", Mode.REPLAY, n)
 
 
-def command(message: Message, after: int) -> bytes:
-    """A command, passed on to its device: as sent, with `from` added; `queue` was for the hub alone."""
-    order, body = message.order, message.body
-    more: Fields = {}
-    timeout = None
-    if body[:1] == MORE:
-        whole = unpack(body)
-        body, more, timeout = bytes(whole.data), whole.fields, whole.timeout or None
-    text = _encode(
-        CommandFrame(
-            message.kind,
-            message.id,
-            message.recipient,
-            message.scope,
-            raw(body),
-            message.expires // MS if message.expires else None,
-            None if order is None else FrameOrder(order.key, order.mode, after),
-            timeout,
-        )
-    )
-    return _with(text, more) if more else text
-
-
-def payload_of(frame: Frame) -> bytes:
-    """A passed-on command's content for a dialect that has one field for it: its data; or, if it has fields
-    of its own, an object of them, with `data` among them."""
-    more = _more_of(frame, _COMMAND)
-    if not more:
-        return bytes(frame.data)
-    return _encode(more | {"data": frame.data} if frame.data else more)
-
-
 def received_command(frame: Frame, device: str) -> Message:
     """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
     if frame.from_ is None:
@@ -385,74 +323,6 @@ def received_command(frame: Frame, device: str) -> Message:
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
-
-_ACCEPTED: Final = int(ServerCode.ACCEPTED)
-_WORDS: Final = {
-    Word.CONFLICT: "id_conflict",
-    Word.STALE: "stale",
-    Word.EXPIRED: "expired",
-}
-_CAUSES: Final = {
-    "offline": ServerCode.OFFLINE,
-    "denied": ServerCode.NOT_ALLOWED,
-    "not_allowed": ServerCode.NOT_ALLOWED,
-    "not_authenticated": ServerCode.NOT_ALLOWED,
-    "internal": ServerCode.INTERNAL,
-    RateLimited.word: ServerCode.INTERNAL,
-}
-
-
-def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
-    """What the hub says of a command."""
-    if verdict.word is Word.FRESH:  # most of them
-        return ServerAck(seq_id, _ACCEPTED)
-    match verdict.word:
-        case Word.DUPLICATE:
-            state = verdict.state.word if verdict.state is not None else None
-            return ServerAck(seq_id, ServerCode.DUPLICATE, state)
-        case Word.REFUSED if verdict.retry:
-            return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
-        case _:
-            code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
-            error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
-            return trouble(seq_id, code, error, verdict.reason, verdict.wait)
-
-
-def trouble(seq_id: str | int | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
-    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if nobody knows."""
-    return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
-
-
-def seconds_of(wait: int) -> float:
-    """A wait (µs) as the wire says it: seconds, to the millisecond, never too early.
-
-    >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
-    (1.5, 0.001, 2)
-    """
-    ms = -(-wait // MS)
-    return ms // 1000 if ms % 1000 == 0 else ms / 1000
-
-
-def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | Frame:
-    """How a command ended, passed on to its app."""
-    data, reason = answer.data, answer.reason or None
-    if data[:1] != MORE:
-        return AckFrame(seq_id, device, raw(data), answer.code, state.word, reason)
-    said = unpack(data)
-    return FullFrame(
-        "ack", seq_id, from_=device, data=said.data, code=answer.code, state=state.word, detail=reason,
-        more=said.fields,
-    )  # fmt: skip
-
-
-def working(seq_id: str, device: str, progress: Raw, more: Fields) -> bytes:
-    """That a device is at work on a command, and how far it is, passed on to its app."""
-    return _with(_encode(AckFrame(seq_id, device, state=State.DELIVERED.word, progress=progress)), more)
-
-
-def push(frame: Frame, more: Fields | None) -> bytes:
-    """What a device tells, as its apps hear it but for its number."""
-    return _with(_encode(frame), more) if more else _encode(frame)
 
 
 def more_in_push(frame: Frame) -> Fields:
@@ -525,10 +395,11 @@ def raw(text: bytes) -> Raw:
 
 
 def load(data: Raw | bytes) -> Any:
-    """What is in a frame's `data`, or in a body's, for those who want to look."""
+    """The value of a frame's `data`, or of a body's."""
     text = data_in(data) if type(data) is bytes else data
     return msgspec.json.decode(text) if text else None
 
 
 def dump(value: object) -> Raw:
+    """A value as `data`; None is no data."""
     return NOTHING if value is None else Raw(msgspec.json.encode(value))

@@ -1,4 +1,4 @@
-"""What every dialect refuses before it reads anything out of a text: too large, too deep, not UTF-8."""
+"""Limits: what every dialect refuses before it decodes a text: too large, too deep, not UTF-8."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def check(text: bytes, what: str) -> None:
-    """Refuse a text of this kind (`what`: "a frame") that nobody should have to read."""
+    """Refuses a text of this kind (`what`: "a frame") that is too large, too deep or not UTF-8."""
     if len(text) > SIZE_LIMIT:
         raise TooLarge(f"{what} of {len(text)} bytes; the limit is {SIZE_LIMIT}, send it in parts")
     if not text.isascii():

@@ -1,9 +1,9 @@
-"""Transport: how bytes get to the other side and back.
+"""What applications and transports know of each other: sessions of clients, and links to brokers.
 
-The laws every transport keeps. Nothing that arrives is acknowledged before the handler says that it is
-committed, and acknowledgements go out in the order of arrival. Nothing that is sent counts as sent before the
-other side has confirmed it; when the connection is lost first, the sender is told and sends again, since only
-his outbox knows whether that is still wanted. A transport remembers nothing across a restart.
+The laws of every transport. Nothing that arrives is acknowledged before its handler says that it is
+committed, and acknowledgements go out in the order of arrival. Nothing counts as sent before the receiver has
+confirmed it; if the connection is lost first, the sender is told and sends again, since only its outbox knows
+whether that is still wanted. A transport remembers nothing across a restart.
 """
 
 from __future__ import annotations
@@ -12,58 +12,83 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
 
+from duly.wire.outgoing import OutgoingFrame
+
 Acknowledge: TypeAlias = Callable[[], None]
-"""Says that a message is committed. May be late, repeated, out of order, after the connection is gone."""
+"""Says that a message is committed. It may be called late, twice, out of order, or after the connection is
+gone."""
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Acknowledge], None]
-"""(topic, payload, old, ack); called in order of arrival, on the event loop; must not block or raise. `old`:
-it was kept by the broker, or is sent again, so it may have been said long ago."""
+"""(topic, payload, old, ack): called in order of arrival, on the event loop; must not block or raise. `old`:
+the broker kept the message, or sends it again, so it may be from long ago."""
 
 
 class Session(Hashable, Protocol):
-    """Somebody connected: anything that frames can be pushed to.
+    """One connection of a client, as applications see it: a WebSocket, an MQTT device, an HTTP request that
+    waits for its answer.
 
-    Who has much to say asks first: while a session is `congested`, what can wait is left where it is, and
-    goes on when it has `drained`.
+    An application hands it frames as values; the session encodes them for its wire. While a session is
+    `congested`, an application leaves in the ledger what can wait, and reads on when the session has
+    `drained`.
     """
 
     @property
     def congested(self) -> bool:
-        """Whether more is queued for it than goes out soon."""
+        """Whether more frames are queued than the client takes in a moment."""
         ...
 
     async def drained(self, seconds: float | None = None) -> None:
-        """Waits until it is no longer congested, or over; or until this time has passed."""
+        """Returns when the session is no longer congested, when it has ended, or after this time."""
         ...
 
-    def push(self, frame: bytes) -> None:
-        """Send a frame; never blocks, never fails: a session that stands still closes itself."""
+    def push(self, frame: OutgoingFrame) -> None:
+        """Queues a frame for the client. It never blocks and never fails: a session whose client reads
+        nothing closes itself."""
         ...
 
-    def close(self, reason: str) -> None: ...
+    def close(self, reason: str) -> None:
+        """Ends the connection; the client is told why, where its protocol has words for that."""
+        ...
 
 
 class UncongestedSession:
-    """A session that is never congested: it takes little, or passes everything on at once."""
+    """Base of the sessions that are never congested: they get few frames, or pass each on at once."""
 
     __slots__ = ()
     congested = False
 
     async def drained(self, seconds: float | None = None) -> None:
-        return
+        """Returns at once."""
 
 
 class Link(Protocol):
-    """A connection to a broker that comes back by itself."""
+    """A connection to a broker that reconnects by itself."""
 
     @property
-    def up(self) -> bool: ...
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Returns when the broker has confirmed it. Waits for room, not for a connection."""
+    def up(self) -> bool:
+        """Whether it is connected."""
         ...
 
-    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]: ...
-    async def subscribe(self, *filters: str, latest: bool = False) -> None: ...
-    async def unsubscribe(self, *filters: str) -> None: ...
+    async def start(self) -> None:
+        """Begins to connect."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnects for good."""
+        ...
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Returns when the broker has confirmed the message. Waits for room, not for a connection."""
+        ...
+
+    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
+        """The same, as a future; raises if there is no room."""
+        ...
+
+    async def subscribe(self, *filters: str, latest: bool = False) -> None:
+        """Subscribes now and after every reconnection."""
+        ...
+
+    async def unsubscribe(self, *filters: str) -> None:
+        """Ends subscriptions."""
+        ...

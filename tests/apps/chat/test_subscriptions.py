@@ -15,6 +15,7 @@ from duly.core.units import MS, SECOND
 from duly.identity.accounts import Principal, Role
 from duly.storage.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
+from duly.wire.outgoing import LineFrame, OutgoingFrame, encode
 from duly.wire.session import UncongestedSession
 
 CONV = "ann+bob"
@@ -27,9 +28,10 @@ class Socket(UncongestedSession):
         self.told: list[tuple[int, int]] = []
         """(number, attempt) of every line"""
 
-    def push(self, frame: bytes) -> None:
-        line = msgspec.json.decode(frame)
-        self.told.append((line["n"], line.get("attempt", 1)))
+    def push(self, frame: OutgoingFrame) -> None:
+        assert isinstance(frame, LineFrame)
+        assert frame.n is not None
+        self.told.append((frame.n, frame.attempt or 1))
 
     def close(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -54,13 +56,13 @@ class Room:
     async def begin(self) -> None:
         await self.ledger.write(PutItem(c.convs("bob"), CONV, b""))
         self.subscriber = self.subscriptions.enter(self.bob, Principal("bob", Role.USER))
-        await self.subscriptions.find_places(self.subscriber, None)
+        await self.subscriptions.load_subscriptions(self.subscriber, None)
         self.subscriptions.begin(self.subscriber)
 
     async def say(self) -> None:
-        line = b'{"type":"one_chat","seq_id":"1_1","from":"ann"}'
+        line = LineFrame("one_chat", "1_1", "ann")
         now = self.clock.now()
-        (n,) = await self.ledger.write(AppendEntry(c.stream(CONV), line, now))
+        (n,) = await self.ledger.write(AppendEntry(c.stream(CONV), encode(line), now))
         assert isinstance(n, int)
         self.subscriptions.tell(CONV, n, c.show(CONV, n, line, now), self._ann, now)
 
@@ -125,11 +127,11 @@ async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None
     phone = Socket()
     subscriber = room.subscriptions.enter(phone, Principal("bob", Role.USER))
     assert room.subscriptions.subscribers("bob") == [room.subscriber, subscriber]
-    subscriber.pass_on(b'{"type":"receipt","n":7}')
+    subscriber.pass_on(LineFrame("receipt", n=7))
     assert phone.told == []
-    await room.subscriptions.find_places(subscriber, None)
+    await room.subscriptions.load_subscriptions(subscriber, None)
     room.subscriptions.begin(subscriber)
-    subscriber.pass_on(b'{"type":"receipt","n":8}')
+    subscriber.pass_on(LineFrame("receipt", n=8))
     assert phone.told == [(7, 1), (8, 1)]
 
 

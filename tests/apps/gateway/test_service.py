@@ -29,10 +29,10 @@ async def test_every_hop_of_a_command_is_kept_with_its_time_and_attempt(place: P
 
 def test_trails_are_bounded(place: Place, tmp_path: Path) -> None:
     hub = place.hub.gateway
-    for n in range(trails.TRAILS_KEPT + 10):
+    for n in range(trails.TRACES_KEPT + 10):
         hub._traces.note(b"%d" % n, "sent", 1)
     for _ in range(trails.HOPS_KEPT + 10):
         hub._traces.note(b"x", "sent", 1)
-    assert len(hub._traces._trails) == trails.TRAILS_KEPT
+    assert len(hub._traces._traces) == trails.TRACES_KEPT
     assert len(hub.trail(b"x")) == trails.HOPS_KEPT
     assert hub.trail(b"0") == []

@@ -78,8 +78,9 @@ from duly.runtime.tasks import report
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
-from duly.wire import frames
+from duly.wire import outgoing
 from duly.wire.frames import Frame, ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck, WelcomeFrame
 from duly.wire.session import Session
 
 CARRY_SECONDS: Final = 50.0
@@ -208,7 +209,7 @@ class AlertService:
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         self._sessions.setdefault(who.name, set()).add(session)
         self._spawn(self.heartbeats.seen(who.name))
-        session.push(frames.encode(Frame("welcome", you=who.name, time=self._ledger.clock.now() // MS)))
+        session.push(WelcomeFrame(who.name, self._ledger.clock.now() // MS))
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         sessions = self._sessions.get(who.name, set())
@@ -259,7 +260,7 @@ class AlertService:
         await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
             return False
-        session.push(frames.encode(Frame("server_ack", frame.seq_id, code=ServerCode.ACCEPTED)))
+        session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
         return True
 
     async def _check_profile(self, message: Message) -> None:
@@ -394,7 +395,7 @@ class AlertService:
                     self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 if state in DEAD:
                     self._spawn(self._untold.tell(key))
-                frame = frames.encode(frames.ack(id_, "tower", state, answer)) if origins else b""
+                frame = outgoing.ack(id_, "tower", state, answer)
                 for origin in origins:
                     _push(origin, frame)
             case MachineEffect(what=StartAttempt() as parcel):
@@ -413,10 +414,10 @@ class AlertService:
             )
         if origin is None:
             return
-        origin.push(frames.encode(frames.server_ack(message.id, verdict)))
+        origin.push(outgoing.server_ack(message.id, verdict))
         if verdict.word is Word.DUPLICATE and verdict.state is not None and verdict.state.terminal:
-            ended = frames.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
-            origin.push(frames.encode(ended))
+            ended = outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
+            origin.push(ended)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -591,6 +592,6 @@ class AlertService:
         return channel
 
 
-def _push(origin: Any, frame: bytes) -> None:
+def _push(origin: Any, frame: OutgoingFrame) -> None:
     if origin is not None:
         origin.push(frame)

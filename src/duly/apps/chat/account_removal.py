@@ -31,6 +31,7 @@ from duly.errors import NotAllowed
 from duly.identity.accounts import FORMER, LEAVING
 from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
+from duly.wire.outgoing import encode
 
 SETTLED: Final = 15 * SECOND
 """Longer than a hub that has not heard of the removal lets the person say something."""
@@ -79,7 +80,9 @@ class _Removal:
     async def part_from(self, friend: str) -> None:
         request = await self._friends.request(self._frame("friend_remove", friend, user=friend), self._name)
         theirs = c.notes(friend)
-        told = AppendEntry(c.stream(theirs), request.line, self._ledger.clock.now(), request.message.key)
+        told = AppendEntry(
+            c.stream(theirs), encode(request.line), self._ledger.clock.now(), request.message.key
+        )
         await self._do(replace(request, also=(*request.also, told), news=(theirs,)))
 
     async def _do(self, request: Request) -> None:

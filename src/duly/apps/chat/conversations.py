@@ -26,7 +26,9 @@ from duly.core.operations import Admit, AppendEntry, CheckItem, Recall, Write
 from duly.core.units import DAY, FOREVER, MS
 from duly.errors import Malformed, NotAllowed, TooLarge
 from duly.storage.ledger import StreamEntry
-from duly.wire.frames import Frame, encode
+from duly.wire.fields import NOTHING
+from duly.wire.frames import Frame, dump
+from duly.wire.outgoing import LineFrame, encode
 
 DATA_LIMIT: Final = 64 * 1024
 """Most bytes of one line: chat is for people."""
@@ -41,6 +43,10 @@ ALL: Final = FOREVER
 BARRED: Final = "barred"
 """pairs of whom one has blocked the other"""
 GROUPS: Final = "groups"
+
+ONLINE: Final = dump({"online": True})
+OFFLINE: Final = dump({"online": False})
+"""What the hub says of a person's presence."""
 
 LINES: Final = frozenset({"one_chat", "group_chat"})
 """What can be edited and deleted."""
@@ -189,7 +195,7 @@ class Request(Struct, frozen=True, eq=False):
 
     message: Message
     conv: str
-    line: bytes
+    line: LineFrame
     guards: tuple[Precondition, ...] = ()
     also: tuple[Write, ...] = ()
     joins: tuple[str, ...] = ()
@@ -198,7 +204,7 @@ class Request(Struct, frozen=True, eq=False):
     """who is not, after it"""
     news: tuple[str, ...] = ()
     """other conversations in which something is new then"""
-    live: bytes = b""
+    live: LineFrame | None = None
     """what those who are here are told, if it is not the line itself"""
     data: bytes = b""
     """what the `server_ack` carries"""
@@ -208,7 +214,7 @@ class Request(Struct, frozen=True, eq=False):
     def writes(self, until: int, now: int) -> tuple[Write, ...]:
         """The one transaction that does it: look, admit, append."""
         message = self.message
-        append = AppendEntry(stream(self.conv), self.line, now, message.key, ends=True)
+        append = AppendEntry(stream(self.conv), encode(self.line), now, message.key, ends=True)
         write: Write = Admit(message, until, now, then=(append, *self.also))
         for guard in reversed(self.guards):
             # Who may no longer is still told what became of what he could.
@@ -242,77 +248,76 @@ def message_of(frame: Frame, sender: str, recipient: str) -> Message:
     return Message(sender, frame.seq_id, frame.type, recipient, said, expires=(frame.exp or 0) * MS)
 
 
-def line_of(frame: Frame, sender: str, data: Raw | None = None, *, edited: bool = False) -> bytes:
+def line_of(
+    frame: Frame | LineFrame, sender: str, data: Raw | None = None, *, edited: bool = False
+) -> LineFrame:
     """What is stored of a line: everything but its number, time and place, which the stream knows."""
-    return encode(
-        Frame(
-            frame.type,
-            frame.seq_id,
-            from_=sender,
-            data=frame.data if data is None else data,
-            exp=frame.exp,
-            edited=edited,
-        )
+    return LineFrame(
+        frame.type, frame.seq_id, sender, frame.data if data is None else data, frame.exp, edited
     )
 
 
-def edit_of(entry: StreamEntry) -> int | None:
-    """The number of the line that this entry says was edited. What was edited is in that line, so that
+class EditData(Struct, frozen=True, omit_defaults=True):
+    """The `data` of an edit: the number of the line, and what the line says now."""
+
+    n: int
+    data: Raw = NOTHING
+
+
+def edit_of(line: LineFrame) -> int | None:
+    """The number of the line that this one says was edited. What was edited is in that line, so that
     deleting it leaves nothing behind."""
-    if not entry.body.startswith(b'{"type":"edit"'):
-        return None
-    return int(msgspec.json.decode(read_line(entry).data)["n"])
+    return _decode_edit(line.data).n if line.type == "edit" else None
 
 
-def edit_line(frame: Frame, sender: str, n: int, data: bytes) -> bytes:
+def edit_line(frame: Frame | LineFrame, sender: str, n: int, data: Raw) -> LineFrame:
     """An edit with what the line says now; nothing, if it has been deleted since."""
-    said = b'{"n":%d,"data":%b}' % (n, data) if data else b'{"n":%d}' % n
-    return line_of(frame, sender, Raw(said))
+    return line_of(frame, sender, Raw(msgspec.json.encode(EditData(n, data))))
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────
 
-_decode: Final = msgspec.json.Decoder(Frame).decode
+_decode: Final = msgspec.json.Decoder(LineFrame).decode
+_decode_edit: Final = msgspec.json.Decoder(EditData).decode
 
 
-def read_line(entry: StreamEntry) -> Frame:
+def read_line(entry: StreamEntry) -> LineFrame:
+    """The line that was stored as this entry, which must not have been deleted."""
     return _decode(entry.body)
 
 
-def show(conv: str, n: int, line: bytes, at: int, attempt: int = 1) -> bytes:
-    """A line as it goes to its readers, without taking it apart."""
-    if attempt > 1:
-        return b'%b,"conv":"%b","n":%d,"time":%d,"attempt":%d}' % (
-            line[:-1], conv.encode(), n, at // MS, attempt,
-        )  # fmt: skip
-    return b'%b,"conv":"%b","n":%d,"time":%d}' % (line[:-1], conv.encode(), n, at // MS)
+def show(conv: str, n: int, line: LineFrame, at: int, attempt: int = 1) -> LineFrame:
+    """A line as it goes to its readers."""
+    return LineFrame(
+        line.type, line.seq_id, line.from_, line.data, line.exp, line.edited,
+        conv, n, at // MS, attempt if attempt > 1 else None,
+    )  # fmt: skip
 
 
-def show_entry(conv: str, entry: StreamEntry, now: int, attempt: int = 1) -> bytes:
-    """An entry as it goes to its readers: what was deleted or has expired keeps its number alone."""
-    line = entry.body
-    if not line:
-        line = _remains("deleted", entry)
-    elif b'"exp":' in line and is_over(read_line(entry), now):
-        line = _remains("expired", entry)
-    return show(conv, entry.n, line, entry.at, attempt)
+def shown_line(entry: StreamEntry, now: int) -> LineFrame:
+    """The line of an entry as far as it may be shown: what was deleted or has expired keeps its id alone."""
+    if not entry.body:
+        return _remains("deleted", entry)
+    line = _decode(entry.body)
+    return _remains("expired", entry) if is_over(line, now) and line.type != "edit" else line
 
 
-def is_over(line: Frame, now: int) -> bool:
+def is_over(line: LineFrame, now: int) -> bool:
     """Whether a line has expired: then what it said is not shown any more."""
     return 0 < (line.exp or 0) * MS <= now
 
 
-def _remains(type_: str, entry: StreamEntry) -> bytes:
+def _remains(type_: str, entry: StreamEntry) -> LineFrame:
     scope, id_ = names_in(entry.key)
-    return encode(Frame(type_, id_, from_=scope))
+    return LineFrame(type_, id_, scope)
 
 
-def leaver_in(entry: StreamEntry) -> str | None:
+def leaver_in(line: LineFrame) -> str | None:
     """Who is no longer in the group after this line."""
-    if not entry.body.startswith((b'{"type":"group_leave"', b'{"type":"group_remove"')):
-        return None
-    frame = read_line(entry)
-    if frame.type == "group_leave":
-        return frame.from_
-    return str(msgspec.json.decode(frame.data)["user"])
+    match line.type:
+        case "group_leave":
+            return line.from_
+        case "group_remove":
+            return str(msgspec.json.decode(line.data)["user"])
+        case _:
+            return None

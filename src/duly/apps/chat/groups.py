@@ -23,6 +23,7 @@ from duly.core.operations import AppendEntry, DropItem, MoveCursor, PutItem, Wri
 from duly.errors import Malformed, NotAllowed, TooLarge
 from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
+from duly.wire.outgoing import encode
 
 GROUPS: Final = frozenset(
     {"group_create", "group_invite", "group_join", "group_leave", "group_remove", "group_role"}
@@ -163,7 +164,7 @@ class Groups:
         )
         message = c.message_of(frame, me, group)
         line = c.line_of(frame, me, Raw(msgspec.json.encode({"group": group, "user": other})))
-        told = AppendEntry(c.stream(c.notes(other)), line, self._ledger.clock.now(), message.key)
+        told = AppendEntry(c.stream(c.notes(other)), encode(line), self._ledger.clock.now(), message.key)
         gone = (
             DropItem(c.members(group), other),
             DropItem(c.convs(other), group),

@@ -1,10 +1,10 @@
-"""Receipts: how far a line has come with each of its recipients, and what of it somebody has not read yet.
+"""Receipts: how far a line has come with each of its recipients, and how many lines a reader has not read.
 
 The law: everything here is read from the ledger, so every hub says the same, also after a restart. Readers
-have cursors: how far they have acknowledged, and how far they have read. Who was told something and does not
-acknowledge it is noted by the hub they are connected to (`AwaitedReceipt`), a second after it was told and at
-every further attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed
-is old, and counts for nothing.
+have cursors: how far they have acknowledged, and how far they have read. A reader who was sent a line and
+does not acknowledge it is noted by their hub (`AwaitedReceipt`), a second after it was sent and at every
+further attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed is
+old, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from duly.storage.ledger import Ledger, Record, StreamEntry
 SHOWN: Final = 1_000
 """Recipients that a trace names; of more it shows the figures."""
 UNREAD_COUNTED: Final = 1_000
-"""Lines that are counted as unread, and no further: whoever has more has many."""
+"""Unread lines are counted up to here."""
 PAGE: Final = 200
 
 
 class AwaitedReceipt(Struct, frozen=True, array_like=True):
-    """What somebody was told and has not acknowledged: after which line, up to which, how often, since when
+    """Lines that a reader was sent and has not acknowledged: after which, up to which, how often, since when
     (milliseconds)."""
 
     acked: int
@@ -38,8 +38,8 @@ class AwaitedReceipt(Struct, frozen=True, array_like=True):
 
 
 class Recipient(Struct, frozen=True, omit_defaults=True):
-    """How far a line has come with one recipient. `state` is `read`, `delivered`, `sent` (told, and not
-    acknowledged) or `waiting` (not told yet: they were not connected since). Times in milliseconds."""
+    """How far a line has come with one recipient. `state` is `read`, `delivered`, `sent` (and not
+    acknowledged) or `waiting` (not sent yet: the recipient was not connected). Times in milliseconds."""
 
     name: str
     state: str
@@ -47,26 +47,27 @@ class Recipient(Struct, frozen=True, omit_defaults=True):
     """up to which line of the conversation"""
     read: int = 0
     attempts: int = 0
-    """how often it was told since it is waited for"""
+    """how often it was sent"""
     since: int = 0
-    """since when it waits: for the acknowledgement, or to be told"""
+    """since when it waits: for the acknowledgement, or to be sent"""
 
 
 _decode: Final = msgspec.json.Decoder(AwaitedReceipt).decode
 
 
 def note_waiting(conv: str, name: str, waiting: AwaitedReceipt | None) -> Write:
-    """The note of somebody who does not acknowledge; None takes it away."""
+    """The operation that notes a reader who does not acknowledge; None removes the note."""
     bucket = c.waiting(conv)
     return DropItem(bucket, name) if waiting is None else PutItem(bucket, name, msgspec.json.encode(waiting))
 
 
 def author_of(entry: StreamEntry) -> str:
+    """The sender of a line."""
     return names_in(entry.key)[0] if entry.key else ""
 
 
 async def recipients(ledger: Ledger, conv: str, entry: StreamEntry) -> list[Recipient]:
-    """How far an entry of a conversation has come with everybody it is for."""
+    """How far an entry of a conversation has come with each of its recipients."""
     if c.is_group(conv):
         names = set(await ledger.bucket(c.members(conv)))
     else:
@@ -95,8 +96,8 @@ def _recipient(
 
 
 async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, Any] | None:
-    """Where a message of chat lies, and how far it has come with its recipients, those who do not have it
-    first. None for any other message, and if it is `for_` somebody who is not in the conversation."""
+    """Where a message of chat is stored, and how far it has come with its recipients, those without it
+    first. None for any other message, and if `for_` is a person who is not in the conversation."""
     conv = conversation_of(record.message)
     answer = record.answer
     if conv is None or answer is None or not answer.data.isdigit():
@@ -121,7 +122,7 @@ async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict
 
 
 def conversation_of(message: Message) -> str | None:
-    """Where a line lies, by what its message says."""
+    """The conversation of a line, by what its message says."""
     match message.kind:
         case "one_chat":
             return c.direct(message.scope, message.recipient)
@@ -132,8 +133,8 @@ def conversation_of(message: Message) -> str | None:
 
 
 async def unread(ledger: Ledger, conv: str, me: str, read: int, last: int) -> int:
-    """How many lines others have said since, up to `UNREAD_COUNTED`. What was deleted or has expired is not
-    there to be read."""
+    """How many lines of others follow, up to `UNREAD_COUNTED`. What was deleted or has expired does not
+    count."""
     count, now = 0, ledger.clock.now()
     while read < last and count < UNREAD_COUNTED:
         page = await ledger.entries(c.stream(conv), read, PAGE)

@@ -16,12 +16,14 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import Raw
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
 from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.storage.ledger import Ledger
+from duly.wire.outgoing import TypingFrame
 
 LINE: Final = "line"
 """The hint that a line was stored in this conversation."""
@@ -50,29 +52,30 @@ class PersonPresence(msgspec.Struct, frozen=True, array_like=True):
     """it answers another presence, and is not answered itself"""
 
 
+class PresenceData(msgspec.Struct, frozen=True):
+    """What a person's presence says: of its fields only whether they are online means something here."""
+
+    online: bool | None = None
+
+
+def online_in(data: Raw) -> bool | None:
+    """Whether a presence says that the person is online; None if it does not say.
+
+    >>> online_in(Raw(b'{"online":true,"note":"false"}')), online_in(Raw(b'"false"'))
+    (True, None)
+    >>> online_in(Raw(b'{"online": "false"}'))
+    """
+    try:
+        return _decode_presence_data(data).online
+    except msgspec.DecodeError:
+        return None
+
+
+_decode_presence_data: Final = msgspec.json.Decoder(PresenceData).decode
+_typing: Final = msgspec.json.Decoder(TypingFrame).decode
 _pair: Final = msgspec.json.Decoder(tuple[str, str]).decode
 _presence: Final = msgspec.json.Decoder(PersonPresence).decode
 _encode: Final = msgspec.json.Encoder().encode
-
-
-class _OnlineData(msgspec.Struct):
-    online: object = None
-
-
-_online_data: Final = msgspec.json.Decoder(_OnlineData).decode
-
-
-def online_in(data: bytes) -> bool | None:
-    """Whether the data of a presence says that a person is online; None if it does not say.
-
-    >>> online_in(b'{"online": false}'), online_in(b'{"note": "true or false"}'), online_in(b'"away"')
-    (False, None, None)
-    """
-    try:
-        online = _online_data(data).online
-    except msgspec.DecodeError:
-        return None
-    return online if isinstance(online, bool) else None
 
 
 class ChatRemote(RemoteHubs, Protocol):
@@ -86,11 +89,11 @@ class ChatRemote(RemoteHubs, Protocol):
         """Hint that a reader has come further in a conversation."""
         ...
 
-    def typing(self, conv: str, frame: bytes) -> None:
+    def typing(self, frame: TypingFrame) -> None:
         """Pass on that a person is typing in a conversation."""
         ...
 
-    def presence(self, name: str, data: bytes) -> None:
+    def presence(self, name: str, data: Raw) -> None:
         """Pass on how a person is present."""
         ...
 
@@ -104,10 +107,10 @@ class SingleHubChat(NoRemoteHubs):
     def read(self, conv: str, reader: str) -> None:
         """Do nothing: the chat tells those who are here."""
 
-    def typing(self, conv: str, frame: bytes) -> None:
+    def typing(self, frame: TypingFrame) -> None:
         """Do nothing: the chat tells those who are here."""
 
-    def presence(self, name: str, data: bytes) -> None:
+    def presence(self, name: str, data: Raw) -> None:
         """Do nothing: the chat tells those who are here."""
 
 
@@ -125,8 +128,8 @@ class ChatRemoteHubs(PolledRemoteHubs):
         subscriptions: Subscriptions,
         *,
         reached: Callable[[str, str, int], None],
-        typed: Callable[[str, str, bytes], None],
-        present: Callable[[str, bytes], Awaitable[list[str]]],
+        typed: Callable[[TypingFrame], None],
+        present: Callable[[str, Raw], Awaitable[list[str]]],
     ) -> None:
         super().__init__()
         self._ledger, self._notifier, self._subscriptions = ledger, notifier, subscriptions
@@ -153,13 +156,13 @@ class ChatRemoteHubs(PolledRemoteHubs):
         """Hint that a reader has come further in a conversation."""
         self._notifier.hint(READER, _encode((conv, reader)).decode())
 
-    def typing(self, conv: str, frame: bytes) -> None:
+    def typing(self, frame: TypingFrame) -> None:
         """Pass on that a person is typing, with the hint itself."""
-        self._pass(TYPING, _encode((conv, frame.decode())))
+        self._pass(TYPING, _encode((frame.conv, _encode(frame).decode())))
 
-    def presence(self, name: str, data: bytes, *, answered: bool = False) -> None:
+    def presence(self, name: str, data: Raw, *, answered: bool = False) -> None:
         """Pass on how a person is present, with the hint itself."""
-        self._pass(PRESENCE, _encode(PersonPresence(name, data.decode(), answered)))
+        self._pass(PRESENCE, _encode(PersonPresence(name, bytes(data).decode(), answered)))
 
     def _pass(self, about: str, what: bytes) -> None:
         if len(what) <= PASSING_BYTES:
@@ -186,24 +189,24 @@ class ChatRemoteHubs(PolledRemoteHubs):
 
     def _heard_typing(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
-            conv, frame = _pair(what)
-            self._typed(conv, "", frame.encode())
+            _, frame = _pair(what)
+            self._typed(_typing(frame))
 
     def _heard_presence(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
             self._subscriptions.do(self._pass_presence(_presence(what)))
 
     async def _pass_presence(self, presence: PersonPresence) -> None:
-        name, data = presence.name, presence.data.encode()
+        name, data = presence.name, Raw(presence.data.encode())
         online = online_in(data)
         if not presence.answered and self._subscriptions.subscribers(name) and online is False:
             # The person left there and is here as well.
-            self.presence(name, b'{"online":true}', answered=True)
+            self.presence(name, c.ONLINE, answered=True)
             return
         friends = await self._present(name, data)
-        if not presence.answered and online:
+        if not presence.answered and online is True:
             for friend in friends:
-                self.presence(friend, b'{"online":true}', answered=True)
+                self.presence(friend, c.ONLINE, answered=True)
 
     # ── refreshing ───────────────────────────────────────────────────────────────────────────────
 

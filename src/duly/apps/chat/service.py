@@ -37,8 +37,19 @@ from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger
-from duly.wire import frames
+from duly.wire import frames, outgoing
+from duly.wire.fields import NOTHING
 from duly.wire.frames import Frame, ServerCode
+from duly.wire.outgoing import (
+    LineFrame,
+    OutgoingFrame,
+    PresenceFrame,
+    ReceiptFrame,
+    ServerAck,
+    TypingFrame,
+    WelcomeFrame,
+    encode,
+)
 from duly.wire.session import Session
 
 PAGE_LIMIT: Final = 200
@@ -154,9 +165,9 @@ class ChatService:
         """Welcome a person, and tell them what they missed. `cursors` in the welcome say after which line of
         each conversation that begins."""
         subscriber = self.subscriptions.enter(session, who)
-        told = await self.subscriptions.find_places(subscriber, cursors)
+        told = await self.subscriptions.load_subscriptions(subscriber, cursors)
         now = self._ledger.clock.now() // MS
-        session.push(frames.encode(Frame("welcome", you=who.name, time=now, cursors=told)))
+        session.push(WelcomeFrame(who.name, now, told))
         self.subscriptions.begin(subscriber)
         await self._come_or_go(subscriber, online=True)
 
@@ -179,23 +190,23 @@ class ChatService:
         if online:
             for friend in friends:
                 if self.subscriptions.subscribers(friend):
-                    subscriber.session.push(_presence(friend, b'{"online":true}'))
+                    subscriber.session.push(PresenceFrame(friend, c.ONLINE))
         if len(self.subscriptions.subscribers(name)) == int(online):
-            self._present(name, friends, b'{"online":true}' if online else b'{"online":false}')
+            self._present(name, friends, c.ONLINE if online else c.OFFLINE)
 
-    def _present(self, name: str, friends: list[str], data: bytes) -> None:
+    def _present(self, name: str, friends: list[str], data: Raw) -> None:
         self.remote.presence(name, data)
-        self._push_to(friends, _presence(name, data))
+        self._push_to(friends, PresenceFrame(name, data))
 
-    async def _tell_presence(self, name: str, data: bytes) -> list[str]:
+    async def _tell_presence(self, name: str, data: Raw) -> list[str]:
         """Tell friends who are here how a person is present; returns them."""
         friends = [
             one for one in await self._ledger.bucket(c.friends(name)) if self.subscriptions.subscribers(one)
         ]
-        self._push_to(friends, _presence(name, data))
+        self._push_to(friends, PresenceFrame(name, data))
         return friends
 
-    def _push_to(self, names: list[str], frame: bytes) -> None:
+    def _push_to(self, names: list[str], frame: OutgoingFrame) -> None:
         for name in names:
             for subscriber in self.subscriptions.subscribers(name):
                 subscriber.pass_on(frame)
@@ -221,7 +232,7 @@ class ChatService:
         if type_ in ASKING:
             await self._accounts.confirm(who)
             data = await self._ask(frame, me)
-            session.push(_answer(frame.seq_id, data))
+            session.push(ServerAck(frame.seq_id, _ACCEPTED, data=frames.raw(data)))
             return True
         if type_ == "one_chat":
             request = await self._one_chat(frame, me)
@@ -272,14 +283,14 @@ class ChatService:
         if line.from_ != me:
             raise NotAllowed(NOT_YOURS.reason)
         new = c.line_of(line, me, wanted.data, edited=True)
-        told = c.edit_line(frame, me, wanted.n, b"")
+        told = c.edit_line(frame, me, wanted.n, NOTHING)
         return Request(
             c.message_of(frame, me, wanted.conv),
             wanted.conv,
             told,
             self._may_write(wanted.conv, me),
-            (RewriteEntry(c.stream(wanted.conv), wanted.n, new),),
-            live=c.edit_line(frame, me, wanted.n, bytes(wanted.data)),
+            (RewriteEntry(c.stream(wanted.conv), wanted.n, encode(new)),),
+            live=c.edit_line(frame, me, wanted.n, wanted.data),
         )
 
     async def _delete(self, frame: Frame, me: str) -> Request:
@@ -302,7 +313,7 @@ class ChatService:
         one, other = c.pair_in(conv)
         return self._may_talk(conv, me, other if one == me else one)
 
-    async def _line(self, conv: str, n: int, me: str) -> Frame:
+    async def _line(self, conv: str, n: int, me: str) -> LineFrame:
         """A line of a conversation. One that `me` cannot see is refused as if it were not there."""
         begins = await self._begins(conv, me)
         found = await self._ledger.entries(c.stream(conv), n - 1, 1) if n >= max(begins, 1) else []
@@ -351,21 +362,20 @@ class ChatService:
             await self._reached(session, who, frame, read=True)
         elif frame.type == "presence":
             friends = list(await self._ledger.bucket(c.friends(me)))
-            self._present(me, friends, bytes(frame.data) or b'{"online":true}')
+            self._present(me, friends, frame.data or c.ONLINE)
         else:
             conv = frame.conv or ""
             subscriber = self.subscriptions.subscriber(session)
-            if subscriber is None or conv not in subscriber.places:
+            if subscriber is None or conv not in subscriber.subscriptions:
                 raise NotAllowed(NOT_YOURS.reason)
-            typing = frames.encode(Frame("typing", from_=me, conv=conv, data=frame.data))
-            self._tell_typing(conv, me, typing)
-            self.remote.typing(conv, typing)
+            typing = TypingFrame(me, conv, frame.data)
+            self._tell_typing(typing)
+            self.remote.typing(typing)
 
-    def _tell_typing(self, conv: str, by: str, frame: bytes) -> None:
-        by = by or frames.decode(frame).from_ or ""
-        for subscriber in self.subscriptions.here(conv):
-            if subscriber.who.name != by:
-                subscriber.pass_on(frame)
+    def _tell_typing(self, typing: TypingFrame) -> None:
+        for subscriber in self.subscriptions.here(typing.conv):
+            if subscriber.who.name != typing.from_:
+                subscriber.pass_on(typing)
 
     async def _reached(self, session: Session, who: Principal, frame: Frame, *, read: bool) -> None:
         conv, n = frame.conv, frame.n
@@ -391,8 +401,7 @@ class ChatService:
         subscribers = self.subscriptions.here(conv)
         if conv.startswith("~") or len(subscribers) > RECEIPTS_LIMIT:
             return
-        state = Raw(b'{"state":"read"}' if reader != name else b'{"state":"delivered"}')
-        receipt = frames.encode(Frame("receipt", from_=name, conv=conv, n=n, data=state))
+        receipt = ReceiptFrame(name, conv, n, {"state": "read" if reader != name else "delivered"})
         for subscriber in subscribers:
             if subscriber.who.name != name or reader != name:  # one's own other devices know what was read
                 subscriber.pass_on(receipt)
@@ -424,16 +433,17 @@ class ChatService:
         # Asked after reading: who was removed meanwhile sees nothing.
         first = max(await self._begins(wanted.conv, me), 1)
         page = [entry for entry in page if first <= entry.n < before]
-        shown = [
-            line for _, line in await self.subscriptions.show(wanted.conv, page, self._ledger.clock.now())
-        ]
+        lines = await self.subscriptions.show(wanted.conv, page, self._ledger.clock.now())
+        shown = [encode(line) for line in lines]
         size = 0
         for i, line in enumerate(reversed(shown)):
             size += len(line) + 1
             if size > PAGE_BYTES and i:
                 del shown[: len(shown) - i]
                 break
-        return b'{"first":%d,"last":%d,"lines":[%b]}' % (first, extent.last, b",".join(shown))
+        return msgspec.json.encode(
+            {"first": first, "last": extent.last, "lines": [Raw(line) for line in shown]}
+        )
 
     async def _receipts(self, frame: Frame, me: str) -> dict[str, Any]:
         """How far a line has come: delivered to k of n, read by m of n."""
@@ -483,7 +493,7 @@ class ChatService:
         assert isinstance(asked, RequestOrigin)
         request = asked.request
         if verdict.answer is None:
-            asked.session.push(frames.encode(frames.server_ack(message.id, verdict)))
+            asked.session.push(outgoing.server_ack(message.id, verdict))
             return
         n = int(verdict.answer.data)
         asked.session.push(_ack(message.id, request, n, repeated=verdict.word is not Word.FRESH))
@@ -513,27 +523,16 @@ _DUPLICATE: Final = int(ServerCode.DUPLICATE)
 _DONE: Final = State.DONE.word
 
 
-def _ack(seq_id: str, request: Request, n: int, *, repeated: bool) -> bytes:
+def _ack(seq_id: str, request: Request, n: int, *, repeated: bool) -> ServerAck:
     """It is stored, now or before: where."""
-    return frames.encode(
-        Frame(
-            "server_ack",
-            seq_id,
-            code=_DUPLICATE if repeated else _ACCEPTED,
-            state=_DONE if repeated else None,
-            conv=request.conv if request.shown else None,
-            n=n if request.shown else None,
-            data=frames.raw(request.data),
-        )
+    return ServerAck(
+        seq_id,
+        code=_DUPLICATE if repeated else _ACCEPTED,
+        state=_DONE if repeated else None,
+        conv=request.conv if request.shown else None,
+        n=n if request.shown else None,
+        data=frames.raw(request.data),
     )
-
-
-def _answer(seq_id: str | None, data: bytes) -> bytes:
-    return frames.encode(Frame("server_ack", seq_id, code=_ACCEPTED, data=frames.raw(data)))
-
-
-def _presence(name: str, data: bytes) -> bytes:
-    return frames.encode(Frame("presence", from_=name, data=Raw(data)))
 
 
 def _other(conv: str, me: str) -> str:

@@ -1,14 +1,15 @@
-"""The subscriptions: who is connected, in which conversations, and what each of them has been told.
+"""Subscriptions: which people are connected, in which conversations, and which lines each has been sent.
 
-The laws. Every connection is told every line of its conversations, each once, in order. What it has not
-acknowledged is told again, ever more slowly, until it does; and only so much goes ahead of what it has
-acknowledged, so that ten thousand lines waiting for somebody do not drown them. The stream is the truth:
-whoever is behind reads on from the ledger, and who was removed reads no further than the line that says so.
+The laws. Every connection is sent every line of its conversations, each once, in order. A line that is not
+acknowledged is sent again, ever more slowly, until it is; and only so many lines go ahead of what was
+acknowledged, so that ten thousand waiting lines do not drown a connection. The stream is the truth: a
+connection that is behind reads on from the ledger, and a member who was removed reads no further than the
+line that says so.
 
-Timers are set when a line is told, and that is often between two steps of the engine: whoever sets one asks
-the engine for the time, and tells it that there is a new one.
+Timers are set when a line is sent, which is often between two steps of the engine: setting one takes the
+engine's time, and tells the engine that there is a new one.
 
-Memory here is only a cache. `look` is the notifier's: something may be new in a conversation.
+Memory here is only a cache. `look` is called by a hint: something may be new in a conversation.
 """
 
 from __future__ import annotations
@@ -28,40 +29,43 @@ from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Principal
 from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger, StreamEntry
+from duly.wire.fields import NOTHING
+from duly.wire.outgoing import LineFrame, OutgoingFrame
 from duly.wire.session import Session
 
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
-"""When a line that was not acknowledged is told again."""
+"""When a line that was not acknowledged is sent again."""
 WINDOW: Final = 1_000
 """Lines of a conversation that go ahead of their acknowledgement."""
 PAGE: Final = 500
 NOTED_AFTER: Final = SECOND
-"""How long a line that was told waits to be acknowledged until that is noted in the ledger, for those who ask
-at other hubs, or after a restart. Most are acknowledged sooner, and cost nothing."""
+"""How long a line that was sent waits for its acknowledgement until that is noted in the ledger, for requests
+at other hubs, or after a restart. Most lines are acknowledged sooner, and cost nothing."""
 
 
 class Subscriber:
-    """One connection of somebody."""
+    """One connection of a person."""
 
-    __slots__ = ("_early", "loading", "missed", "places", "session", "who")
+    __slots__ = ("_early", "loading", "missed", "session", "subscriptions", "who")
 
     def __init__(self, session: Session, who: Principal) -> None:
         self.session = session
         self.who = who
-        self.places: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, Subscription] = {}
         self.loading = True
         self.missed: set[str] = set()
-        """where something was said while their places were being read"""
-        self._early: list[bytes] = []
+        """conversations in which a line was stored while the subscriptions were being read"""
+        self._early: list[OutgoingFrame] = []
 
-    def pass_on(self, frame: bytes) -> None:
-        """Tell what is told in passing: nothing comes before the welcome."""
+    def pass_on(self, frame: OutgoingFrame) -> None:
+        """Sends a frame that is kept nowhere (typing, presence, a receipt), but none before the welcome."""
         if self.loading:
             self._early.append(frame)
         else:
             self.session.push(frame)
 
     def greeted(self) -> None:
+        """The welcome is sent: what waited for it follows."""
         self.loading = False
         for frame in self._early:
             self.session.push(frame)
@@ -69,7 +73,7 @@ class Subscriber:
 
 
 class Subscription:
-    """A connection's place in one conversation."""
+    """One connection's subscription to one conversation: how far it has been sent, and has acknowledged."""
 
     __slots__ = (
         "acked",
@@ -92,37 +96,38 @@ class Subscription:
         self.conv = conv
         self.told = self.acked = told
         self.noted = noted
-        """how far the ledger knows they have come"""
+        """how far the ledger knows that the connection has acknowledged"""
         self.has = noted
-        """the same, with what they have said themselves since. What they claimed when they came is not in it:
-        a client may have heard more than it has made use of"""
+        """the same, with the person's own lines since. What a client claimed when it connected is not:
+        a client may have received more than it has made use of"""
         self.head = head
-        """the last line there is, as far as we know"""
+        """the number of the last line, as far as this hub knows"""
         self.attempt = 1
         self.since = 0
-        """since when the oldest line that was told, and is not acknowledged, waits"""
+        """since when the oldest line that was sent, and is not acknowledged, waits"""
         self.due = 0
-        """when to look whether it was acknowledged; 0: nobody looks"""
+        """when to check whether it was acknowledged; 0: no timer is set"""
         self.busy = False
-        """it is just being told what it missed"""
+        """it is just being sent what it missed"""
         self.over = False
         self.waiting = False
-        """the ledger says that they have not acknowledged what they were told"""
+        """the ledger says that what was sent is not acknowledged"""
 
     @property
     def ready(self) -> bool:
-        """Whether it can be told the next line at once."""
+        """Whether it can be sent the next line at once."""
         subscriber = self.subscriber
         return not self.busy and not subscriber.loading and self.room > 0 and not subscriber.session.congested
 
     @property
     def room(self) -> int:
+        """How many more lines may go ahead of the acknowledgement."""
         return WINDOW - (self.told - self.acked)
 
 
 class Subscriptions:
-    """Everybody connected to one hub's chat. `moved` hears how far somebody has come, once that is stored;
-    `now` and `nudge` are those of the engine that wakes us."""
+    """The connections to one hub's chat. `moved` is called when it is stored how far a reader has come; `now`
+    and `nudge` are those of the engine that wakes them."""
 
     def __init__(
         self,
@@ -151,19 +156,21 @@ class Subscriptions:
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
 
     def enter(self, session: Session, who: Principal) -> Subscriber:
-        """Somebody has come; what is said from now on is not missed."""
+        """A person has connected; lines that are stored from now on are not missed."""
         subscriber = self._subscribers[session] = Subscriber(session, who)
         self._by_name.setdefault(who.name, []).append(subscriber)
         return subscriber
 
-    async def find_places(self, subscriber: Subscriber, cursors: dict[str, int] | None) -> dict[str, int]:
-        """Where they stand in each of their conversations: by their own word, else as this device, else as
-        anybody of this name has acknowledged. Returns after which lines they are told on."""
+    async def load_subscriptions(
+        self, subscriber: Subscriber, cursors: dict[str, int] | None
+    ) -> dict[str, int]:
+        """Reads how far a connection has come in each conversation: by its own word, else as this device has
+        acknowledged, else as any device of the person. Returns after which lines it is sent on."""
         name = subscriber.who.name
-        await self._stand(subscriber, [*await self._ledger.bucket(c.convs(name)), c.notes(name)], cursors)
-        return {conv: place.told for conv, place in subscriber.places.items()}
+        await self._load(subscriber, [*await self._ledger.bucket(c.convs(name)), c.notes(name)], cursors)
+        return {conv: subscription.told for conv, subscription in subscriber.subscriptions.items()}
 
-    async def _stand(self, subscriber: Subscriber, known: list[str], cursors: dict[str, int] | None) -> None:
+    async def _load(self, subscriber: Subscriber, known: list[str], cursors: dict[str, int] | None) -> None:
         name, device = subscriber.who.name, subscriber.who.device
         readers = [name, c.begins_for(name)] + ([f"{name}/{device}"] if device else [])
         found = await self._ledger.standing([(c.stream(conv), r) for conv in known for r in readers])
@@ -173,19 +180,20 @@ class Subscriptions:
             told = here if here is not None else own.cursor or 0
             if cursors is not None and conv in cursors:
                 told = cursors[conv]
-            if conv not in subscriber.places:
+            if conv not in subscriber.subscriptions:
                 told = min(max(told, begins.cursor or 0, 0), own.last)
-                self._sit(subscriber, conv, told, own.last, here or 0)
+                self._subscribe(subscriber, conv, told, own.last, here or 0)
 
     def begin(self, subscriber: Subscriber) -> None:
-        """They have been greeted: tell them what they missed."""
+        """The welcome is sent: what the connection missed follows."""
         subscriber.greeted()
         if subscriber.missed:
             self.do(self.look_up(subscriber.who.name))
-        for place in list(subscriber.places.values()):
-            self._go_on(place)
+        for subscription in list(subscriber.subscriptions.values()):
+            self._read_on(subscription)
 
     def leave(self, session: Session) -> Subscriber | None:
+        """A connection has ended; returns what it was, if it was one of chat."""
         subscriber = self._subscribers.pop(session, None)
         if subscriber is None:
             return None
@@ -193,16 +201,18 @@ class Subscriptions:
         subscribers.remove(subscriber)
         if not subscribers:
             del self._by_name[subscriber.who.name]
-        for conv, place in list(subscriber.places.items()):
-            # What they said themselves they have; that needs to be known only when they come back.
-            self._note(place, place.has)
-            self._stand_up(subscriber, conv)
+        for conv, subscription in list(subscriber.subscriptions.items()):
+            # A person has their own lines; that needs to be known only when they come back.
+            self._note(subscription, subscription.has)
+            self._unsubscribe(subscriber, conv)
         return subscriber
 
     def subscribers(self, name: str) -> list[Subscriber]:
+        """The connections of a person."""
         return self._by_name.get(name, [])
 
     def subscriber(self, session: Session) -> Subscriber | None:
+        """The subscriber behind a session, if it is one of chat."""
         return self._subscribers.get(session)
 
     def here(self, conv: str) -> list[Subscriber]:
@@ -210,7 +220,7 @@ class Subscriptions:
         return list(self._present.get(conv, ()))
 
     def concerns(self, conv: str) -> bool:
-        """Whether anybody here is in this conversation, or is just coming into it."""
+        """Whether a connection here is in this conversation, or may just be getting into it."""
         return conv in self._present or any(self.subscribers(name) for name in c.pair_in(conv))
 
     def convs(self) -> list[str]:
@@ -218,40 +228,40 @@ class Subscriptions:
         return list(self._present)
 
     def head(self, conv: str) -> int | None:
-        """How far the one here who is furthest behind knows a conversation to go; None: nobody is in it."""
-        places = self._present.get(conv)
-        return min(place.head for place in places.values()) if places else None
+        """The last line of a conversation that every subscription here knows of; None if there is none."""
+        subscriptions = self._present.get(conv)
+        return min(subscription.head for subscription in subscriptions.values()) if subscriptions else None
 
     def counts(self) -> dict[str, int]:
-        """Who is connected, and in how many conversations they are, notes to them aside; of several
-        connections the least."""
+        """The people who are connected, and in how many conversations each is, without the notes to them; of
+        several connections the least."""
         return {
-            name: min(len(subscriber.places) for subscriber in subscribers) - 1
+            name: min(len(subscriber.subscriptions) for subscriber in subscribers) - 1
             for name, subscribers in self._by_name.items()
         }
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
-        """Somebody is in this conversation now."""
+        """A person is in this conversation from now on."""
         for subscriber in self.subscribers(name):
             if subscriber.loading:
                 subscriber.missed.add(conv)
-            elif conv not in subscriber.places:
-                self._sit(subscriber, conv, told, told, 0)
+            elif conv not in subscriber.subscriptions:
+                self._subscribe(subscriber, conv, told, told, 0)
 
     def part(self, name: str, conv: str) -> None:
-        """Somebody is not in this conversation any more."""
+        """A person is not in this conversation any more."""
         for subscriber in self.subscribers(name):
-            self._stand_up(subscriber, conv)
+            self._unsubscribe(subscriber, conv)
 
-    def _sit(self, subscriber: Subscriber, conv: str, told: int, head: int, noted: int) -> None:
+    def _subscribe(self, subscriber: Subscriber, conv: str, told: int, head: int, noted: int) -> None:
         if subscriber.session in self._subscribers:
-            place = subscriber.places[conv] = Subscription(subscriber, conv, told, head, noted)
-            self._present.setdefault(conv, {})[subscriber] = place
+            subscription = subscriber.subscriptions[conv] = Subscription(subscriber, conv, told, head, noted)
+            self._present.setdefault(conv, {})[subscriber] = subscription
 
-    def _stand_up(self, subscriber: Subscriber, conv: str) -> None:
-        place = subscriber.places.pop(conv, None)
-        if place is not None:
-            place.over = True
+    def _unsubscribe(self, subscriber: Subscriber, conv: str) -> None:
+        subscription = subscriber.subscriptions.pop(conv, None)
+        if subscription is not None:
+            subscription.over = True
             present = self._present[conv]
             del present[subscriber]
             if not present:
@@ -259,26 +269,26 @@ class Subscriptions:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, conv: str, n: int, frame: bytes, by: Session, now: int) -> None:
-        """A line was stored: tell it to those whose turn it is; the others read on to it. The connection it
-        came `by` knows it from its `server_ack`."""
+    def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> None:
+        """A line was stored: it is sent to the subscriptions that have everything before it; the others read
+        on to it. The connection it came `by` knows it from its `server_ack`."""
         for name in c.pair_in(conv) if n == 1 else ():
             self.join(name, conv)
-        for place in self._present.get(conv, {}).values():
-            place.head = max(place.head, n)
-            if n == place.told + 1 and place.ready:
-                place.told = n
-                if place.subscriber.session is by:
-                    place.acked += place.acked == n - 1
-                    place.has += place.has == n - 1
+        for subscription in self._present.get(conv, {}).values():
+            subscription.head = max(subscription.head, n)
+            if n == subscription.told + 1 and subscription.ready:
+                subscription.told = n
+                if subscription.subscriber.session is by:
+                    subscription.acked += subscription.acked == n - 1
+                    subscription.has += subscription.has == n - 1
                     continue
-                place.subscriber.session.push(frame)
-                if place.acked == n - 1:
-                    place.since = now
-                if not place.due:
-                    self._watch(place, now)
-            elif n > place.told:
-                self._go_on(place)
+                subscription.subscriber.session.push(frame)
+                if subscription.acked == n - 1:
+                    subscription.since = now
+                if not subscription.due:
+                    self._watch(subscription, now)
+            elif n > subscription.told:
+                self._read_on(subscription)
 
     def look(self, conv: str) -> None:
         """Something may be new in this conversation."""
@@ -288,125 +298,123 @@ class Subscriptions:
         (own,) = await self._ledger.standing([(c.stream(conv), "")])
         for name in c.pair_in(conv):
             self.join(name, conv)
-        for place in list(self._present.get(conv, {}).values()):
-            place.head = max(place.head, own.last)
-            self._go_on(place)
+        for subscription in list(self._present.get(conv, {}).values()):
+            subscription.head = max(subscription.head, own.last)
+            self._read_on(subscription)
 
     async def look_up(self, name: str) -> None:
-        """Somebody may be in more conversations than before. (That they left one, its own lines say.)"""
+        """A person may be in more conversations than before. (That they left one, its own lines say.)"""
         now = await self._ledger.bucket(c.convs(name))
         for subscriber in list(self.subscribers(name)):
-            await self._stand(subscriber, sorted(now.keys() - subscriber.places.keys()), None)
-            for place in list(subscriber.places.values()):
-                self._go_on(place)
+            await self._load(subscriber, sorted(now.keys() - subscriber.subscriptions.keys()), None)
+            for subscription in list(subscriber.subscriptions.values()):
+                self._read_on(subscription)
 
-    def _go_on(self, place: Subscription) -> None:
+    def _read_on(self, subscription: Subscription) -> None:
         if (
-            not (place.busy or place.over or place.subscriber.loading)
-            and place.told < place.head
-            and place.room > 0
+            not (subscription.busy or subscription.over or subscription.subscriber.loading)
+            and subscription.told < subscription.head
+            and subscription.room > 0
         ):
-            place.busy = True
-            self.do(self._catch_up(place))
+            subscription.busy = True
+            self.do(self._catch_up(subscription))
 
-    async def _catch_up(self, place: Subscription) -> None:
-        """Read on to what is new. A ledger that fails is asked again when it is looked whether they have
-        acknowledged."""
+    async def _catch_up(self, subscription: Subscription) -> None:
+        """Reads on to what is new. A ledger that fails is asked again when the timer of the acknowledgement
+        is due."""
         try:
             count = size = 0
-            while place.told < place.head and place.room > 0 and not place.over:
-                limit = next_page(count, size, min(PAGE, place.room))
-                page = await self._ledger.entries(c.stream(place.conv), place.told, limit)
+            while subscription.told < subscription.head and subscription.room > 0 and not subscription.over:
+                limit = next_page(count, size, min(PAGE, subscription.room))
+                page = await self._ledger.entries(c.stream(subscription.conv), subscription.told, limit)
                 if not page:
                     break
                 count, size = len(page), sum(len(entry.body) for entry in page)
-                await self._hand(place, page, 1)
+                await self._push_page(subscription, page, 1)
         except LedgerError:
             pass
         finally:
-            place.busy = False
-            if not place.due and not place.over and place.acked < place.head:
-                place.since = self._now()
-                self._watch(place, place.since)
+            subscription.busy = False
+            if not subscription.due and not subscription.over and subscription.acked < subscription.head:
+                subscription.since = self._now()
+                self._watch(subscription, subscription.since)
 
-    async def _hand(self, place: Subscription, page: list[StreamEntry], attempt: int) -> None:
+    async def _push_page(self, subscription: Subscription, page: list[StreamEntry], attempt: int) -> None:
         now = self._ledger.clock.now()
-        for shown in await self.show(place.conv, page, now, attempt):
-            entry, frame = shown
-            if place.subscriber.session.congested:
-                await place.subscriber.session.drained()
-            if place.over:
+        for line in await self.show(subscription.conv, page, now, attempt):
+            n = line.n or 0
+            if subscription.subscriber.session.congested:
+                await subscription.subscriber.session.drained()
+            if subscription.over:
                 return
             if attempt == 1:
-                if entry.n != place.told + 1:
+                if n != subscription.told + 1:
                     continue
-                place.told = entry.n
-            place.subscriber.session.push(frame)
-            if c.is_group(place.conv) and c.leaver_in(entry) == place.subscriber.who.name:
-                self._stand_up(place.subscriber, place.conv)
+                subscription.told = n
+            subscription.subscriber.session.push(line)
+            if c.is_group(subscription.conv) and c.leaver_in(line) == subscription.subscriber.who.name:
+                self._unsubscribe(subscription.subscriber, subscription.conv)
 
-    async def show(
-        self, conv: str, page: list[StreamEntry], now: int, attempt: int = 1
-    ) -> list[tuple[StreamEntry, bytes]]:
-        """Entries with the frames they go out as. An edit is shown with what its line says now."""
-        shown: list[tuple[StreamEntry, bytes]] = []
+    async def show(self, conv: str, page: list[StreamEntry], now: int, attempt: int = 1) -> list[LineFrame]:
+        """The lines of a page as they go to their readers. An edit is shown with what its line says now."""
+        shown: list[LineFrame] = []
         for entry in page:
-            edited = c.edit_of(entry)
-            if edited is None:
-                shown.append((entry, c.show_entry(conv, entry, now, attempt)))
-                continue
-            (line,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
-            frame = c.read_line(entry)
-            data = b""
-            if line.body and not c.is_over(said := c.read_line(line), now):
-                data = bytes(said.data)
-            text = c.edit_line(frame, frame.from_ or "", edited, data)
-            shown.append((entry, c.show(conv, entry.n, text, entry.at, attempt)))
+            line = c.shown_line(entry, now)
+            edited = c.edit_of(line)
+            if edited is not None:
+                (original,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
+                data = NOTHING
+                if original.body and not c.is_over(said := c.read_line(original), now):
+                    data = said.data
+                line = c.edit_line(line, line.from_ or "", edited, data)
+            shown.append(c.show(conv, entry.n, line, entry.at, attempt))
         return shown
 
     # ── acknowledging ────────────────────────────────────────────────────────────────────────────
 
     def acknowledge(self, subscriber: Subscriber, conv: str, n: int) -> bool:
-        """They have everything up to `n`. Whether they are in this conversation."""
-        place = subscriber.places.get(conv)
-        if place is None:
+        """A connection has everything up to `n`. Returns whether it is in this conversation."""
+        subscription = subscriber.subscriptions.get(conv)
+        if subscription is None:
             return False
-        n = min(n, place.told)
-        if n > place.acked:
-            place.acked = n
-            place.attempt = 1
-            place.since = self._now()
-            if place.waiting:
-                place.waiting = False
-                self._note_waiting(place, None)
-            if place.told < place.head:
-                self._go_on(place)
-        self._note(place, n)
+        n = min(n, subscription.told)
+        if n > subscription.acked:
+            subscription.acked = n
+            subscription.attempt = 1
+            subscription.since = self._now()
+            if subscription.waiting:
+                subscription.waiting = False
+                self._note_waiting(subscription, None)
+            if subscription.told < subscription.head:
+                self._read_on(subscription)
+        self._note(subscription, n)
         return True
 
-    def _note(self, place: Subscription, n: int) -> None:
-        if n <= place.noted:
+    def _note(self, subscription: Subscription, n: int) -> None:
+        if n <= subscription.noted:
             return
-        place.noted = n
-        place.has = max(place.has, n)
-        conv, subscriber = place.conv, place.subscriber
+        subscription.noted = n
+        subscription.has = max(subscription.has, n)
+        conv, subscriber = subscription.conv, subscription.subscriber
         name, device = subscriber.who.name, subscriber.who.device
-        others = [other.places.get(conv) for other in self.subscribers(name) if other is not subscriber]
+        others = [
+            other.subscriptions.get(conv) for other in self.subscribers(name) if other is not subscriber
+        ]
         if not any(other is not None and other.noted >= n for other in others):
             self.move(conv, name, n)
         if device:
             self.move(conv, f"{name}/{device}", n)
 
     def move(self, conv: str, reader: str, n: int) -> None:
-        """Note how far a reader has come. What gathers while the ledger flushes goes with the next flush."""
+        """Notes how far a reader has come. What gathers while the ledger flushes goes with the next flush."""
         key = (conv, reader)
         if n > self._moves.get(key, 0):
             self._moves[key] = n
         self._begin_saving()
 
-    def _note_waiting(self, place: Subscription, waiting: AwaitedReceipt | None) -> None:
-        """Note for how long, and after how many attempts, somebody has not acknowledged; None: no longer."""
-        self._waits[place.conv, place.subscriber.who.name] = waiting
+    def _note_waiting(self, subscription: Subscription, waiting: AwaitedReceipt | None) -> None:
+        """Notes for how long, and after how many attempts, a person has not acknowledged; None: no longer."""
+        self._waits[subscription.conv, subscription.subscriber.who.name] = waiting
         self._begin_saving()
 
     def _begin_saving(self) -> None:
@@ -437,70 +445,79 @@ class Subscriptions:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _watch(self, place: Subscription, since: int) -> None:
-        """Look at a place again when its time has come. This is the only place where a timer is set, and the
-        engine may be asleep: it is told."""
-        lasts = self._patience(place)
-        if place.acked < place.told and not place.waiting:
+    def _watch(self, subscription: Subscription, since: int) -> None:
+        """Sets the timer of a subscription. Timers are set only here, and the engine may be asleep: it is
+        told."""
+        lasts = self._patience(subscription)
+        if subscription.acked < subscription.told and not subscription.waiting:
             lasts = min(lasts, NOTED_AFTER)
-        place.due = since + lasts
+        subscription.due = since + lasts
         self._count += 1
-        heapq.heappush(self._timers, (place.due, self._count, place))
-        if self._timers[0][2] is place:
+        heapq.heappush(self._timers, (subscription.due, self._count, subscription))
+        if self._timers[0][2] is subscription:
             self._nudge()
 
-    def _patience(self, place: Subscription) -> int:
-        return self._again.delay(place.attempt, place.conv.encode()) or 0
+    def _patience(self, subscription: Subscription) -> int:
+        return self._again.delay(subscription.attempt, subscription.conv.encode()) or 0
 
     def wake(self, now: int) -> None:
+        """Handles the timers that are due: what is not acknowledged is noted, and sent again."""
         while self._timers and self._timers[0][0] <= now:
-            place = heapq.heappop(self._timers)[2]
-            place.due = 0
-            if place.over or place.acked >= place.head:
+            subscription = heapq.heappop(self._timers)[2]
+            subscription.due = 0
+            if subscription.over or subscription.acked >= subscription.head:
                 continue
             since = now
-            if place.acked >= place.told or place.busy:
-                self._go_on(place)
-            elif place.since + self._patience(place) > now:
-                since = place.since  # they have come further since we began to wait
+            if subscription.acked >= subscription.told or subscription.busy:
+                self._read_on(subscription)
+            elif subscription.since + self._patience(subscription) > now:
+                since = subscription.since  # they have come further since we began to wait
                 if since + NOTED_AFTER <= now:
-                    self._waits_on(place)
+                    self._note_unacknowledged(subscription)
             else:
-                place.attempt += 1
-                self.do(self._tell_again(place))
-                self._waits_on(place)
-            self._watch(place, since)
+                subscription.attempt += 1
+                self.do(self._tell_again(subscription))
+                self._note_unacknowledged(subscription)
+            self._watch(subscription, since)
 
-    def _waits_on(self, place: Subscription) -> None:
-        place.waiting = True
-        self._note_waiting(place, AwaitedReceipt(place.acked, place.told, place.attempt, place.since // MS))
+    def _note_unacknowledged(self, subscription: Subscription) -> None:
+        subscription.waiting = True
+        self._note_waiting(
+            subscription,
+            AwaitedReceipt(
+                subscription.acked, subscription.told, subscription.attempt, subscription.since // MS
+            ),
+        )
 
-    async def _tell_again(self, place: Subscription) -> None:
-        if place.subscriber.session.congested:
+    async def _tell_again(self, subscription: Subscription) -> None:
+        if subscription.subscriber.session.congested:
             return  # what it was told is still on its way
-        after, last = place.acked, min(place.told, place.acked + PAGE)
+        after, last = subscription.acked, min(subscription.told, subscription.acked + PAGE)
         count = size = 0
-        while after < last and not place.over:
+        while after < last and not subscription.over:
             limit = next_page(count, size, last - after)
-            page = await self._ledger.entries(c.stream(place.conv), after, limit)
+            page = await self._ledger.entries(c.stream(subscription.conv), after, limit)
             if not page:
                 return
             count, size, after = len(page), sum(len(entry.body) for entry in page), page[-1].n
-            await self._hand(place, [entry for entry in page if entry.n > place.acked], place.attempt)
+            await self._push_page(
+                subscription, [entry for entry in page if entry.n > subscription.acked], subscription.attempt
+            )
 
     def next_wake(self) -> int | None:
+        """When the next timer is due."""
         return self._timers[0][0] if self._timers else None
 
     def shift(self, by: int) -> None:
         """The wall clock was set; timers go on as if it had not been."""
-        self._timers = [(due + by, count, place) for due, count, place in self._timers]
-        for due, _, place in self._timers:
-            place.due = due
-            place.since += by
+        self._timers = [(due + by, count, subscription) for due, count, subscription in self._timers]
+        for due, _, subscription in self._timers:
+            subscription.due = due
+            subscription.since += by
 
     def restored(self) -> None:
-        """The ledger is back after a failure: what was stored all the same nobody has been told, and it may
-        have begun a conversation."""
+        """The ledger is back after a failure: a line may have been stored all the same and sent to no
+        connection, and it may have begun a conversation."""
         if self._moves or self._waits:
             self._begin_saving()
         for name in list(self._by_name):
@@ -509,30 +526,32 @@ class Subscriptions:
             self.look(conv)
 
     def attempts(self, conv: str, n: int) -> int:
-        """How often a line has been told to whoever here has not acknowledged it yet; 0: nobody waits."""
+        """How often a line has been sent to the connections here that have not acknowledged it; 0 if none."""
         waiting = [p.attempt for p in self._present.get(conv, {}).values() if p.acked < n <= p.told]
         return max(waiting, default=0)
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a job in the background; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(_quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(report("a job of chat"))
 
     async def close(self) -> None:
-        """Note what was acknowledged; the rest is in the ledger."""
+        """Waits until what was acknowledged is noted; the rest is in the ledger."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def kill(self) -> None:
+        """Cancels the jobs, as a crash would."""
         for task in self._tasks:
             task.cancel()
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    """A ledger that fails, or is closed, is nobody's fault here: who was not told is told again."""
+    """Runs a job; a ledger that fails, or is closed, ends it: what was not sent is sent later."""
     try:
         await work
     except DulyError:

@@ -19,7 +19,7 @@ from duly.storage.ledger import Ledger
 
 
 class DeviceList:
-    """The devices of one gateway, as those see them who may command them."""
+    """The devices of one gateway, as the apps see them that may command them."""
 
     def __init__(self, ledger: Ledger, accounts: Accounts, online: Callable[[str], bool]) -> None:
         self._ledger = ledger

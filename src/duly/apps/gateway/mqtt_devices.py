@@ -1,4 +1,4 @@
-"""MQTT devices of the gateway: they are FD nodes (seed 001), and so is the hub.
+"""MQTT devices of the gateway: each is an FD node, and so is the hub (FD is a small task protocol over MQTT).
 
 The laws. A command is a `pending` task whose action is the command's type and whose msg_id is
 `{app}:{seq_id}:{tag}`; `ack` means delivered, `complete` is code 0, `failed` its code; `status` is presence.
@@ -12,15 +12,16 @@ and a flood of reports would take all of it. What one device says makes no other
 wrong with one is recorded, and it is acknowledged. What we did not subscribe to was planted in our session:
 it is unsubscribed.
 
-A will tells when a device is gone, unless the broker dies with it. So whoever says how often he speaks is
-given up after three times that in silence; and who is not heard of again after the broker has forgotten its
-sessions, or was started anew by us, after a while. Of the others we know only what the broker says.
+A will tells when a device is gone, unless the broker dies with it. So a device that says how often it reports
+is given up after three times that in silence; and one that is not heard of again after the broker has
+forgotten its sessions, or was started anew by the hub, after a while. Of the others the hub knows only what
+the broker says.
 
-To the gateway a device here is a session like any other: frames are pushed to it, and leave as tasks.
+To the gateway a device here is a session like any other (`duly.apps.gateway.mqtt_device`).
 
-Hubs that share a broker all hear everything, as one node. Each device has one of them as its home, whichever
-was first; the others leave its answers and its news to that one, and compete again when it is gone. Whoever
-then takes it in also stores what it has told meanwhile.
+Hubs that share a broker all receive everything, as one node. Each device belongs to one of them, the first
+that claimed it; the others leave its answers and reports to that hub, and compete again when it is gone. The
+hub that then claims the device also stores what the device has reported meanwhile.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
+from duly.apps.gateway.mqtt_device import DeviceLink, MqttDevice
 from duly.apps.gateway.mqtt_frames import MqttPush, answer_to_push, data_of, failure_of, push_in
 from duly.apps.gateway.service import GatewayService
 from duly.core.acl import HUB
-from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
 from duly.core.quota import Quota, Rate
 from duly.core.signing import Keyring, read_key
 from duly.core.steps import Answered, Received
-from duly.core.units import MS, SECOND, seconds
+from duly.core.units import SECOND, seconds
 from duly.errors import (
     DulyError,
     Forged,
@@ -63,11 +64,11 @@ from duly.runtime.engine import RECOVERY
 from duly.runtime.fair_reader import FairReader
 from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
-from duly.wire import fd, frames
+from duly.wire import fd, frames, outgoing
 from duly.wire.fd import FdKind
 from duly.wire.fd_signatures import FdSignatures
-from duly.wire.frames import DeviceCode, ServerAck, ServerCode
-from duly.wire.session import UncongestedSession
+from duly.wire.frames import DeviceCode, ServerCode
+from duly.wire.outgoing import ServerAck
 from duly.wire.task_ids import TaskId, TaskIds, answered_id, read_task_id
 
 LOG: Final = logging.getLogger("duly.mqtt")
@@ -94,14 +95,6 @@ STRAYS: Final = 100
 """Topics that were planted in our session, of which we remember that we have unsubscribed them."""
 
 
-class DeviceLink(Protocol):
-    """What is needed of `duly.transports.mqtt.link.MqttLink`."""
-
-    def post(self, topic: str, payload: bytes) -> None: ...
-
-    async def unsubscribe(self, *filters: str) -> None: ...
-
-
 class _HeardMessage(Struct, frozen=True):
     """A message from the broker; `old` if it may have been said before the broker started."""
 
@@ -121,68 +114,18 @@ class _Answer(Struct, frozen=True):
 
 
 class _Presence(Struct):
-    """Somebody who is there, by his own word. Times are the loop's."""
+    """A device that is online, by its own word. Times are the loop's."""
 
     session: str
-    """which of his connections this is"""
+    """which of its connections this is"""
     silence: float
-    """seconds without a word after which he is given up; never, if he did not say how often he speaks"""
+    """seconds of silence after which it is given up; infinite, if it does not say how often it reports"""
     heard: float
     until: float
 
 
-class MqttDevice(UncongestedSession):
-    """A device behind the broker."""
-
-    def __init__(
-        self,
-        name: str,
-        link: DeviceLink,
-        prefix: str,
-        session: str,
-        ids: TaskIds,
-        refusals: RefusalTally,
-        given: Callable[[str], None],
-    ) -> None:
-        self.name = name
-        self._ids = ids
-        self._refusals = refusals
-        self._given = given
-        self.session = session
-        """which of its connections this is, by its own word"""
-        self._link = link
-        self._prefix = prefix
-
-    def push(self, frame: bytes) -> None:
-        command = frames.decode(frame)
-        if command.seq_id is None or command.from_ is None:
-            return  # a welcome: nodes have no use for it
-        task = fd.FdPending(
-            sender=HUB,
-            receiver=self.name,
-            msg_id=self._ids.mint(self.name, command.from_, command.seq_id),
-            action=command.type,
-            time=time_of(command.seq_id) or 0,
-            exp=(command.exp or 0) * MS,
-            payload=fd.Content(frames.payload_of(command)),
-            order=frames.dump_order(command.order),
-        )
-        topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
-        try:
-            # Without a connection it is lost here; the outbox repeats it.
-            self._link.post(topic, fd.encode(task))
-            self._given(self.name)
-        except DulyError as problem:
-            self._refusals.note(
-                command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
-            )
-
-    def close(self, reason: str) -> None:
-        pass
-
-
 class MqttDevices:
-    """All of them, over one link."""
+    """All MQTT devices of a hub, over one pair of links."""
 
     def __init__(
         self,
@@ -242,7 +185,7 @@ class MqttDevices:
     # ── what arrives ─────────────────────────────────────────────────────────────────────────────
 
     def arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-        """Something from the broker. It is acknowledged when it is committed, or refused and recorded."""
+        """A message from the broker. It is acknowledged when it is committed, or refused and recorded."""
         self._count(1 + len(payload) // TOLD_BYTES)
         try:
             self._sort(topic, payload, old, ack)
@@ -269,7 +212,7 @@ class MqttDevices:
                 self._on_rush()
 
     def _sort(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-        """Find out who says it, cheaply: anybody can send anything, and as much as a broker can carry."""
+        """Finds out the sender, cheaply: any client can send anything, and as much as a broker can carry."""
         try:
             username, kind = fd.parse_topic(self._prefix, topic)
         except SenderError:
@@ -336,7 +279,7 @@ class MqttDevices:
         return _Answer(said, task, key_of(task.app, task.seq_id))
 
     def _stray(self, topic: str) -> None:
-        """Somebody has planted a subscription in our session: take it out."""
+        """Another client has planted a subscription in our session: it is removed."""
         if topic not in self._strays and len(self._strays) < STRAYS:
             self._strays.add(topic)
             ours = {*self.answers, *self.reports}
@@ -375,7 +318,7 @@ class MqttDevices:
         )
 
     def _check_signature(self, message: fd.Fd, device: str) -> None:
-        """Refuse what a device with a key has not signed."""
+        """Refuses what a device with a key has not signed."""
         key = self._accounts.key_of(device)
         if not key:
             return
@@ -420,18 +363,18 @@ class MqttDevices:
             await self._gone(name)
 
     async def _take_push(self, name: str, push: MqttPush, old: bool = False) -> None:
-        """Store a push; one with an id is answered, on the device's own `ack` or `failed`."""
+        """Stores a push; one with an id is answered, on the device's own `ack` or `failed`."""
         try:
             verdict = await self._gateway.push_from(name, *push, old)
         except SenderError as problem:
             self._answer_push(
                 name,
                 push.seq_id,
-                frames.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
+                outgoing.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem)),
             )
             raise
         if verdict is not None:
-            self._answer_push(name, push.seq_id, frames.server_ack(push.seq_id, verdict))
+            self._answer_push(name, push.seq_id, outgoing.server_ack(push.seq_id, verdict))
 
     def _answer_push(self, name: str, seq_id: str | None, said: ServerAck) -> None:
         if seq_id is None or self.link is None:
@@ -445,14 +388,14 @@ class MqttDevices:
         silence = MISSED * status.heartbeat / SECOND or inf
         if not old or self._new:
             until = now + silence
-        elif before is None:  # it may have been said before the broker died, and he with it
+        elif before is None:  # it may be from before the broker died, and the device with it
             until = now + GRACE
         else:
             until = before.until
         return _Presence(status.session, silence, now, until)
 
     def _heard(self, name: str) -> None:
-        """He has said something, whatever it was."""
+        """A device has said something, whatever it was."""
         presence = self._online.get(name)
         if presence is not None:
             presence.heard = _now()
@@ -464,13 +407,13 @@ class MqttDevices:
             await self._disconnect(name)
 
     def _ours(self, name: str) -> MqttDevice | None:
-        """The device, if this hub is its home."""
+        """The device, if it belongs to this hub."""
         device = self._devices.get(name)
         return device if device is not None and self._gateway.session(name) is device else None
 
     async def _claim(self, name: str) -> None:
         remote = self._gateway.remote
-        async with self._claiming:  # what it told before goes before what it tells next
+        async with self._claiming:  # what it reported before is stored before what it reports next
             if await remote.claim(name):
                 for push in await remote.take_unstored(name):
                     await self._take_push(name, MqttPush(*push))
@@ -478,7 +421,7 @@ class MqttDevices:
                     await self._connect(name, self._online[name].session)
 
     async def look(self) -> None:
-        """Whoever has lost his home gets another."""
+        """Claims the devices whose hub is gone."""
         with suppress(LedgerError, Stopped):
             for name in list(self._online):
                 if not self._gateway.online(name):
@@ -497,8 +440,8 @@ class MqttDevices:
         await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))
 
     def broker_restarted(self) -> None:
-        """Every connection to it is gone, with the wills. Who lives comes back and says so; until then we
-        go on as if they all did."""
+        """Every connection to the broker is gone, with the wills. A device that lives comes back and says so;
+        until then all count as online."""
         self._new = False
         self._doubt(lambda _: True)
 
@@ -508,7 +451,7 @@ class MqttDevices:
             presence.until = min(presence.until, until)
 
     async def sweep(self) -> None:
-        """Give up those who are silent for too long."""
+        """Gives up the devices that are silent for too long."""
         now = _now()
         for name in [name for name, presence in self._online.items() if presence.until <= now]:
             with suppress(LedgerError, Stopped):
@@ -527,7 +470,7 @@ class MqttDevices:
             self._doubt(lambda presence: presence.heard < self._lost)
 
     async def answers_back(self) -> None:
-        """The link for tasks is up again: what was on its way may be lost, so everybody gets it again."""
+        """The link for tasks is up again: what was on its way may be lost, so every device gets it again."""
         for name, device in list(self._devices.items()):
             if self._ours(name) is device:
                 with suppress(LedgerError):  # then the outbox repeats it in its own time
@@ -569,7 +512,7 @@ class MqttDevices:
                 return Answered(answer.key, state, failed, by=device)
 
     async def _hears_it_too(self, key: bytes, device: str) -> bool:
-        """Whether an answer is another hub's business, which has heard it as well."""
+        """Whether an answer is for another hub, which has received it as well."""
         if self._gateway.answers.is_under_way(key) or self._ours(device) is not None:
             return False
         search = self._gateway.remote.search(device)

@@ -1,6 +1,6 @@
-"""What MQTT devices say, in the words of the frames, and what the hub says of their pushes.
+"""Translates what MQTT devices say into frames, and the hub's answers to their pushes into FD messages.
 
-The law: a device's own words reach the apps as they are; what has no place in a frame is said in its detail.
+The law: a device's own words reach the apps as they are; what has no field in a frame goes into its detail.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from duly.errors import Malformed
 from duly.wire import fd
 from duly.wire.fd import FdKind
 from duly.wire.fields import Fields
-from duly.wire.frames import DeviceCode, Frame, ServerAck, ServerCode
+from duly.wire.frames import DeviceCode, Frame, ServerCode
+from duly.wire.outgoing import ServerAck
 
 
 class MqttPush(NamedTuple):
-    """What a device tells its apps; one with an id is acknowledged."""
+    """A push of an MQTT device; one with an id is acknowledged."""
 
     kind: str
     data: object
@@ -28,7 +29,7 @@ class MqttPush(NamedTuple):
 
 
 def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
-    """What a device tells besides its status: it has no other topic of its own to say it on."""
+    """The push in a status message, if there is one: a device has no other topic of its own for it."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
             data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
@@ -41,7 +42,7 @@ def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
 
 
 def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
-    """What a device is told of its push, and on which of its topics."""
+    """The answer to a device's push, and on which of its topics it goes out."""
     if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
         return FdKind.ACK, fd.encode(fd.FdAck(seq_id))
     why = {"code": said.code, "error": said.error, "detail": said.detail}

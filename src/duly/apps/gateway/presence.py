@@ -13,13 +13,11 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
 from duly.apps.gateway.pushes import PushService
 from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
 from duly.errors import DulyError
 from duly.storage.ledger import Ledger
-from duly.wire.frames import DEVICE_STATUS
+from duly.wire.frames import DEVICE_STATUS, dump
 
 PRESENT: Final = "present"
 """The bucket of the devices that apps believe to be online."""
@@ -27,8 +25,8 @@ GRACE: Final = 30.0
 """Seconds that a device has to come back after its hub has started."""
 RETRY: Final = 5.0
 """Seconds until a ledger that failed is asked again."""
-ONLINE: Final = msgspec.Raw(b'{"online":true}')
-OFFLINE: Final = msgspec.Raw(b'{"online":false}')
+ONLINE: Final = dump({"online": True})
+OFFLINE: Final = dump({"online": False})
 
 
 class DevicePresence:

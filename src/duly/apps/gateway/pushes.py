@@ -1,9 +1,9 @@
-"""Pushes: what devices tell the apps, stored in a stream per device and told from there.
+"""Pushes: what devices report to apps, stored in a stream per device and sent from there.
 
-The laws. A push has a number in its device's stream before anybody sees it. One that carries an id is stored
-once: a repeat is answered, other content under the same id is a conflict. Every connection of an app is told
-every push of its devices once, in order. A connection that is behind, or whose socket is slow, reads on from
-the ledger, page by page, as fast as its socket drains: so what was missed never fills memory.
+The laws. A push has a number in its device's stream before any app sees it. A push with an id is stored once:
+a repeat is answered, other content under the same id is a conflict. Every connection of an app is sent every
+push of its devices once, in order. A connection that is behind, or whose socket is slow, reads on from the
+ledger, page by page, as fast as its socket drains: so what was missed never fills memory.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable
 from duly.runtime.audit import AuditLog
 from duly.storage.ledger import Ledger
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.fields import Fields, pack
 from duly.wire.frames import Frame
+from duly.wire.outgoing import FrameWithFields, GapFrame, OutgoingFrame, PushFrame
 from duly.wire.session import Session
 
 KEPT: Final = 10_000
-"""Per device: what an app that was away can catch up on."""
+"""Pushes of one device that an app which was away can catch up on."""
 TRIM_EVERY: Final = 1_000
 PAGE: Final = 100
 LAST: Final = "last_push"
-"""The bucket of the marks of pushes without an id."""
+"""The bucket of the digests of each device's last push without an id."""
 SHOWN_BYTES: Final = 500
-"""What a push says is shown to those who watch, unless it is long."""
+"""The data of a push is shown to watchers, unless it is longer."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
 """How old a push with an id may be when it comes: a device that was away for weeks still reports. What is
 remembered is its id and a digest, not what it said."""
 
 
 def stream_of(device: str) -> str:
+    """The stream of a device's pushes."""
     return f"push/{device}"
 
 
 class PushService:
-    """Those of one hub. `listeners(device)` are the connections that may hear a device; `stored(device)`
-    hears of every new push."""
+    """Stores and sends the pushes of one hub. `listeners(device)` are the connections that may see a device's
+    pushes; `stored(device)` is called for every new one; what is older than `born(device)` is another
+    device's."""
 
     def __init__(
         self,
@@ -65,9 +68,9 @@ class PushService:
         self._stored = stored
         self._born = born
         self._told: dict[Session, dict[str, int]] = {}
-        """how far each connection has been told what each device pushed"""
+        """the number of the last push of each device that each connection has been sent"""
         self._behind: dict[Session, dict[str, None]] = {}
-        """the devices of which a connection is just being told what it missed"""
+        """the devices of which a connection is just being sent what it missed"""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
         """one push of a device after the other"""
@@ -79,10 +82,11 @@ class PushService:
     def entry(
         self, device: str, kind: str, data: msgspec.Raw, key: bytes = b"", more: Fields | None = None
     ) -> AppendEntry:
-        """The write that stores a push and its own fields; with a `key`, as the end of that message."""
+        """The operation that stores a push and its own fields; with a `key`, as the end of that message."""
         now = self._ledger.clock.now()
-        body = frames.push(Frame(kind, from_=device, data=data, time=now // MS), more)
-        return AppendEntry(stream_of(device), body, now, key, ends=bool(key))
+        frame = PushFrame(kind, device, data, now // MS)
+        push = FrameWithFields(frame, more) if more else frame
+        return AppendEntry(stream_of(device), outgoing.encode(push), now, key, ends=bool(key))
 
     async def store(
         self,
@@ -93,8 +97,9 @@ class PushService:
         said: bytes = b"",
         old: bool = False,
     ) -> None:
-        """Store a push without an id, and tell it. Of the last one that came over a broker a mark is kept:
-        the same bytes (`said`) that a broker keeps (`old`) and says again at every connection are not new."""
+        """Stores a push without an id, and sends it to the apps. Of the last one that came over a broker a
+        digest is kept: the same bytes (`said`) that a broker keeps (`old`) and sends again at every
+        connection are not new."""
         entry = self.entry(device, kind, data, more=more)
         mark = blake2b(said, digest_size=16).digest()
         if old and await self._ledger.item(LAST, device) == mark:
@@ -104,8 +109,9 @@ class PushService:
         await self.tell(device, n, entry.body)
 
     async def receive(self, session: Session, device: str, frame: Frame) -> Verdict:
-        """Store a push with an id that came by this connection; what to answer. After one that could not be
-        stored nothing more is taken from there: the device comes back and sends both, in order."""
+        """Stores a push with an id that came by this connection; returns what to answer. After one that could
+        not be stored nothing more is taken from that connection: the device comes back and sends both, in
+        order."""
         assert frame.seq_id is not None
         async with self._turns.setdefault(device, asyncio.Lock()):
             if session in self._cut:
@@ -121,7 +127,7 @@ class PushService:
     async def store_once(
         self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
     ) -> Verdict:
-        """Store a push under its id, unless it is stored already; what to answer."""
+        """Stores a push under its id, unless it is stored already; returns what to answer."""
         now = self._ledger.clock.now()
         message = Message(device, seq_id, kind, device, _digest(data, more))
         known = self._ledger.recall(message, now)
@@ -142,29 +148,31 @@ class PushService:
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, session: Session, told: dict[str, int]) -> None:
-        """A connection has been greeted: tell it what it missed, and what comes."""
+        """A connection has been greeted: it is sent what it missed, and what comes."""
         self._told[session] = told
         for device in told:
             self._read_on(session, device)
 
     def leave(self, session: Session) -> None:
+        """A connection has ended."""
         self._told.pop(session, None)
 
     async def tell(self, device: str, n: int, body: bytes) -> None:
-        """Tell a push that was stored."""
+        """Sends a push that was stored to the apps that are connected here."""
+        push = outgoing.read_push(body)
         if self._journal.watchers:
-            said = frames.decode(body)
+            said = push.frame if isinstance(push, FrameWithFields) else push
             shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
             self._journal.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
         self._stored(device)
-        frame = _numbered(body, n)
+        frame = outgoing.numbered(push, n)
         for session in self._listeners(device):
             self._tell(session, device, n, frame)
         if n % TRIM_EVERY == 0:
             await self._ledger.trim(stream_of(device), n - KEPT)
 
-    def _tell(self, session: Session, device: str, n: int, frame: bytes) -> None:
-        """Tell a connection the next push; if it is behind, or slow, it hears it from the ledger."""
+    def _tell(self, session: Session, device: str, n: int, frame: OutgoingFrame) -> None:
+        """Sends a connection the next push; one that is behind, or slow, reads it from the ledger."""
         told = self._told.get(session)
         if told is None:
             return
@@ -175,7 +183,7 @@ class PushService:
             self._read_on(session, device)
 
     def heads(self) -> dict[str, int]:
-        """The devices that are listened to, and how far the connection furthest behind has heard."""
+        """The devices that connections here listen to, and how far the one furthest behind has been sent."""
         heads: dict[str, int] = {}
         for told in self._told.values():
             for device, n in told.items():
@@ -183,7 +191,7 @@ class PushService:
         return heads
 
     def look(self, device: str) -> None:
-        """Something may be new of this device."""
+        """There may be new pushes of this device."""
         for session in self._listeners(device):
             self._read_on(session, device)
 
@@ -204,7 +212,7 @@ class PushService:
                 device = next(iter(behind))
                 del behind[device]
                 await self._catch_up(session, device)
-        except DulyError as problem:  # then it must not go on as if it had heard everything
+        except DulyError as problem:  # then it must not go on as if it had been sent everything
             session.close(f"come back soon: {problem}")
         finally:
             del self._behind[session]
@@ -214,8 +222,8 @@ class PushService:
         extent = await self._ledger.extent(stream)
         told = self._told.get(session)
         if told is not None and told.setdefault(device, extent.last) + 1 < extent.first:
-            gap = {"type": "gap", "from": device, "after": told[device], "first": extent.first}
-            session.push(msgspec.json.encode(gap))
+            gap = GapFrame(device, told[device], extent.first)
+            session.push(gap)
             told[device] = extent.first - 1
         while told is not None and session in self._told:
             if session.congested:
@@ -225,29 +233,25 @@ class PushService:
                 return
             count, size = len(entries), sum(len(entry.body) for entry in entries)
             for entry in entries:
-                if entry.n > told[device]:  # it may have been told while we read
+                if entry.n > told[device]:  # it may have been sent while we read
                     told[device] = entry.n
-                    if entry.at >= self._born(device):  # else another device of that name said it
-                        session.push(_numbered(entry.body, entry.n))
+                    if entry.at >= self._born(device):  # else it is of another device of that name
+                        session.push(outgoing.numbered(outgoing.read_push(entry.body), entry.n))
 
     async def stop(self) -> None:
+        """Ends what is being read for connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
-    """What is remembered of a push, so that other content under its id is noticed."""
-    return b'"%b"' % blake2b(pack(data, more or {}), digest_size=16).hexdigest().encode()
-
-
-def _numbered(stored: bytes, n: int) -> bytes:
-    """A stored push with its cursor, without taking it apart."""
-    return b'%b,"cursor":%d}' % (stored[:-1], n)
+    """The digest of a push that is remembered, so that other content under its id is noticed."""
+    return msgspec.json.encode(blake2b(pack(data, more or {}), digest_size=16).hexdigest())
 
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
-    """When each device last told something, or came, or went (ms); without those never heard of."""
+    """When each device last pushed, connected or left (ms); without those never heard of."""
     heard: dict[str, int] = {}
     for device in devices:
         extent = await ledger.extent(stream_of(device))

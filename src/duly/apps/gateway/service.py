@@ -51,9 +51,10 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger, Record
-from duly.wire import frames
+from duly.wire import frames, outgoing
 from duly.wire.fields import Fields, timeout_in
 from duly.wire.frames import Frame
+from duly.wire.outgoing import OutgoingFrame, WelcomeFrame
 from duly.wire.session import Session
 
 SLOW_SECONDS: Final = 1.0
@@ -156,7 +157,7 @@ class GatewayService:
             if before is not None:
                 new = False
                 before.close(REPLACED)
-            session.push(frames.encode(self._welcome(who, {})))
+            session.push(self._welcome(who, {}))
             try:
                 await self.remote.fetch_for(who.name)
             except LedgerError:
@@ -172,7 +173,7 @@ class GatewayService:
             return
         devices = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(stream_of(device))).last for device in devices}
-        session.push(frames.encode(self._welcome(who, heads, self.devices.online_of(who.name))))
+        session.push(self._welcome(who, heads, self.devices.online_of(who.name)))
         seen = cursors or {}
         self._apps.setdefault(who.name, []).append(session)
         self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
@@ -211,9 +212,10 @@ class GatewayService:
         """The devices that are connected, here or to another hub."""
         return self.remote.online_devices()
 
-    def _welcome(self, who: Principal, cursors: dict[str, int], online: list[str] | None = None) -> Frame:
-        now = self._ledger.clock.now() // MS
-        return Frame("welcome", you=who.name, time=now, cursors=cursors, online=online)
+    def _welcome(
+        self, who: Principal, cursors: dict[str, int], online: list[str] | None = None
+    ) -> WelcomeFrame:
+        return WelcomeFrame(who.name, self._ledger.clock.now() // MS, cursors, online)
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
@@ -284,7 +286,7 @@ class GatewayService:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
         self._traces.note(key, "at work")
-        frame = frames.working(id_, device, progress, more)
+        frame = outgoing.working(id_, device, progress, more)
         for session in self._apps.get(scope, ()):
             session.push(frame)
 
@@ -293,7 +295,7 @@ class GatewayService:
             await self.pushes.store(who.name, frame.type, frame.data, frames.more_in_push(frame))
             return False
         verdict = await self.pushes.receive(session, who.name, frame)
-        session.push(frames.encode(frames.server_ack(frame.seq_id, verdict)))
+        session.push(outgoing.server_ack(frame.seq_id, verdict))
         return True
 
     async def push_from(
@@ -340,11 +342,11 @@ class GatewayService:
                 to=message.recipient,
                 kind=message.kind,
             )
-        _push_to((reply.origin,), frames.encode(frames.server_ack(message.id, verdict)))
+        _push_to((reply.origin,), outgoing.server_ack(message.id, verdict))
         self.remote.follow(message, verdict, reply.origin)
         if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
-            ended = frames.ack(message.id, message.recipient, verdict.state, verdict.answer)
-            _push_to((reply.origin,), frames.encode(ended))
+            ended = outgoing.ack(message.id, message.recipient, verdict.state, verdict.answer)
+            _push_to((reply.origin,), ended)
 
     def _pass_on(self, transmit: Transmit) -> None:
         message, attempt = transmit.message, transmit.attempt
@@ -354,7 +356,7 @@ class GatewayService:
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
         self._traces.note(message.key, "sent", attempt)
-        device.push(frames.command(message, transmit.after))
+        device.push(outgoing.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
         if self._journal.watchers:
@@ -380,7 +382,7 @@ class GatewayService:
         self._traces.note(key, state.word)
         if self._journal.watchers:
             self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
-        frame = frames.encode(frames.ack(id_, recipient, state, answer))
+        frame = outgoing.ack(id_, recipient, state, answer)
         _push_to(origins, frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
         others = [session for session in self._apps.get(scope, ()) if session not in origins]
@@ -432,7 +434,7 @@ class GatewayService:
             await self.engine.put(Unreachable(device))
 
 
-def _push_to(origins: Iterable[Any], frame: bytes) -> None:
+def _push_to(origins: Iterable[Any], frame: OutgoingFrame) -> None:
     for origin in origins:
         if origin is not None:
             origin.push(frame)

@@ -1,4 +1,4 @@
-"""Trails: what happened to each of the newest commands at this hub, hop by hop, in memory."""
+"""The trace: what happened to each of the newest commands at this hub, hop by hop, in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from duly.core.units import MS
 from duly.runtime.clock import Clock
 
-TRAILS_KEPT: Final = 5_000
+TRACES_KEPT: Final = 5_000
 HOPS_KEPT: Final = 50
 
 
@@ -28,18 +28,18 @@ class TraceLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._trails: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
+        self._traces: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
 
     def note(self, key: bytes, what: str, attempt: int = 0) -> None:
-        """This happened to a command, now."""
-        trail = self._trails.get(key)
-        if trail is None:
-            trail = self._trails[key] = []
-            if len(self._trails) > TRAILS_KEPT:
-                self._trails.popitem(last=False)
-        if len(trail) < HOPS_KEPT:
-            trail.append((self._clock.now(), what, attempt))
+        """Notes that this happened to a command, now."""
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = []
+            if len(self._traces) > TRACES_KEPT:
+                self._traces.popitem(last=False)
+        if len(trace) < HOPS_KEPT:
+            trace.append((self._clock.now(), what, attempt))
 
     def of(self, key: bytes) -> list[Hop]:
         """What happened to a command, in order."""
-        return [Hop(at // MS, what, attempt) for at, what, attempt in self._trails.get(key, ())]
+        return [Hop(at // MS, what, attempt) for at, what, attempt in self._traces.get(key, ())]

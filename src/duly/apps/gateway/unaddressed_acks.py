@@ -21,22 +21,24 @@ KEPT: Final = 1_000
 
 
 class UnaddressedAcks:
-    """Of one gateway."""
+    """Finds the command that an ack without `to` answers, for one gateway."""
 
     def __init__(self) -> None:
         self.scopes: dict[str, OrderedDict[str, set[str]]] = {}
         """by device and id: whose commands; empty while every device says whom it answers"""
 
     def knows(self, device: str) -> bool:
+        """Whether the commands of this device are noted."""
         return device in self.scopes
 
     def learn(self, device: str, under_way: Iterable[Message]) -> None:
-        """A device does not say whom it answers: begin with what is under way to it."""
+        """A device does not say which app it answers: what is under way to it is noted, and what follows."""
         self.scopes[device] = OrderedDict()
         for message in under_way:
             self.began(message)
 
     def began(self, message: Message) -> None:
+        """A command was sent to its device."""
         ids = self.scopes.get(message.recipient)
         if ids is not None:
             ids.setdefault(message.id, set()).add(message.scope)
@@ -44,7 +46,7 @@ class UnaddressedAcks:
                 ids.popitem(last=False)
 
     def ended(self, key: bytes, device: str, state: State) -> None:
-        """A late answer may still settle what is unknown."""
+        """A command has ended; one that ended as unknown is kept, since a late answer may still settle it."""
         ids = self.scopes.get(device)
         if ids is None or state is State.UNKNOWN:
             return
@@ -55,6 +57,6 @@ class UnaddressedAcks:
             ids.pop(id_, None)
 
     def find(self, device: str, id: str) -> list[str]:
-        """Whose command this id could be."""
+        """The apps whose command this id could be."""
         ids = self.scopes.get(device)
         return [] if ids is None else sorted(ids.get(id, ()))

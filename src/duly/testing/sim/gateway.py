@@ -39,6 +39,7 @@ from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import World
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
+from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import Session, UncongestedSession
 
 if TYPE_CHECKING:
@@ -102,10 +103,11 @@ class HubSession(UncongestedSession):
         self._wire = wire
         self._deliver = deliver
 
-    def push(self, frame: bytes) -> None:
+    def push(self, frame: OutgoingFrame) -> None:
+        text = encode(frame)
         if not self._wire.broken:
-            self._wire.world.pushed(self._wire.client, self, frame)
-        self._wire.carry(0, self._deliver, frame)
+            self._wire.world.pushed(self._wire.client, self, text)
+        self._wire.carry(0, self._deliver, text)
 
     def close(self, reason: str) -> None:
         self._wire.break_()

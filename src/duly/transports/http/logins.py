@@ -10,12 +10,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
 
 from duly.errors import DulyError, Malformed
 from duly.identity.accounts import Principal
 from duly.transports.http import bodies
 from duly.transports.http.messages import entered, problem, token_in
+from duly.transports.http.schemas import Credentials, LogoutRequest, PasswordChange
 
 T = TypeVar("T")
 
@@ -34,21 +34,6 @@ class LoginsBackend(Protocol):
     @property
     def people(self) -> PeopleRegistry: ...
     async def login(self, token: str | None, address: str) -> Principal: ...
-
-
-class Credentials(Struct, frozen=True):
-    name: str
-    password: str
-    device: str = ""
-
-
-class LogoutRequest(Struct, frozen=True):
-    everywhere: bool = False
-
-
-class PasswordChange(Struct, frozen=True):
-    old: str
-    new: str
 
 
 def routes(server: LoginsBackend) -> list[web.RouteDef]:

@@ -38,9 +38,11 @@ from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
 from duly.transports.http.openapi import OPENAPI, WAIT_LIMIT
 from duly.transports.http.page_cursors import PageCursors
-from duly.wire import frames
+from duly.transports.http.schemas import ErrorAnswer
+from duly.wire import frames, outgoing
 from duly.wire.fields import unpack
-from duly.wire.frames import Frame, ServerCode
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck
 from duly.wire.session import UncongestedSession
 
 BATCH_LIMIT: Final = 1_000
@@ -56,7 +58,7 @@ _STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionErr
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    """What strangers send is answered, not reported: a hub's own trouble must not drown in it."""
+    """Whether a log record is about the hub itself: what is wrong with a request is answered, not logged."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, _STRANGERS)
 
@@ -68,9 +70,11 @@ LOG.addFilter(RateLimitedLog())
 
 
 class TokenCheck(Protocol):
-    """Who knows tokens."""
+    """What knows tokens."""
 
-    async def login(self, token: str | None, address: str) -> Principal: ...
+    async def login(self, token: str | None, address: str) -> Principal:
+        """Whose token this is; raises `NotAuthenticated`."""
+        ...
 
 
 class MessagesBackend(TokenCheck, Protocol):
@@ -98,7 +102,7 @@ class MessagesBackend(TokenCheck, Protocol):
     @property
     def cursors(self) -> PageCursors: ...
     def born(self, who: Principal) -> int:
-        """When somebody's account was made (µs); what is older is not theirs."""
+        """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
     def trail(self, key: bytes) -> list[Any]:
@@ -112,7 +116,7 @@ class MessagesBackend(TokenCheck, Protocol):
     async def list_devices(
         self, who: Principal, after: str, limit: int
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The devices that somebody may see, by name, and after which the next page begins."""
+        """The devices that a principal may see, by name, and after which the next page begins."""
         ...
 
 
@@ -131,7 +135,7 @@ def token_in(request: web.Request) -> str | None:
 
 
 class FrameBatch:
-    """The requests that one caller waits for together."""
+    """The frames of one request, each with the session that its answers go to."""
 
     def __init__(self, size: int) -> None:
         self.waiters = [WaitingRequest(self) for _ in range(size)]
@@ -158,7 +162,7 @@ class FrameBatch:
     async def ended(self, seconds: float) -> None:
         """Until all that were taken have ended, or this time is over."""
         waiting = [w for w in self.waiters if _taken(w.said)]
-        await self._wait(seconds, lambda: all(w.ended for w in waiting))
+        await self._wait(seconds, lambda: all(w.ended is not None for w in waiting))
 
     async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
@@ -171,34 +175,38 @@ class FrameBatch:
 
 
 class WaitingRequest(UncongestedSession):
-    """A request that waits: the session of an HTTP caller. The first frame is the `server_ack`; if it says
-    the command was taken, the `ack` may follow."""
+    """The session of one frame that came over HTTP: it keeps the `server_ack`, and the `ack` that may follow
+    if the command was taken."""
 
     __slots__ = ("__weakref__", "_batch", "ended", "said")
 
     def __init__(self, batch: FrameBatch) -> None:
         self._batch = batch
-        self.said = b""
-        self.ended = b""
+        self.said: ServerAck | None = None
+        self.ended: OutgoingFrame | None = None
 
-    def push(self, frame: bytes) -> None:
-        if not self.said:
-            self.said = frame
-            self._batch.heard()
-        elif not self.ended:
+    def push(self, frame: OutgoingFrame) -> None:
+        """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
+        if self.said is None:
+            if type(frame) is ServerAck:
+                self.said = frame
+                self._batch.heard()
+        elif self.ended is None:
             self.ended = frame
             self._batch.news()
 
     def close(self, reason: str) -> None:
-        pass
+        """Does nothing: the request ends when it is answered."""
 
     @property
-    def whole(self) -> bytes:
+    def answer(self) -> ServerAck:
         """The `server_ack`, with the `ack` in it if there is one."""
-        return b'%b,"ack":%b}' % (self.said[:-1], self.ended) if self.ended else self.said
+        assert self.said is not None, "`FrameBatch.said` waits until every request has been told"
+        return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
 
 
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
+    """The routes of frames, outcomes and lists."""
     return [
         web.post("/v1/messages", http.guarded(http.post)),
         web.get("/v1/messages", http.guarded(http.list_messages)),
@@ -212,13 +220,15 @@ def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
 
 
 class MessagesEndpoint:
+    """Takes frames, and shows messages, refusals, devices and the hub's state."""
+
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
 
     def guarded(
         self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Who asks, and what to say when it goes wrong."""
+        """A handler that authenticates the caller first, and answers errors."""
 
         async def serve(request: web.Request) -> web.Response:
             try:
@@ -236,7 +246,7 @@ class MessagesEndpoint:
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
     async def express(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
-        """The same, of whoever asks for nothing else."""
+        """The same on the fast path: a single body, and no options."""
         try:
             return await self._take(await self._server.login(token, address), raw)
         except DulyError as trouble:
@@ -254,7 +264,7 @@ class MessagesEndpoint:
                 413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
             )
         waiters = (await self._send(who, many, wait)).waiters
-        return FastAnswer(200, b"[%b]" % b",".join([waiter.whole for waiter in waiters]))
+        return FastAnswer(200, msgspec.json.encode([waiter.answer for waiter in waiters]))
 
     async def _send(self, who: Principal, raws: list[bytes], wait: float) -> FrameBatch:
         batch = FrameBatch(len(raws))
@@ -342,7 +352,7 @@ class MessagesEndpoint:
         return as_json(self._server.state())
 
     async def health(self, request: web.Request) -> web.Response:
-        """For balancers: whether to send anybody here. Anyone may ask."""
+        """For load balancers: whether this hub takes requests. It needs no token."""
         parts, down = sorted(self._server.problems), self._server.down
         if not parts and not down:
             return as_json({"ok": True})
@@ -405,16 +415,16 @@ def _with_id(raw: bytes, id_: str) -> bytes:
 
 
 def _said(waiter: WaitingRequest, wait: float) -> FastAnswer:
-    if waiter.ended:
-        return FastAnswer(200, waiter.whole)
-    frame = frames.decode(waiter.said)
+    frame = waiter.answer
+    if waiter.ended is not None:
+        return FastAnswer(200, outgoing.encode(frame))
     status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
     if _is_all(frame):
         status = 200
     if frame.error == RateLimited.word:
         status = 429
     later = LATER if frame.code in (ServerCode.OFFLINE, ServerCode.INTERNAL) else 0
-    return FastAnswer(status, waiter.said, _whole(frame.retry_after) or later)
+    return FastAnswer(status, outgoing.encode(frame), _whole(frame.retry_after) or later)
 
 
 def _whole(seconds: float | None) -> int:
@@ -425,13 +435,14 @@ def _whole(seconds: float | None) -> int:
 _JSON: Final = {"Content-Type": "application/json"}
 
 
-def _taken(said: bytes) -> bool:
+def _taken(frame: ServerAck | None) -> bool:
     """Whether something was taken that has yet to end."""
-    frame = frames.decode(said)
-    return frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+    return (
+        frame is not None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
+    )
 
 
-def _is_all(frame: Frame) -> bool:
+def _is_all(frame: ServerAck) -> bool:
     """Whether nothing more will be said: a line has its place, or a question its answer."""
     return frame.n is not None or bool(frame.data)
 
@@ -447,7 +458,7 @@ _STATUS: Final = {
 }
 
 
-def _status(frame: Frame) -> int:
+def _status(frame: ServerAck) -> int:
     match frame.code:
         case ServerCode.ACCEPTED:
             return 202
@@ -492,12 +503,9 @@ def error(status: int, word: str, detail: str) -> web.Response:
 
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
     """An error as JSON; `wait` (µs) is how long to wait before the next try."""
-    said: dict[str, Any] = {"error": word, "detail": detail}
-    if status == 503:
-        said["code"] = ServerCode.INTERNAL
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
-    if wait:
-        said["retry_after"] = frames.seconds_of(wait)
+    code = ServerCode.INTERNAL if status == 503 else None
+    said = ErrorAnswer(word, detail, code, outgoing.seconds_of(wait) if wait else None)
     return FastAnswer(status, msgspec.json.encode(said), later)
 
 

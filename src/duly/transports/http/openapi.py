@@ -1,83 +1,105 @@
-"""The OpenAPI document: what the hub takes over HTTP, and what it answers."""
+"""The OpenAPI document: what the hub takes over HTTP, and what it answers.
+
+The law: the shapes of bodies are generated from the types that decode and encode them; paths, parameters and
+statuses are written here, and a test compares the paths with the routes.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from duly.wire import frames
-from duly.wire.frames import ServerCode
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
+from duly.wire.frames import Frame
+from duly.wire.outgoing import AnsweredServerAck
 
 WAIT_LIMIT: Final = 300.0
 """Seconds that a request may wait for the final answer."""
-ALERTS: Final = frozenset({"alert_event", "alert_update", "alert_cancel"})
-_FRAME_SCHEMA: Final = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {
-            "type": "string",
-            "pattern": "^[a-z][a-z0-9_]{0,63}$",
-            "examples": sorted(frames.COMMANDS | ALERTS),
-        },
-        "seq_id": {
-            "type": "string",
-            "description": "{milliseconds}_{counter}, minted by the sender, the same in every resend",
-        },
-        "to": {"type": "string", "description": "the device; of a command"},
-        "data": {"description": "anything; passed on untouched"},
-        "exp": {
-            "type": "integer",
-            "description": "milliseconds since 1970; after this it must not take effect",
-        },
-        "queue": {"type": "boolean", "description": "keep it for an offline device until exp"},
-        "timeout": {
-            "type": "integer",
-            "description": "milliseconds that the device may take, instead of the hub's patience",
-        },
-        "order": {
-            "type": "object",
-            "properties": {"key": {"type": "string"}, "mode": {"enum": ["replay", "latest"]}},
-        },
-    },
-    "additionalProperties": {"description": "passed on untouched; part of what the id stands for"},
+_REF: Final = "#/components/schemas/{name}"
+
+
+def _describable(type_: type[Struct]) -> type[Struct]:
+    """The same type, but for the defaults of its raw JSON: msgspec cannot write those into a schema."""
+    config = type_.__struct_config__
+    fields = []
+    for one in structs.fields(type_):
+        if isinstance(one.default, Raw):
+            default = msgspec.field(default_factory=object, name=one.encode_name)
+        else:
+            default = msgspec.field(default=one.default, name=one.encode_name)
+        fields.append((one.name, one.type, default))
+    return msgspec.defstruct(
+        type_.__name__,
+        fields,
+        tag=config.tag,
+        tag_field=config.tag_field,
+        namespace={"__doc__": type_.__doc__},
+    )
+
+
+_SCHEMAS: Final = msgspec.json.schema_components(
+    [
+        _describable(one)
+        for one in (Frame, AnsweredServerAck, Credentials, LogoutRequest, PasswordChange, ErrorAnswer)
+    ],
+    ref_template=_REF,
+)[1]
+_SCHEMAS["Frame"]["additionalProperties"] = {
+    "description": "passed on untouched; part of what the id stands for"
 }
-_ACK_SCHEMA: Final = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "server_ack"},
-        "seq_id": {"type": ["string", "integer"]},
-        "code": {"type": "integer", "enum": [code.value for code in ServerCode]},
-        "state": {"type": "string"},
-        "error": {"type": "string"},
-        "detail": {"type": "string"},
-        "retry_after": {"type": "number", "description": "seconds to wait before the next try"},
-        "ack": {"type": "object"},
-    },
-}
+
+_WORDS: Final = {
+    200: "done", 201: "made", 202: "accepted and stored", 400: "malformed, stale or expired",
+    401: "not authenticated", 403: "not allowed", 404: "not known", 409: "the first run is still going",
+    413: "too large", 422: "the same id with other content", 429: "too much: wait as long as it says",
+    503: "try again",
+}  # fmt: skip
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _ref(type_: type) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=type_.__name__)}
+
+
+_FRAMES: Final = {"anyOf": [_ref(Frame), {"type": "array", "items": _ref(Frame)}]}
+_ACKS: Final = {"anyOf": [_ref(AnsweredServerAck), {"type": "array", "items": _ref(AnsweredServerAck)}]}
 
 
 def _answers(*statuses: int) -> dict[str, Any]:
-    words = {
-        200: "ended; the ack is in the body", 202: "accepted and stored", 400: "malformed, stale or expired",
-        401: "not authenticated", 403: "not allowed", 404: "not known", 409: "the first run is still going",
-        413: "too large", 422: "the same id with other content", 429: "too much: wait as long as it says",
-        503: "try again",
-    }  # fmt: skip
-    schema = {"application/json": {"schema": _ACK_SCHEMA}}
-    return {str(s): {"description": words[s], "content": schema} for s in statuses}
+    """The answers of a request that sends no frame."""
+    return {
+        str(status): {"description": _WORDS[status]}
+        | ({"content": _json(_ref(ErrorAnswer))} if status >= 400 else {})
+        for status in statuses
+    }
 
 
-def _account(summary: str, status: int, *fields: str) -> dict[str, Any]:
-    properties = {name: {"type": "boolean" if name == "everywhere" else "string"} for name in fields}
-    schema = {"application/json": {"schema": {"type": "object", "properties": properties}}}
-    answers = {str(status): {"description": "done"}} | _answers(400, 401, 403)
-    return {"summary": summary, "requestBody": {"content": schema}, "responses": answers}
+def _said_of_frames(*statuses: int) -> dict[str, Any]:
+    """The answers to frames: a `server_ack`, with the `ack` in it if that was waited for; or an error."""
+    either = {"anyOf": [*_ACKS["anyOf"], _ref(ErrorAnswer)]}
+    return {
+        str(status): {"description": _WORDS[status], "content": _json(_ACKS if status < 400 else either)}
+        for status in statuses
+    }
+
+
+def _account(summary: str, status: int, body: type) -> dict[str, Any]:
+    answers = _answers(status, 400, 401, 403)
+    return {"summary": summary, "requestBody": {"content": _json(_ref(body))}, "responses": answers}
 
 
 OPENAPI: Final[dict[str, Any]] = {
     "openapi": "3.1.0",
     "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
-    "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    "components": {
+        "schemas": _SCHEMAS,
+        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+    },
     "security": [{"token": []}],
     "paths": {
         "/v1/messages": {
@@ -87,8 +109,8 @@ OPENAPI: Final[dict[str, Any]] = {
                     {"name": "wait", "in": "query", "schema": {"type": "number", "maximum": WAIT_LIMIT}},
                     {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}},
                 ],
-                "requestBody": {"required": True, "content": {"application/json": {"schema": _FRAME_SCHEMA}}},
-                "responses": _answers(200, 202, 400, 401, 403, 409, 413, 422, 429, 503),
+                "requestBody": {"required": True, "content": _json(_FRAMES)},
+                "responses": _said_of_frames(200, 202, 400, 401, 403, 409, 413, 422, 429, 503),
             },
             "get": {
                 "summary": "Messages, newest first, by page; or those with one id",
@@ -147,10 +169,10 @@ OPENAPI: Final[dict[str, Any]] = {
                 "responses": _answers(200, 401, 403, 404),
             }
         },
-        "/v1/people": {"post": _account("Register a person", 201, "name", "password")},
-        "/v1/login": {"post": _account("A token for one more device", 200, "name", "password", "device")},
-        "/v1/logout": {"post": _account("End this login, or all of yours", 200, "everywhere")},
-        "/v1/password": {"post": _account("Another password; all logins end", 200, "old", "new")},
+        "/v1/people": {"post": _account("Register a person", 201, Credentials)},
+        "/v1/login": {"post": _account("A token for one more device", 200, Credentials)},
+        "/v1/logout": {"post": _account("End this login, or all of yours", 200, LogoutRequest)},
+        "/v1/password": {"post": _account("Another password; all logins end", 200, PasswordChange)},
         "/v1/state": {"get": {"summary": "How the hub is doing", "responses": _answers(200, 401, 403)}},
         "/v1/health": {
             "get": {"summary": "Whether anything can be accepted", "responses": _answers(200, 503)}

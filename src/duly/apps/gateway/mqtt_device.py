@@ -1,0 +1,94 @@
+"""The session of one MQTT device: commands leave it as FD tasks.
+
+The law: a task is made from the command's value, under a msg_id that only this device can answer. A task that
+cannot be written is refused and recorded; one that is lost on the way is repeated by the outbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from duly.core.acl import HUB
+from duly.core.ids import time_of
+from duly.core.units import MS
+from duly.errors import DulyError
+from duly.runtime.refusal_tally import RefusalTally
+from duly.wire import fd, frames, outgoing
+from duly.wire.fd import FdKind
+from duly.wire.fields import Fields
+from duly.wire.outgoing import CommandFrame, FrameWithFields, OutgoingFrame
+from duly.wire.session import UncongestedSession
+from duly.wire.task_ids import TaskIds
+
+
+class DeviceLink(Protocol):
+    """What is needed of `duly.transports.mqtt.link.MqttLink`."""
+
+    def post(self, topic: str, payload: bytes) -> None:
+        """Publishes without waiting for the broker."""
+        ...
+
+    async def unsubscribe(self, *filters: str) -> None:
+        """Ends subscriptions."""
+        ...
+
+
+class MqttDevice(UncongestedSession):
+    """The session of one MQTT device. `given` is called with the device's name for every task it is sent."""
+
+    def __init__(
+        self,
+        name: str,
+        link: DeviceLink,
+        prefix: str,
+        session: str,
+        ids: TaskIds,
+        refusals: RefusalTally,
+        given: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._ids = ids
+        self._refusals = refusals
+        self._given = given
+        self.session = session
+        """which of the device's connections this is, by its own word"""
+        self._link = link
+        self._prefix = prefix
+
+    def push(self, frame: OutgoingFrame) -> None:
+        """Sends a command as an FD task; a node has no use for any other frame."""
+        command, fields = _command_in(frame)
+        if command is None:
+            return
+        task = fd.FdPending(
+            sender=HUB,
+            receiver=self.name,
+            msg_id=self._ids.mint(self.name, command.from_, command.seq_id),
+            action=command.type,
+            time=time_of(command.seq_id) or 0,
+            exp=(command.exp or 0) * MS,
+            payload=fd.Content(outgoing.payload_of(command, fields)),
+            order=frames.dump_order(command.order),
+        )
+        topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
+        try:
+            # Without a connection it is lost here; the outbox repeats it.
+            self._link.post(topic, fd.encode(task))
+            self._given(self.name)
+        except DulyError as problem:
+            self._refusals.note(
+                command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
+            )
+
+    def close(self, reason: str) -> None:
+        """Does nothing: the device's connection is with the broker."""
+
+
+def _command_in(frame: OutgoingFrame) -> tuple[CommandFrame | None, Fields]:
+    """The command in a frame with its own fields; None if it is another frame."""
+    if type(frame) is CommandFrame:
+        return frame, {}
+    if isinstance(frame, FrameWithFields) and isinstance(frame.frame, CommandFrame):
+        return frame.frame, frame.fields
+    return None, {}

@@ -1,0 +1,182 @@
+"""Content: the bytes that an FD message carries, and the two forms in which peers write them.
+
+`payload`, `value`, `error` and `data` are bytes. The original (Go) writes them as base64 strings, its own
+examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
+How a *string* is read:
+
+- the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
+- the peer is known to write JSON: it is that text, always;
+- the peer is known to write base64: it is base64 if it strictly is, else that text (the evidence wins);
+- nothing is known: it is base64 if it strictly is (whole groups of four, correct padding) **and** either
+  decodes to text (UTF-8 without control characters), which hardly any word does ("test" does not), or has
+  at least 16 characters with capitals, small letters and a digit, + or / among them: no word and no hex
+  number has. Everything else is that text.
+
+Nothing is lost by a wrong guess: `Content.raw` is what stood on the wire.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duly.errors import Malformed
+from duly.wire.limits import check_depth
+
+_read_any: Final = msgspec.json.Decoder().decode
+_read_text: Final = msgspec.json.Decoder(str).decode
+_write: Final = msgspec.json.Encoder().encode
+_NULL: Final = Raw(b"null")
+_MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+class Form(Enum):
+    """How a peer writes bytes."""
+
+    BASE64 = "base64"
+    JSON = "json"
+
+
+class Content(Struct, frozen=True):
+    """The bytes of one field of a message.
+
+    >>> Content(b'{"on": true}').value
+    {'on': True}
+    """
+
+    data: bytes = b""
+    """the bytes meant: what the base64 holds, the text of a string, the JSON text of anything else"""
+    form: Form | None = None
+    """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
+    raw: bytes = b""
+    """the JSON text as it stood on the wire; empty when made here"""
+    sure: bool = False
+    """the message itself says in which form it is written"""
+
+    @property
+    def value(self) -> Any:
+        """What they mean: None if there are none, the JSON value they spell, else text, else the bytes."""
+        if self.form is Form.JSON and is_string(self.raw):
+            return self.data.decode()
+        if not self.data:
+            return None
+        try:
+            check_depth(self.data, "a value")
+            return _read_any(self.data)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            pass
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            return self.data
+
+
+NOTHING: Final = Content()
+
+
+def is_string(raw: bytes) -> bool:
+    """Whether a JSON text is a string: its first byte says so, and no other value begins with it.
+
+    >>> is_string(b'"on"'), is_string(b'{"on": true}')
+    (True, False)
+    """
+    return raw[:1] == b'"'
+
+
+def content_of(value: object, form: Form) -> Content:
+    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
+    goes as a JSON string, so that a number and its digits stay apart.
+
+    >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
+    (b'"7"', b'"7"', b'on')
+    """
+    match value:
+        case None:
+            return NOTHING
+        case bytes():
+            data = value
+        case str() if form is Form.JSON:
+            return Content(value.encode(), form, _write(value))
+        case str():
+            data = _write(value) if _spells_json(value.encode()) else value.encode()
+        case _:
+            data = _write(value)
+    return Content(data, form, bytes(write_content(Content(data), form)))
+
+
+def _spells_json(text: bytes) -> bool:
+    try:
+        _read_any(text or b'""')
+        return True
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return False
+
+
+def form_mark(raw: Raw, form: Form) -> str | None:
+    """Only base64 can be taken for something else."""
+    return form.value if form is Form.BASE64 and is_string(bytes(raw)) else None
+
+
+def write_content(content: Content, form: Form) -> Raw:
+    """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
+    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
+    if content.form is form and content.raw:
+        return Raw(content.raw)
+    data = content.data
+    if not data:
+        return _NULL
+    if form is Form.JSON:
+        spelled = data.strip(b" \t\r\n")
+        # A string or null would read as something else than these bytes: they are written as text.
+        if spelled[:1] not in (b'"', b"n", b""):
+            try:
+                check_depth(spelled, "a value")
+                _read_any(spelled)
+                return Raw(spelled)
+            except (msgspec.DecodeError, RecursionError, ValueError):
+                pass
+        try:
+            return Raw(_write(data.decode()))
+        except UnicodeDecodeError:
+            pass
+    return Raw(_write(data))  # bytes are written as base64
+
+
+def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
+    """What the JSON text of a field means, from a peer that is known to write in this form."""
+    text = bytes(raw)
+    if not text:
+        return NOTHING
+    if not is_string(text):
+        return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
+    try:
+        data = _read_text(text).encode()
+    except (msgspec.DecodeError, ValueError):
+        raise Malformed("a string that UTF-8 cannot carry") from None
+    if not data:
+        return Content(b"", None, text)
+    if form is not Form.JSON and (decoded := _from_base64(data, form is Form.BASE64)) is not None:
+        return Content(decoded, Form.BASE64, text, sure)
+    return Content(data, Form.JSON, text, sure)
+
+
+def _from_base64(data: bytes, expected: bool) -> bytes | None:
+    """What this string holds, if it is to be read as base64."""
+    try:
+        decoded = binascii.a2b_base64(data)
+    except binascii.Error:
+        return None
+    if binascii.b2a_base64(decoded, newline=False) != data:
+        return None  # other characters in between, or bits left over: no encoder writes that
+    if expected or _MIXED.fullmatch(data):
+        return decoded
+    try:
+        return decoded if not _CONTROL.search(decoded.decode()) else None
+    except UnicodeDecodeError:
+        return None
