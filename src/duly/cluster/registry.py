@@ -114,11 +114,11 @@ class HubRegistry:
         home = self._new_home()
         self._moving.add(device)
         try:
-            (new,) = await self._ledger.write(PutItem(REGISTRY, device, home))
+            new = await self._ledger.apply(PutItem(REGISTRY, device, home))
         finally:
             self._moving.discard(device)
         self._settle(device, home)
-        return bool(new)
+        return new
 
     async def stays(self, device: str) -> bool:
         """Whether we are still the home of a device, by the ledger. If nobody is, because we seemed dead
@@ -128,8 +128,7 @@ class HubRegistry:
             return True
         ours = await self._ledger.item(REGISTRY, device) == mine
         if not ours:
-            (new,) = await self._ledger.write(PutNewItem(REGISTRY, device, mine))
-            ours = bool(new)
+            ours = await self._ledger.apply(PutNewItem(REGISTRY, device, mine))
         if self._mine.get(device) != mine:
             return True  # it left meanwhile, or came again
         if ours:
@@ -150,7 +149,8 @@ class HubRegistry:
         won = False
         self._moving.add(device)
         try:
-            won = bool((await self._ledger.write(*old, PutNewItem(REGISTRY, device, home)))[-1])
+            put = PutNewItem(REGISTRY, device, home)
+            won = (await self._ledger.write(*old, put)).of(put)
         finally:
             if not won:
                 self._moving.discard(device)
@@ -184,12 +184,12 @@ class HubRegistry:
         self._bell.ring(RING, device)
 
     async def _drop(self, device: str, home: bytes) -> bool:
-        (gone,) = await self._ledger.write(DropItem(REGISTRY, device, home))
+        gone = await self._ledger.apply(DropItem(REGISTRY, device, home))
         if self._registry.get(device) == home:
             del self._registry[device]
         if gone:
             self._bell.ring(RING, device)
-        return bool(gone)
+        return gone
 
 
 def _hub(home: bytes) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import ClassVar, Final
 
-from duly.core.operations import Group, Result, Results, Write
+from duly.core.operations import Group, Results
 from duly.errors import ProgramError, Stopped
 
 GROUP_LIMIT: Final = 4_096
@@ -24,7 +24,7 @@ GROUP_LIMIT: Final = 4_096
 class CommitBatch:
     """What one caller handed over, and what came of it: `results`, or an `error`."""
 
-    __slots__ = ("applied", "error", "future", "groups", "results")
+    __slots__ = ("error", "future", "groups", "results")
 
     alone: ClassVar[bool] = False
     """It is flushed by itself."""
@@ -33,8 +33,6 @@ class CommitBatch:
         self.groups = groups
         self.future: asyncio.Future[list[Results]] = asyncio.get_running_loop().create_future()
         self.results: list[Results] = []
-        self.applied: list[tuple[Write, Result]] = []
-        """the writes that were carried out, each with its result; at least those that memory learns from"""
         self.error: Exception | None = None
 
 
@@ -57,7 +55,7 @@ class GroupCommit:
     def __init__(
         self,
         start: Callable[[list[CommitBatch]], object],
-        learn: Callable[[Sequence[tuple[Write, Result]]], None],
+        learn: Callable[[Sequence[Results]], None],
     ) -> None:
         self._start = start
         self._learn = learn
@@ -89,7 +87,7 @@ class GroupCommit:
             self._idle.set()
         for batch in batches:
             if batch.error is None:
-                self._learn(batch.applied)
+                self._learn(batch.results)
             if batch.future.done():
                 continue
             if batch.error is None:

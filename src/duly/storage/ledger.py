@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from copy import copy
 from types import TracebackType
@@ -31,15 +31,15 @@ from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.operations import (
     Admit,
     Advance,
-    Advanced,
     AppendEntry,
     Delivery,
     DeliveryRef,
     Group,
     OpenDelivery,
+    Operation,
     Postpone,
+    R,
     Recall,
-    Result,
     Results,
     Withdraw,
     Write,
@@ -76,6 +76,11 @@ class Record(Struct, frozen=True):
     until: int
     accepted_at: int
     moved_at: int
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The fingerprint of the message."""
+        return self.message.fingerprint
 
 
 class Page(Struct, frozen=True):
@@ -150,7 +155,7 @@ class Transaction(Protocol):
 
     async def execute(self, sql: str, *args: Any) -> None: ...
     async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]: ...
-    async def write(self, *writes: Write) -> Results: ...
+    async def write(self, *operations: Write) -> Results: ...
 
 
 class _RecentMessage(Struct, gc=False):
@@ -190,25 +195,22 @@ class Ledger(ABC):
         known = self.recall(message, now)
         if known is not None:
             return known
-        (results,) = await self.commit(((_admission(message, horizon, now),),))
-        return cast("Verdict", results[0])
+        return await self.apply(_admission(message, horizon, now))
 
     async def admit_many(
         self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
     ) -> list[Verdict]:
         """Admit a batch: a verdict per message, one flush for all."""
         now = self.clock.now()
-        verdicts: list[Verdict | None] = []
-        asked: list[Group] = []
-        for message in messages:
-            known = self.recall(message, now)
-            verdicts.append(known)
-            if known is None:
-                asked.append((_admission(message, horizon, now),))
-        if asked:
-            answers = iter(await self.commit(asked))
-            verdicts = [known or cast("Verdict", next(answers)[0]) for known in verdicts]
-        return cast("list[Verdict]", verdicts)
+        known = [self.recall(message, now) for message in messages]
+        asked = [
+            _admission(message, horizon, now)
+            for message, verdict in zip(messages, known, strict=True)
+            if verdict is None
+        ]
+        answers = zip(asked, await self.commit([(each,) for each in asked]) if asked else (), strict=True)
+        told = (results.of(operation) for operation, results in answers)
+        return [verdict or next(told) for verdict in known]
 
     def recall(self, message: Message, now: int) -> Verdict | None:
         """The verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the ledger,
@@ -218,9 +220,14 @@ class Ledger(ABC):
             return None
         return _REPEATS[hot.state] if hot.answer is None else Verdict(Word.DUPLICATE, hot.state, hot.answer)
 
-    async def write(self, *writes: Write) -> Results:
+    async def write(self, *operations: Write) -> Results:
         """Commit one group: all of it or nothing."""
-        return (await self.commit((writes,)))[0]
+        return (await self.commit((operations,)))[0]
+
+    async def apply(self, operation: Operation[R], *also: Write) -> R:
+        """Commit one operation, with others in the same group; return what the first one did."""
+        results = await self.write(cast("Write", operation), *also)  # every operation is one of that union
+        return results.of(operation)
 
     @abstractmethod
     def commit(self, groups: Sequence[Group]) -> Awaitable[list[Results]]:
@@ -471,41 +478,42 @@ class Ledger(ABC):
 
     # ── what memory learns from a commit ─────────────────────────────────────────────────────────
 
-    def _learn(self, applied: Sequence[tuple[Write, Result]]) -> None:
-        """What was committed: writes with their results, in order; at least those that are looked at here."""
-        for write, result in applied:
-            if type(write) is Admit:
-                self._admitted(write, result)
-            elif type(write) is Advance:
-                if type(result) is Advanced and result.moved:
-                    self._moved(write)
-            elif type(write) is AppendEntry:
-                if write.ends:
-                    self._moved(Advance(write.key, State.DONE, write.at, numbered(cast("int", result))))
-            elif type(write) is Withdraw and result:
-                self._hot.drop(write.key)
-                self._wake(write.key)
-            elif type(write) is Postpone and result:
-                self._wake(write.ref.key)
+    def _learn(self, committed: Iterable[Results]) -> None:
+        """Take in what was committed: the results of groups, in order."""
+        for results in committed:
+            for operation, result in zip(results.operations, results.values, strict=True):
+                if type(operation) is Admit:
+                    self._admitted(operation, result)
+                elif type(operation) is Advance:
+                    if result.moved:
+                        self._moved(operation.key, operation.to, operation.answer)
+                elif type(operation) is AppendEntry:
+                    if operation.ends:
+                        self._moved(operation.key, State.DONE, numbered(result))
+                elif type(operation) is Withdraw:
+                    if result:
+                        self._hot.drop(operation.key)
+                        self._wake(operation.key)
+                elif type(operation) is Postpone and result:
+                    self._wake(operation.ref.key)
 
-    def _admitted(self, write: Admit, verdict: Result) -> None:
-        assert type(verdict) is Verdict
-        message = write.message
+    def _admitted(self, admit: Admit, verdict: Verdict) -> None:
+        message = admit.message
         if verdict.word is Word.FRESH:
             if self.sole:
                 self._hot.put(
-                    message.key, _RecentMessage(message.fingerprint, write.state, None), write.until
+                    message.key, _RecentMessage(message.fingerprint, admit.state, None), admit.until
                 )
-        elif verdict.state is not None and not write.sliding and (self.sole or _settled(verdict.state)):
+        elif verdict.state is not None and not admit.sliding and (self.sole or _settled(verdict.state)):
             known = _RecentMessage(message.fingerprint, verdict.state, verdict.answer)
-            self._hot.put(message.key, known, write.until)
+            self._hot.put(message.key, known, admit.until)
 
-    def _moved(self, write: Advance) -> None:
-        hot = self._hot.get(write.key, 0)
+    def _moved(self, key: bytes, to: State, answer: Answer | None) -> None:
+        hot = self._hot.get(key, 0)
         if hot is not None:
-            hot.state, hot.answer = write.to, write.answer
-        if write.key in self._waiters and write.to.terminal:
-            self._wake(write.key)
+            hot.state, hot.answer = to, answer
+        if key in self._waiters and to.terminal:
+            self._wake(key)
 
     def _wake(self, key: bytes) -> None:
         """Everyone waiting for this key looks again."""
@@ -526,7 +534,7 @@ _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""
 
 
-def _admission(message: Message, horizon: Horizon, now: int) -> Write:
+def _admission(message: Message, horizon: Horizon, now: int) -> Admit | Recall:
     """What to ask the ledger about a message that memory does not know."""
     refusal = horizons.judge(message, horizon, now)
     if refusal is not None:

@@ -60,7 +60,7 @@ class Room:
     async def say(self) -> None:
         line = b'{"type":"one_chat","seq_id":"1_1","from":"ann"}'
         now = self.clock.now()
-        (n,) = await self.ledger.write(AppendEntry(c.stream(CONV), line, now))
+        n = await self.ledger.apply(AppendEntry(c.stream(CONV), line, now))
         assert isinstance(n, int)
         self.subscriptions.tell(CONV, n, c.show(CONV, n, line, now), self._ann, now)
 

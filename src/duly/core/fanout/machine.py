@@ -131,12 +131,12 @@ class Fanout:
         return [self._admit(live, plan, now)]
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-        def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
-            return [Reply(origin, message, verdict)]
+        recall = Recall(message, otherwise, now)
 
-        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Reply(origin, message, results.of(recall))]
+
+        return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
     def _until(self, message: Message, now: int) -> int:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
@@ -146,8 +146,7 @@ class Fanout:
         end, answer = plan.end
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             if not verdict.fresh:
                 self.counts.duplicates += 1
                 return [Reply(origin, message, verdict)]
@@ -178,8 +177,7 @@ class Fanout:
         state = State.SENT if launched else State.ACCEPTED
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             if not verdict.fresh:
                 self._not_fresh(live, launched)
                 return [Reply(origin, message, verdict) for origin in live.origins]
@@ -215,8 +213,7 @@ class Fanout:
             return self._recall(message, refusal, origin, now)
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             return [Reply(origin, message, verdict), *([MachineEffect(amend)] if verdict.fresh else [])]
 
         admit = Admit(message, self._until(message, now), now, State.DONE, amend.writes)
@@ -257,7 +254,7 @@ class Fanout:
 
             def done(results: Results, now: int) -> list[Todo]:
                 todo: list[Todo] = []
-                for item, taken in zip(some, results, strict=True):
+                for item, taken in zip(some, results.of_each(writes), strict=True):
                     if taken:
                         item.attempt += 1
                         ours.append(item)

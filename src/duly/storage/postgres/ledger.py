@@ -37,7 +37,7 @@ from duly.storage.ledger import (
     StreamRange,
     Transaction,
 )
-from duly.storage.postgres.flush import ConcurrentChange, FlushResult, flush
+from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
 from duly.storage.sql import rows
 
@@ -173,12 +173,11 @@ class PostgresLedger(Ledger):
             for batch in batches:
                 await self._commit([batch])
         else:
-            results = iter(flushed.results)
+            results = iter(flushed)
             for batch in batches:
                 batch.results = list(islice(results, len(batch.groups)))
-            batches[0].applied = flushed.applied
 
-    async def _transact(self, groups: list[w.Group]) -> FlushResult:
+    async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
         for _ in range(ATTEMPTS):
             with _translated():
                 line = await self._ready_line()
@@ -241,7 +240,7 @@ class PostgresLedger(Ledger):
                     session.over = True
                 with _translated(committing=True), self._watch.over(connection):
                     await transaction.commit()
-        self._learn(session.applied)
+        self._learn(session.written)
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
@@ -439,7 +438,7 @@ class _PostgresSession:
         self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
-        self.applied: list[tuple[w.Write, w.Result]] = []
+        self.written: list[w.Results] = []
 
     async def execute(self, statement: str, *args: Any) -> None:
         await self.fetch(statement, *args)
@@ -449,14 +448,14 @@ class _PostgresSession:
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]
 
-    async def write(self, *writes: w.Write) -> w.Results:
+    async def write(self, *operations: w.Write) -> w.Results:
         async with self._turn():
             for _ in range(ATTEMPTS):
                 with suppress(ConcurrentChange):
                     async with self._connection.transaction():  # a savepoint
-                        flushed = await flush(self._connection, [writes])
-                    self.applied += flushed.applied
-                    return flushed.results[0]
+                        (results,) = await flush(self._connection, [operations])
+                    self.written.append(results)
+                    return results
             raise LedgerUnavailable(OVERTAKEN)
 
     @asynccontextmanager

@@ -454,11 +454,10 @@ class _Writer:
             with translated(self._path):
                 self._refuse_if_unfit()
                 run("BEGIN IMMEDIATE")
-                if not self._bet(batches):
+                if not self._write_in_bulk(batches):
                     self._bulk.forget()
                     for batch in batches:
-                        batch.applied = []
-                        batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
+                        batch.results = [w.execute(group, apply) for group in batch.groups]
                 run("COMMIT")
                 self._file.committed(self._wal_pages)
         except Exception as problem:
@@ -486,18 +485,17 @@ class _Writer:
         if self._file.problem is not None:
             raise self._file.problem
 
-    def _bet(self, batches: list[CommitBatch]) -> bool:
+    def _write_in_bulk(self, batches: list[CommitBatch]) -> bool:
         """Carry all of it out at once, if it is all of the usual kind and goes the usual way."""
-        bet = self._bulk.bet()
+        flush = self._bulk.begin()
         for batch in batches:
             batch.results = results = []
             for group in batch.groups:
-                expected = bet.add(group)
+                expected = flush.add(group)
                 if expected is None:
                     return False
                 results.append(expected)
-        batches[0].applied = bet.applied
-        return self._bulk.settle(bet, self._verbs.floor.top)
+        return self._bulk.write(flush, self._verbs.floor.top)
 
     def _roll_back(self) -> None:
         self._bulk.forget()
@@ -506,7 +504,7 @@ class _Writer:
                 self._db.execute("ROLLBACK")
 
     def _converse(self, session: _SqliteSession) -> None:
-        applied: list[tuple[w.Write, w.Result]] = []
+        written: list[w.Results] = []
         try:
             with translated(self._path):
                 self._refuse_if_unfit()
@@ -529,13 +527,14 @@ class _Writer:
                         case "fetch":
                             result = self._db.execute(args[0], args[1]).fetchall()
                         case "write":
-                            result = w.execute(args[0], self._verbs.apply, applied)
+                            result = w.execute(args[0], self._verbs.apply)
+                            written.append(result)
                         case "commit":
                             floor = self._verbs.read_floor()
                             self._db.execute("COMMIT")
                             self._file.committed(self._wal_pages)
                             self._verbs.floor = floor
-                            session.applied = applied
+                            session.results = written
                             return
                         case _:
                             self._roll_back()
