@@ -752,12 +752,13 @@ async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
 
 async def test_alerts_are_listed_as_they_came_and_nothing_else_is(ledger: Ledger, store: Store) -> None:
     for n in (3, 1, 2):
-        await ledger.admit(Message("gate", f"event-{n}", "alert_event", "home", time=store.clock.now()))
+        event = Message("gate", f"event-{n}", "alert_event", "home", time=store.clock.now())
+        await ledger.admit(event, listed=True)
         await ledger.admit(message(n))
         store.clock.advance(1)
-    first = await ledger.alerts(limit=2)
+    first = await ledger.of_kind("alert_event", limit=2)
     assert [record.message.id for record in first] == ["event-2", "event-1"]
-    rest = await ledger.alerts((first[-1].accepted_at, first[-1].message.key))
+    rest = await ledger.of_kind("alert_event", (first[-1].accepted_at, first[-1].message.key))
     assert [record.message.id for record in rest] == ["event-3"]
 
 
@@ -789,7 +790,7 @@ async def test_deliveries_that_have_ended_are_forgotten_while_their_alert_stays(
     alerts = [Message("gate", f"event-{n}", "alert_event", "home", time=begin) for n in range(3)]
     for m in alerts:
         told = tuple(w.Deliver(w.DeliveryRef(m.key, "alert", who), 0) for who in ("mail", "sms"))
-        await ledger.write(w.Admit(m, begin + DAY, store.clock.now(), then=told))
+        await ledger.write(w.Admit(m, begin + DAY, store.clock.now(), then=told, listed=True))
         store.clock.advance(1)
     await ledger.admit(message(1))
     first, second, third = alerts
@@ -798,13 +799,13 @@ async def test_deliveries_that_have_ended_are_forgotten_while_their_alert_stays(
     await ledger.write(w.Advance(first.key, State.DONE, store.clock.now()))
     await ledger.write(w.Finish(w.DeliveryRef(first.key, "alert", "sms"), None, State.FAILED, "no"))
 
-    old = await ledger.aged(OLDEST, begin + 2 * SECOND)
+    old = await ledger.aged("alert_event", OLDEST, begin + 2 * SECOND)
     assert [(one.accepted_at - begin, one.key) for one in old] == [(0, first.key), (SECOND, second.key)]
     assert [one.ref.recipient for one in old[0].deliveries] == ["mail", "sms"]
     assert old[1].deliveries == [], "those of an alert that has not ended are not given"
-    rest = await ledger.aged((old[0].accepted_at, old[0].key), store.clock.now(), limit=1)
+    rest = await ledger.aged("alert_event", (old[0].accepted_at, old[0].key), store.clock.now(), limit=1)
     assert [one.key for one in rest] == [second.key]
-    assert await ledger.aged((old[1].accepted_at, old[1].key), begin) == []
+    assert await ledger.aged("alert_event", (old[1].accepted_at, old[1].key), begin) == []
 
     refs = [one.ref for one in old[0].deliveries] + [w.DeliveryRef(third.key, "alert", "mail")]
     assert await ledger.forget_deliveries([*refs, w.DeliveryRef(third.key, "alert", "nobody")]) == 2

@@ -79,6 +79,8 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
     then: tuple[Write, ...] = ()
     sliding: bool = False
     """`until` counts from now, so a repeat's says nothing about how long the first is remembered"""
+    listed: bool = False
+    """the message is found by its kind, in the order of acceptance"""
 
 
 class Recall(Operation[Verdict], frozen=True, gc=False):

@@ -62,9 +62,9 @@ REFUSALS_KEPT: Final = 10_000
 
 
 NEWEST: Final = (FOREVER, b"")
-"""Above every alert."""
+"""Above every listed message."""
 OLDEST: Final = (0, b"")
-"""Below every alert."""
+"""Below every listed message."""
 
 
 class Record(Struct, frozen=True):
@@ -94,7 +94,7 @@ class Page(Struct, frozen=True):
 
 
 class AgedMessage(Struct, frozen=True):
-    """An old alert, and those of its deliveries that have ended, if it has itself."""
+    """An old message, and those of its deliveries that have ended, if it has ended itself."""
 
     accepted_at: int
     key: bytes
@@ -185,17 +185,19 @@ class Ledger(ABC):
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
-    async def admit(self, message: Message, *, horizon: Horizon = horizons.DEFAULT) -> Verdict:
+    async def admit(
+        self, message: Message, *, horizon: Horizon = horizons.DEFAULT, listed: bool = False
+    ) -> Verdict:
         """Admit one message, atomically. Many concurrent callers share one flush.
 
         A repeat gets the state and the answer of the first; other content under the same id is a
-        conflict; what is too old to be remembered is stale.
+        conflict; what is too old to be remembered is stale. A `listed` message is found by its kind.
         """
         now = self.clock.now()
         known = self.recall(message, now)
         if known is not None:
             return known
-        return await self.apply(_admission(message, horizon, now))
+        return await self.apply(_admission(message, horizon, now, listed))
 
     async def admit_many(
         self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
@@ -302,8 +304,9 @@ class Ledger(ABC):
         """Messages with end <= key < top, highest first; `lead` is how their keys go on behind the time."""
 
     @abstractmethod
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        """Alerts, newest first by (when they were accepted, key), below `before`."""
+    async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        """Messages of a kind that were admitted as `listed`, newest first by (when they were accepted, key),
+        below `before`."""
 
     @abstractmethod
     async def open_deliveries(self, channel: str) -> list[OpenDelivery]:
@@ -445,8 +448,11 @@ class Ledger(ABC):
         return seen.judge(await self.floor(), self.clock.now(), _steady(self.clock))
 
     @abstractmethod
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
-        """Alerts above `after`, accepted before `until`, oldest first by (when they were accepted, key)."""
+    async def aged(
+        self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
+    ) -> list[AgedMessage]:
+        """Messages of a kind that were admitted as `listed`, above `after`, accepted before `until`, oldest
+        first by (when they were accepted, key)."""
 
     @abstractmethod
     async def forget_deliveries(self, refs: Sequence[DeliveryRef]) -> int:
@@ -534,12 +540,12 @@ _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""
 
 
-def _admission(message: Message, horizon: Horizon, now: int) -> Admit | Recall:
+def _admission(message: Message, horizon: Horizon, now: int, listed: bool = False) -> Admit | Recall:
     """What to ask the ledger about a message that memory does not know."""
     refusal = horizons.judge(message, horizon, now)
     if refusal is not None:
         return Recall(message, refusal, now)
-    return Admit(message, horizons.remember_until(message, horizon), now)
+    return Admit(message, horizons.remember_until(message, horizon), now, listed=listed)
 
 
 def _steady(clock: Clock) -> int:

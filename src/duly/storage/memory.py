@@ -41,6 +41,8 @@ class Disk:
 
     def __init__(self) -> None:
         self.messages: dict[bytes, Record] = {}
+        self.listed: set[bytes] = set()
+        """messages that are found by their kind"""
         self.deliveries: dict[w.DeliveryRef, w.Delivery] = {}
         self.streams: dict[str, list[StreamEntry]] = {}
         self.lasts: dict[str, int] = {}
@@ -60,6 +62,8 @@ class Disk:
         """Remember a new message."""
         record = Record(admit.message, admit.state, None, admit.until, admit.at, admit.at)
         self.messages[admit.message.key] = record
+        if admit.listed:
+            self.listed.add(admit.message.key)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
@@ -68,6 +72,7 @@ class Disk:
     def withdraw(self, key: bytes) -> None:
         """Forget a message and its deliveries."""
         del self.messages[key]
+        self.listed.discard(key)
         for ref in [ref for ref in self.deliveries if ref.key == key]:
             del self.deliveries[ref]
 
@@ -180,11 +185,11 @@ class MemoryLedger(Ledger):
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]
 
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+    async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
         found = [
             ((record.accepted_at, key), record)
             for key, record in self.disk.messages.items()
-            if record.message.kind == "alert_event" and (record.accepted_at, key) < before
+            if key in self.disk.listed and record.message.kind == kind and (record.accepted_at, key) < before
         ]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]
@@ -260,11 +265,14 @@ class MemoryLedger(Ledger):
     async def _set_floor(self, floor: Floor) -> None:
         self.disk.floor = floor
 
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
+    async def aged(
+        self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
+    ) -> list[AgedMessage]:
         found = sorted(
             (record.accepted_at, key)
             for key, record in self.disk.messages.items()
-            if record.message.kind == "alert_event"
+            if key in self.disk.listed
+            and record.message.kind == kind
             and (record.accepted_at, key) > after
             and record.accepted_at < until
         )

@@ -412,7 +412,7 @@ async def test_an_address_that_makes_no_sense_is_malformed() -> None:
 
 async def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    for module in ("postgres", "postgres_watch"):
+    for module in ("postgres.ledger", "postgres.watch"):
         monkeypatch.delitem(sys.modules, f"duly.storage.{module}")
     with pytest.raises(LedgerUnavailable, match=r"pip install duly\[postgres\]"):
         await open_ledger("postgresql://duly@localhost/x")

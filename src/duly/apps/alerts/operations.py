@@ -155,7 +155,7 @@ class AlertOperations:
 
     async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
         """The newest alerts below `before`, newest first."""
-        while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
+        while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(PAGE, limit))):
             for record in page:
                 yield record
             before = (page[-1].accepted_at, page[-1].message.key)

@@ -156,7 +156,8 @@ class Fanout:
         plain = answer == Answer()
         then: Group = () if plain else (Advance(message.key, end, now, answer),)
         then += self._asks.notes(message, end)
-        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        state = end if plain else State.ACCEPTED
+        admit = Admit(message, self._until(message, now), now, state, then, listed=True)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 
     def _admit(self, live: ActiveMessage, plan: DeliveryPlan, now: int) -> Step:
@@ -194,7 +195,7 @@ class Fanout:
                 todo.append(self._carry([item], item.urgent))
             return todo
 
-        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes), listed=True)
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 

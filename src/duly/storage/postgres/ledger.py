@@ -17,29 +17,16 @@ from itertools import islice
 from typing import Any, Final
 
 from duly.core import operations as w
-from duly.core.trusted_time import Floor
-from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
+from duly.errors import LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.runtime.tasks import report
 from duly.storage import sql
-from duly.storage.group_commit import CommitBatch, GroupCommit
-from duly.storage.ledger import (
-    HOT_IDS,
-    NEWEST,
-    AgedMessage,
-    Description,
-    Ledger,
-    Record,
-    Refusal,
-    Size,
-    StreamEntry,
-    StreamPosition,
-    StreamRange,
-    Transaction,
-)
+from duly.storage.group_commit import CommitBatch
+from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
 from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
 from duly.storage.sql import rows
+from duly.storage.sql.ledger import SqlLedger, as_duly
 
 SESSIONS: Final = 8
 """Most transactions of callers at once; two more connections are for reading, one is for the flush."""
@@ -66,15 +53,15 @@ GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.I
 """What a connection says that is given back when its server is away."""
 
 
-class PostgresLedger(Ledger):
+class PostgresLedger(SqlLedger):
     """Opened by `duly.open_ledger("postgresql://…")`."""
 
+    dialect = "postgres"
     sole = False
 
     def __init__(self, url: str, clock: Clock | None, *, hot: int) -> None:
         super().__init__(clock, hot=hot)
         self._url = url
-        self._gather = GroupCommit(self._start, self._learn)
         self._pool: Any = None
         self._line: Any = None
         self._process: tuple[int, Any] = (0, None)
@@ -103,7 +90,7 @@ class PostgresLedger(Ledger):
         return ledger
 
     async def _migrate(self) -> None:
-        queries = sql.queries("postgres")
+        queries = self._queries
         async with self._pool.acquire() as connection, connection.transaction(isolation="read_committed"):
             await connection.execute(queries["migrating"])
             if not await connection.fetchval(queries["has_schema"]):
@@ -113,7 +100,7 @@ class PostgresLedger(Ledger):
                 await connection.execute(queries["migrated"], migration.number, migration.name)
 
     async def close(self) -> None:
-        await self._gather.close()
+        await self._group_commit.close()
         self._closed = True
         if self._look_soon is not None:
             self._look_soon.cancel()
@@ -138,10 +125,6 @@ class PostgresLedger(Ledger):
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
-    def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
-        self._gather.not_within()
-        return self._gather.add(CommitBatch(groups))
-
     def _start(self, batches: list[CommitBatch]) -> None:
         self._spawn(self._flush(batches))
 
@@ -159,7 +142,7 @@ class PostgresLedger(Ledger):
                 batch.error = Stopped(f"the program ended before the ledger had answered; {MAYBE}")
             raise
         finally:
-            self._gather.flushed(batches)
+            self._group_commit.flushed(batches)
 
     async def _commit(self, batches: list[CommitBatch]) -> None:
         try:
@@ -167,7 +150,7 @@ class PostgresLedger(Ledger):
         except Exception as problem:
             if len(batches) == 1 or isinstance(problem, LedgerError):
                 for batch in batches:
-                    batch.error = _as_duly(problem)
+                    batch.error = as_duly(problem)
                 return
             # One caller's trouble must not be everyone's: each gets a transaction of its own.
             for batch in batches:
@@ -223,7 +206,7 @@ class PostgresLedger(Ledger):
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
-        with self._gather.within():
+        with self._group_commit.within():
             async with self._sessions, self._connection() as connection:
                 session = _PostgresSession(connection, self._watch)
                 transaction = connection.transaction(isolation="read_committed")
@@ -272,27 +255,14 @@ class PostgresLedger(Ledger):
     async def _read(self, name: str, *args: Any) -> list[Any]:
         async with self._connection() as connection:
             with self._asking_the_pool(), self._watch.over(connection):
-                found: list[Any] = await connection.fetch(sql.queries("postgres")[name], *args)
+                found: list[Any] = await connection.fetch(self._queries[name], *args)
         return found
 
-    async def find(self, key: bytes) -> Record | None:
-        found = await self._read("find", key)
-        return rows.record_of(found[0]) if found else None
+    def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
+        return list(keys)
 
-    async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        found = await self._read("key_below", top, count - 1)
-        return found[0][0] if found else None
-
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
-
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
-
-    async def open_deliveries(self, channel: str) -> list[w.OpenDelivery]:
-        return [rows.open_of(row) for row in await self._read("open", channel)]
+    def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
+        return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[w.OpenDelivery]:
         return [rows.open_of(row) for row in await self._read("booked", channel, list(recipients))]
@@ -309,38 +279,10 @@ class PostgresLedger(Ledger):
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
         return dict(await self._read("lasts", list(streams))) if streams else {}
 
-    async def deliveries(self, key: bytes) -> list[w.Delivery]:
-        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
-
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
-        return [StreamEntry(*row) for row in await self._read("entries", stream, after, limit)]
-
-    async def extent(self, stream: str) -> StreamRange:
-        ((first, last),) = await self._read("extent", stream)
-        last = last or 0
-        return StreamRange(first or last + 1, last)
-
-    async def cursor(self, stream: str, reader: str) -> int:
-        found = await self._read("cursor", stream, reader)
-        return int(found[0][0]) if found else 0
-
-    async def cursors(self, stream: str) -> dict[str, int]:
-        return dict(await self._read("cursors", stream))
-
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
         if not places:
             return []
         return [StreamPosition(*row) for row in await self._read("standing", *zip(*places, strict=True))]
-
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
-
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        return dict(await self._read("bucket", bucket))
-
-    async def item(self, bucket: str, name: str) -> bytes | None:
-        found = await self._read("item", bucket, name)
-        return found[0][0] if found else None
 
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
         buckets, names = [bucket for bucket, _ in places], [name for _, name in places]
@@ -348,15 +290,6 @@ class PostgresLedger(Ledger):
 
     async def counts(self, buckets: Collection[str]) -> dict[str, int]:
         return dict(await self._read("counts", list(buckets))) if buckets else {}
-
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
-
-    async def size(self) -> Size:
-        return Size(*(await self._read("size"))[0])
-
-    async def describe(self) -> Description:
-        return Description(*(await self._read("describe"))[0])
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -383,49 +316,9 @@ class PostgresLedger(Ledger):
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    async def prunable(self, limit: int = 1_000) -> list[Record]:
-        by = (await self._would_raise()).until
-        return [rows.record_of(row) for row in await self._read("would_prune", by, limit)]
-
-    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        queries = sql.queries("postgres")
-        async with self.transaction() as tx:
-            ((*row,),) = await tx.fetch(queries["hold_floor"])
-            floor = self._raised(Floor(*row))
-            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
-            if keys is None:
-                found = await tx.fetch(queries["prunable"], floor.until, limit)
-            else:
-                found = await tx.fetch(queries["prunable_of"], floor.until, list(keys[:limit]))
-            old = [key for (key,) in found]
-            await tx.execute(queries["forget_deliveries"], old)
-            await tx.execute(queries["forget"], old)
-        return len(old)
-
-    async def floor(self) -> Floor:
-        return Floor(*(await self._read("floor"))[0])
-
-    async def _set_floor(self, floor: Floor) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("postgres")["set_floor"], *rows.floor_row(floor))
-
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
-        return rows.aged_of(await self._read("aged", *after, until, limit))
-
-    async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        if not refs:
-            return 0
-        these = zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True)
-        async with self.transaction() as tx:
-            return len(await tx.fetch(sql.queries("postgres")["forget_ended_deliveries"], *these))
-
     async def scrub(self) -> None:
         with self._asking_the_pool():
-            await self._pool.execute(sql.queries("postgres")["scrub"])
-
-    async def trim(self, stream: str, through: int) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("postgres")["trim"], stream, through)
+            await self._pool.execute(self._queries["scrub"])
 
 
 class _PostgresSession:
@@ -516,14 +409,6 @@ def _translated(*, committing: bool = False) -> Iterator[None]:
         if isinstance(error, ValueError):  # an argument that the driver cannot send
             raise
         raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error}); {stored}") from error
-
-
-def _as_duly(problem: Exception) -> DulyError:
-    if isinstance(problem, DulyError):
-        return problem
-    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
-    trouble.__cause__ = problem
-    return trouble
 
 
 async def inspect(url: str) -> tuple[Description | None, Size | None]:

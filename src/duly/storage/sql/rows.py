@@ -39,6 +39,7 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
         m.expires,
         None if m.order is None else _encode_order(m.order),
         m.body,
+        write.listed,
     )
 
 
@@ -62,10 +63,6 @@ def row_of(d: Delivery) -> tuple[Any, ...]:
 
 def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
     return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
-
-
-def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
-    return RecordRefusal(message.scope, message.id, verdict.named, verdict.reason, at)
 
 
 def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
@@ -117,10 +114,10 @@ def open_of(row: Sequence[Any]) -> OpenDelivery:
 
 
 def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:
-    """From accepted_at, the alert's key, and a delivery's columns, which are null if there is none."""
-    alerts: dict[bytes, AgedMessage] = {}
+    """From accepted_at, a message's key, and a delivery's columns, which are null if there is none."""
+    aged: dict[bytes, AgedMessage] = {}
     for accepted_at, key, *row in found:
-        alert = alerts.setdefault(key, AgedMessage(accepted_at, key, []))
+        one = aged.setdefault(key, AgedMessage(accepted_at, key, []))
         if row[0] is not None:
-            alert.deliveries.append(delivery_of(row))
-    return [*alerts.values()]
+            one.deliveries.append(delivery_of(row))
+    return [*aged.values()]

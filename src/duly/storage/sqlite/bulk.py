@@ -47,7 +47,7 @@ _USUAL: Final = frozenset({Admit, CheckItem})
 
 _STATE: Final = 4
 """Where the state stands in the row of an admission."""
-_ADMIT_WIDTH: Final = 12
+_ADMIT_WIDTH: Final = 13
 
 
 class OptimisticFlush:

@@ -25,7 +25,6 @@ import apsw
 from duly.core import operations as w
 from duly.core.trusted_time import Floor
 from duly.errors import (
-    DulyError,
     LedgerError,
     LedgerUnavailable,
     ProgramError,
@@ -34,21 +33,8 @@ from duly.errors import (
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch, GroupCommit
-from duly.storage.ledger import (
-    HOT_IDS,
-    NEWEST,
-    AgedMessage,
-    Description,
-    Ledger,
-    Record,
-    Refusal,
-    Size,
-    StreamEntry,
-    StreamPosition,
-    StreamRange,
-    Transaction,
-)
-from duly.storage.sql import rows
+from duly.storage.ledger import HOT_IDS, StreamPosition, Transaction
+from duly.storage.sql.ledger import SqlLedger, as_duly
 from duly.storage.sqlite.bulk import BulkWriter
 from duly.storage.sqlite.file import (
     APPLICATION_ID,
@@ -66,8 +52,10 @@ LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
 
 
-class SqliteLedger(Ledger):
+class SqliteLedger(SqlLedger):
     """Opened by `duly.open_ledger("sqlite:///app.db")`, or with `?mode=ro` to look into a running one."""
+
+    dialect = "sqlite"
 
     def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
         super().__init__(clock, hot=hot)
@@ -77,7 +65,6 @@ class SqliteLedger(Ledger):
         self._reading_through: threading.Thread | None = None
         self._closing = threading.Event()
         self._writer: _Writer | None = None
-        self._gather = GroupCommit(self._start, self._learn)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="duly-read")
         self._db: apsw.Connection | None = None
 
@@ -125,14 +112,14 @@ class SqliteLedger(Ledger):
 
     async def scrub(self) -> None:
         self._check_writable()
-        await self._gather.add(_Scrub())
+        await self._group_commit.add(_Scrub())
 
     def check(self) -> None:
         if not self._readonly:
             self._file.check_in_place()
 
     async def close(self) -> None:
-        await self._gather.close()
+        await self._group_commit.close()
         loop = asyncio.get_running_loop()
         self._closing.set()
         if self._reading_through is not None:
@@ -150,12 +137,12 @@ class SqliteLedger(Ledger):
     # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
 
     def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
+        """Hand groups to the next flush, if this ledger may be written."""
         self._check_writable()
-        self._gather.not_within()
-        return self._gather.add(CommitBatch(groups))
+        return super().commit(groups)
 
     def _start(self, batches: list[CommitBatch]) -> None:
-        cast("_Writer", self._writer).put(batches, self._gather)
+        cast("_Writer", self._writer).put(batches, self._group_commit)
 
     def _check_writable(self) -> None:
         if self._readonly:
@@ -167,9 +154,9 @@ class SqliteLedger(Ledger):
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         self._check_writable()
-        with self._gather.within():
+        with self._group_commit.within():
             session = _SqliteSession()
-            through = self._gather.add(session)
+            through = self._group_commit.add(session)
             through.add_done_callback(_noticed)
             try:
                 await session.begun
@@ -189,7 +176,7 @@ class SqliteLedger(Ledger):
         return self._db
 
     async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        statement, db = sql.queries("sqlite")[name], self._open_db()
+        statement, db = self._queries[name], self._open_db()
 
         def run() -> list[tuple[Any, ...]]:
             with translated(self.path):
@@ -197,109 +184,20 @@ class SqliteLedger(Ledger):
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
-    async def find(self, key: bytes) -> Record | None:
-        found = await self._read("find", key)
-        return rows.record_of(found[0]) if found else None
+    def _key_list(self, keys: Sequence[bytes]) -> str:
+        return json.dumps([key.hex() for key in keys])
 
-    async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        found = await self._read("key_below", top, count - 1)
-        return found[0][0] if found else None
-
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
-
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
-
-    async def open_deliveries(self, channel: str) -> list[w.OpenDelivery]:
-        return [rows.open_of(row) for row in await self._read("open", channel)]
-
-    async def deliveries(self, key: bytes) -> list[w.Delivery]:
-        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
-
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
-        return [StreamEntry(*row) for row in await self._read("entries", stream, after, limit)]
-
-    async def extent(self, stream: str) -> StreamRange:
-        ((first, last),) = await self._read("extent", stream)
-        last = last or 0
-        return StreamRange(first or last + 1, last)
-
-    async def cursor(self, stream: str, reader: str) -> int:
-        found = await self._read("cursor", stream, reader)
-        return int(found[0][0]) if found else 0
-
-    async def cursors(self, stream: str) -> dict[str, int]:
-        return dict(await self._read("cursors", stream))
+    def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[str]:
+        return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        statement, db = sql.queries("sqlite")["standing"], self._open_db()
+        statement, db = self._queries["standing"], self._open_db()
 
         def run() -> list[StreamPosition]:
             with translated(self.path):
                 return [StreamPosition(*row) for place in places for row in db.execute(statement, place)]
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
-
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
-
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        return dict(await self._read("bucket", bucket))
-
-    async def item(self, bucket: str, name: str) -> bytes | None:
-        found = await self._read("item", bucket, name)
-        return found[0][0] if found else None
-
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
-
-    async def size(self) -> Size:
-        return Size(*(await self._read("size"))[0])
-
-    async def describe(self) -> Description:
-        return Description(*(await self._read("describe"))[0])
-
-    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
-
-    async def prunable(self, limit: int = 1_000) -> list[Record]:
-        by = (await self._would_raise()).until
-        return [rows.record_of(row) for row in await self._read("prunable", by, limit)]
-
-    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        queries = sql.queries("sqlite")
-        async with self.transaction() as tx:
-            ((*row,),) = await tx.fetch(queries["floor"])
-            floor = self._raised(Floor(*row))
-            by = floor.until
-            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
-            if keys is None:
-                await tx.execute(queries["forget_deliveries"], by, limit)
-                return len(await tx.fetch(queries["forget"], by, limit))
-            these = json.dumps([key.hex() for key in keys[:limit]])
-            await tx.execute(queries["forget_these_deliveries"], these, by)
-            return len(await tx.fetch(queries["forget_these"], these, by))
-
-    async def floor(self) -> Floor:
-        return Floor(*(await self._read("floor"))[0])
-
-    async def _set_floor(self, floor: Floor) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("sqlite")["set_floor"], *rows.floor_row(floor))
-
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
-        return rows.aged_of(await self._read("aged", *after, until, limit))
-
-    async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        these = json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs])
-        async with self.transaction() as tx:
-            return len(await tx.fetch(sql.queries("sqlite")["forget_ended_deliveries"], these))
-
-    async def trim(self, stream: str, through: int) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("sqlite")["trim"], stream, through)
 
 
 class _SqliteSession(CommitBatch):
@@ -464,7 +362,7 @@ class _Writer:
             self._roll_back()
             if len(batches) == 1 or isinstance(problem, LedgerError):
                 for batch in batches:
-                    batch.error = _as_duly(problem)
+                    batch.error = as_duly(problem)
                 return
             # One caller's trouble must not be everyone's: each gets a transaction of its own.
             for batch in batches:
@@ -479,7 +377,7 @@ class _Writer:
                 with suppress(apsw.BusyError):  # somebody reads: the log is cut off when we close
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except Exception as problem:
-            batch.error = _as_duly(problem)
+            batch.error = as_duly(problem)
 
     def _refuse_if_unfit(self) -> None:
         if self._file.problem is not None:
@@ -555,11 +453,3 @@ def _noticed(future: asyncio.Future[Any]) -> None:
     """Whoever left a session by an error has seen it; asyncio need not complain that nobody did."""
     if not future.cancelled():
         future.exception()
-
-
-def _as_duly(problem: Exception) -> DulyError:
-    if isinstance(problem, DulyError):
-        return problem
-    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
-    trouble.__cause__ = problem
-    return trouble

@@ -72,13 +72,13 @@ class SqliteVerbs:
                 return FRESH
         verdict = self._known(write.message) or FORGOTTEN
         if verdict.word is not Word.DUPLICATE:
-            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+            self._refuse(w.refusal_of(write.message, verdict, write.at))
         return verdict
 
     def _recall(self, write: w.Recall) -> Verdict:
         verdict = self._known(write.message) or write.otherwise
         if verdict.word is not Word.DUPLICATE:
-            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+            self._refuse(w.refusal_of(write.message, verdict, write.at))
         return verdict
 
     def _known(self, message: Message) -> Verdict | None:
