@@ -487,21 +487,25 @@ class Ledger(ABC):
     def _learn(self, committed: Iterable[Results]) -> None:
         """Take in what was committed: the results of groups, in order."""
         for results in committed:
-            for operation, result in zip(results.operations, results.values, strict=True):
+            values = results.values
+            for at, operation in enumerate(results.operations):
                 if type(operation) is Admit:
-                    self._admitted(operation, result)
+                    self._admitted(operation, values[at])
                 elif type(operation) is Advance:
-                    if result.moved:
+                    if values[at].moved:
                         self._moved(operation.key, operation.to, operation.answer)
-                elif type(operation) is AppendEntry:
-                    if operation.ends:
-                        self._moved(operation.key, State.DONE, numbered(result))
-                elif type(operation) is Withdraw:
-                    if result:
-                        self._hot.drop(operation.key)
-                        self._wake(operation.key)
-                elif type(operation) is Postpone and result:
-                    self._wake(operation.ref.key)
+                elif type(operation) in _NEWS and values[at]:
+                    self._learn_rare(operation, values[at])
+
+    def _learn_rare(self, operation: Write, result: int) -> None:
+        match operation:
+            case AppendEntry(ends=True, key=key):
+                self._moved(key, State.DONE, numbered(result))
+            case Withdraw(key=key):
+                self._hot.drop(key)
+                self._wake(key)
+            case Postpone(ref=ref):
+                self._wake(ref.key)
 
     def _admitted(self, admit: Admit, verdict: Verdict) -> None:
         message = admit.message
@@ -532,6 +536,9 @@ class Ledger(ABC):
         for key in list(self._waiters):
             self._wake(key)
 
+
+_NEWS: Final = frozenset({AppendEntry, Withdraw, Postpone})
+"""Operations that end a message, free its id or give an attempt back."""
 
 _BEYOND: Final = b"\xff" * 7
 """Above every key: six bytes of time and then text, where UTF-8 has no such byte."""

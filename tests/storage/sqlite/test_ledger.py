@@ -365,7 +365,7 @@ async def main():
     async with ledger.transaction() as tx:
         await tx.execute("CREATE TABLE doors (name)")
         await tx.execute("INSERT INTO doors VALUES ('front')")
-        await tx.write(Admit(Message("a", "1", "k", "r"), 1 << 60, 1), Append("log", b"x", 1))
+        await tx.write(Admit(Message("a", "1", "k", "r"), 1 << 60, 1), AppendEntry("log", b"x", 1))
         say("inside")
         sys.stdin.readline()
 asyncio.run(main())

@@ -35,6 +35,7 @@ from duly.core.operations import (
 from duly.core.units import FOREVER
 from duly.storage import sql
 from duly.storage.sql import rows
+from duly.storage.sql.rows import STATE_NUMBERS
 
 ROWS: Final = (128, 64, 32, 16, 8, 4, 2, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
@@ -44,6 +45,9 @@ LASTS_KEPT: Final = 50_000
 
 _USUAL: Final = frozenset({Admit, CheckItem})
 """A guard usually lets pass: the way it goes is the one that leads to an admission."""
+
+_NOT_YET: Final = {state: min(number, int(State.DONE)) for state, number in STATE_NUMBERS.items()}
+"""A message that moves to this state must be below this number."""
 
 _STATE: Final = 4
 """Where the state stands in the row of an admission."""
@@ -74,7 +78,7 @@ class OptimisticFlush:
         self.finishes: list[Any] = []
         self.advances: dict[State, list[Any]] = {}
         self._admitted: set[bytes] = set()
-        self._states: dict[bytes, State] = {}
+        self._states: dict[bytes, int] = {}
         self._finished: set[w.DeliveryRef] = set()
         self._ending: set[bytes] = set()
         """the keys of those: a message is found faster than its delivery"""
@@ -139,7 +143,7 @@ class OptimisticFlush:
         self._finished.add(ref)
         self.finishes += (
             ref.key, ref.channel, ref.recipient, ref.round,
-            int(finish.state), rows.plain(finish.error), finish.attempt,
+            STATE_NUMBERS[finish.state], rows.plain(finish.error), finish.attempt,
         )  # fmt: skip
         return True
 
@@ -148,20 +152,21 @@ class OptimisticFlush:
         if key in self._admitted or key in self._states:
             return False
         self._admitted.add(key)
-        self.until = min(self.until, write.until)
+        if write.until < self.until:
+            self.until = write.until
         self.admits += rows.admission_row(write)
         return True
 
     def _add_advance(self, write: Advance) -> w.Advanced | None:
         key, to, answer = write.key, write.to, write.answer
         # States are numbered in the order they are gone through; so are the statements.
-        if self._states.get(key, State.ACCEPTED) >= min(to, State.DONE):
+        if self._states.get(key, 0) >= _NOT_YET[to]:
             return None
-        self._states[key] = to
+        self._states[key] = STATE_NUMBERS[to]
         advances = self.advances.get(to)
         if advances is None:
             advances = self.advances[to] = []
-        advances += (key, int(to), None if answer is None else pack_answer(answer), write.at)
+        advances += (key, STATE_NUMBERS[to], None if answer is None else pack_answer(answer), write.at)
         return w.Advanced(True, to, answer)
 
     def _last(self, stream: str) -> int:
