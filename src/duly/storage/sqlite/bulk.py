@@ -152,8 +152,7 @@ class OptimisticFlush:
         if key in self._admitted or key in self._states:
             return False
         self._admitted.add(key)
-        if write.until < self.until:
-            self.until = write.until
+        self.until = min(self.until, write.until)
         self.admits += rows.admission_row(write)
         return True
 
