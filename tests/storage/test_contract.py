@@ -15,8 +15,9 @@ from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
-from duly.storage.ledger import LOOKED_AT, OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
+from duly.storage.ledger import OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
 from duly.storage.memory import MemoryLedger
+from duly.storage.queries import LOOKED_AT
 from tests.storage.conftest import Store
 from tests.storage.making import admit, message
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from copy import copy
 from types import TracebackType
@@ -25,17 +25,14 @@ from msgspec import Struct
 from duly.core import horizon as horizons
 from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
-from duly.core.ids import time_of
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.operations import (
     Admit,
     Advance,
     AppendEntry,
-    Delivery,
     DeliveryRef,
     Group,
-    OpenDelivery,
     Operation,
     Postpone,
     R,
@@ -46,107 +43,46 @@ from duly.core.operations import (
     numbered,
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
-from duly.core.units import FOREVER, MS
-from duly.errors import Malformed
 from duly.runtime.clock import Clock, SystemClock
+from duly.storage.queries import LedgerQueries
+from duly.storage.records import (
+    NEWEST,
+    OLDEST,
+    AgedMessage,
+    Description,
+    Page,
+    Record,
+    Refusal,
+    Size,
+    StreamEntry,
+    StreamPosition,
+    StreamRange,
+)
+
+__all__ = [
+    "HOT_IDS",
+    "NEWEST",
+    "OLDEST",
+    "REFUSALS_KEPT",
+    "AgedMessage",
+    "Description",
+    "Ledger",
+    "Page",
+    "Record",
+    "Refusal",
+    "Size",
+    "StreamEntry",
+    "StreamPosition",
+    "StreamRange",
+    "Transaction",
+]
 
 HOT_IDS: Final = 20_000
 """How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
 
-WITH_ID_PAGES: Final = 20
-LOOKED_AT: Final = 10_000
-"""Most messages that one filtered page looks at, however many there are: a list must not stop the hub."""
 
 REFUSALS_KEPT: Final = 10_000
 """The latest refusals are kept, however many there are: a flood of them must not fill the disk."""
-
-
-NEWEST: Final = (FOREVER, b"")
-"""Above every listed message."""
-OLDEST: Final = (0, b"")
-"""Below every listed message."""
-
-
-class Record(Struct, frozen=True):
-    """One message as the ledger holds it, with the times it went through."""
-
-    message: Message
-    state: State
-    answer: Answer | None
-    until: int
-    accepted_at: int
-    moved_at: int
-
-    @property
-    def fingerprint(self) -> bytes:
-        """The fingerprint of the message."""
-        return self.message.fingerprint
-
-
-class Page(Struct, frozen=True):
-    """Some messages, newest first. The next page is the one before `next`; None: that was all.
-
-    A page may be short, or empty, and still have a next one: nothing else was found where it looked.
-    """
-
-    records: list[Record]
-    next: bytes | None = None
-
-
-class AgedMessage(Struct, frozen=True):
-    """An old message, and those of its deliveries that have ended, if it has ended itself."""
-
-    accepted_at: int
-    key: bytes
-    deliveries: list[Delivery]
-
-
-class StreamEntry(Struct, frozen=True):
-    """One entry of a stream."""
-
-    n: int
-    body: bytes
-    at: int
-    key: bytes = b""
-
-
-class StreamRange(Struct, frozen=True):
-    """What a stream holds: entries `first` to `last`. Empty if first > last; older ones were trimmed."""
-
-    first: int = 1
-    last: int = 0
-
-
-class StreamPosition(Struct, frozen=True, gc=False):
-    """A stream's last number, and how far one reader has come in it; None: they never said."""
-
-    last: int
-    cursor: int | None
-
-
-class Refusal(Struct, frozen=True):
-    """Why nothing happened."""
-
-    scope: str
-    id: str
-    word: str
-    reason: str
-    at: int
-
-
-class Size(Struct, frozen=True):
-    """How much the ledger remembers."""
-
-    messages: int
-    deliveries: int
-    bytes: int
-
-
-class Description(Struct, frozen=True):
-    """What a ledger is made of: its engine with its version, and the number of its schema."""
-
-    engine: str
-    schema: int
 
 
 class Transaction(Protocol):
@@ -166,7 +102,7 @@ class _RecentMessage(Struct, gc=False):
     answer: Answer | None
 
 
-class Ledger(ABC):
+class Ledger(LedgerQueries):
     """Base of all ledgers. Open one with `duly.open_ledger`."""
 
     sole: bool = True
@@ -243,143 +179,7 @@ class Ledger(ABC):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """A transaction of the caller's own. Keep it short: in SQLite nobody else writes meanwhile."""
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────
-
-    async def outcome(self, scope: str, id: str) -> Record | None:
-        """What became of a message; None if it is not known (any more)."""
-        return await self.find(key_of(scope, id))
-
-    @abstractmethod
-    async def find(self, key: bytes) -> Record | None: ...
-
-    async def find_all(self, keys: Collection[bytes]) -> list[Record]:
-        """What is known of these, in any order."""
-        return [record for key in keys if (record := await self.find(key)) is not None]
-
-    async def with_id(self, id_: str) -> list[Record]:
-        """The messages of all senders who used this id. A key begins with the time in its id, so they lie
-        together; of an id without a time, those among the newest `WITH_ID_PAGES` pages are found."""
-        ms = (time_of(id_) or 0) // MS
-        before: bytes | None = (ms + 1).to_bytes(6, "big")
-        found: list[Record] = []
-        for _ in range(WITH_ID_PAGES):
-            page = await self.messages(before=before, limit=1_000)
-            found += [record for record in page.records if record.message.id == id_]
-            before = page.next
-            if before is None or before[:6] < ms.to_bytes(6, "big"):
-                break
-        return found
-
-    async def messages(
-        self,
-        *,
-        scope: str | None = None,
-        open_only: bool = False,
-        before: bytes | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """A page of at most `limit` messages, newest first by key: by the time their ids carry; those whose
-        ids carry none come last. `before` is the `next` of the page before.
-
-        Finding one sender's messages, or the open ones, is a search without an index, since an index would
-        be paid for by every message. So a page looks at no more than `LOOKED_AT` of them and says where to
-        go on.
-        """
-        if limit < 1:
-            raise Malformed(f"a page holds at least one message, not {limit}")
-        top = _BEYOND if before is None else before
-        lead = None if scope is None else scope.encode(errors="surrogatepass") + b"\0"
-        end = await self._key_below(top, LOOKED_AT) if lead is not None or open_only else None
-        found = await self._between(end or b"", top, lead, open_only, limit)
-        return Page(found, found[-1].message.key if len(found) == limit else end)
-
-    @abstractmethod
-    async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        """The `count`-th key below `top`, if there are so many."""
-
-    @abstractmethod
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        """Messages with end <= key < top, highest first; `lead` is how their keys go on behind the time."""
-
-    @abstractmethod
-    async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        """Messages of a kind that were admitted as `listed`, newest first by (when they were accepted, key),
-        below `before`."""
-
-    @abstractmethod
-    async def open_deliveries(self, channel: str) -> list[OpenDelivery]:
-        """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
-
-    async def booked(self, channel: str, recipients: Collection[str]) -> list[OpenDelivery]:
-        """Deliveries for these recipients that wait, and nobody holds, in the same order."""
-        return [
-            item
-            for item in await self.open_deliveries(channel)
-            if item.delivery.ref.recipient in recipients and item.delivery.state is State.ACCEPTED
-        ]
-
-    async def strays(
-        self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
-    ) -> list[OpenDelivery]:
-        """What this worker should see to, of a channel that several work on, in the same order: open
-        deliveries for those recipients who are `here` that others hold, or nobody; those of workers that
-        no longer live; and those whose end has passed while nobody held them."""
-        return [
-            item
-            for item in await self.open_deliveries(channel)
-            if (held := item.delivery).worker not in ("", *living)
-            or (held.ref.recipient in here and held.worker != worker)
-            or (not held.worker and 1 <= held.expires <= now)
-        ]
-
-    @abstractmethod
-    async def deliveries(self, key: bytes) -> list[Delivery]: ...
-    @abstractmethod
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]: ...
-    @abstractmethod
-    async def extent(self, stream: str) -> StreamRange: ...
-    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """The last number of each of these streams; those that have none are left out."""
-        return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
-
-    @abstractmethod
-    async def cursor(self, stream: str, reader: str) -> int: ...
-    @abstractmethod
-    async def cursors(self, stream: str) -> dict[str, int]:
-        """How far every reader of a stream has come."""
-
-    @abstractmethod
-    async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """How readers stand in streams, for many (stream, reader) with one question."""
-
-    @abstractmethod
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """The high-water marks whose names begin so, the most recently raised ones if there are very many."""
-
-    @abstractmethod
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        """Everything on a bucket, by name, in the order of the names."""
-
-    @abstractmethod
-    async def item(self, bucket: str, name: str) -> bytes | None: ...
-    async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
-        """What lies there, for many (bucket, name) with one question."""
-        return [await self.item(bucket, name) for bucket, name in places]
-
-    async def counts(self, buckets: Collection[str]) -> dict[str, int]:
-        """How much lies on each of these buckets; those that are empty are left out."""
-        return {bucket: count for bucket in buckets if (count := len(await self.bucket(bucket)))}
-
-    @abstractmethod
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        """The latest refusals, newest first."""
-
-    @abstractmethod
-    async def size(self) -> Size: ...
-    @abstractmethod
-    async def describe(self) -> Description: ...
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
         """The record once the message has ended, or as it stands when `seconds` have passed; None if
@@ -413,18 +213,10 @@ class Ledger(ABC):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    async def prunable(self, limit: int = 1_000) -> list[Record]:
-        """What `prune` would forget now, the oldest first."""
-
-    @abstractmethod
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         """Forget up to `limit` messages (of these, if `keys` are given) that have ended and can no longer be
         accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
         ever fresh again; but not beyond time that can be trusted."""
-
-    @abstractmethod
-    async def floor(self) -> Floor:
-        """What may have been forgotten, and the time that is trusted."""
 
     @abstractmethod
     async def _set_floor(self, floor: Floor) -> None: ...
@@ -446,13 +238,6 @@ class Ledger(ABC):
         """The same, without doing it."""
         seen = copy(self._witness)
         return seen.judge(await self.floor(), self.clock.now(), _steady(self.clock))
-
-    @abstractmethod
-    async def aged(
-        self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
-    ) -> list[AgedMessage]:
-        """Messages of a kind that were admitted as `listed`, above `after`, accepted before `until`, oldest
-        first by (when they were accepted, key)."""
 
     @abstractmethod
     async def forget_deliveries(self, refs: Sequence[DeliveryRef]) -> int:
@@ -540,8 +325,6 @@ class Ledger(ABC):
 _NEWS: Final = frozenset({AppendEntry, Withdraw, Postpone})
 """Operations that end a message, free its id or give an attempt back."""
 
-_BEYOND: Final = b"\xff" * 7
-"""Above every key: six bytes of time and then text, where UTF-8 has no such byte."""
 
 _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""
