@@ -70,7 +70,8 @@ class Advanced(Struct, frozen=True, gc=False):
 
 
 class Admit(Operation[Verdict], frozen=True, gc=False):
-    """Insert if absent. Result: `Verdict` fresh, duplicate or conflict (or stale: below the floor)."""
+    """Insert a message if it is absent. Result: `Verdict` fresh, duplicate or conflict (or stale: below the
+    floor)."""
 
     message: Message
     until: int
@@ -84,7 +85,7 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
 
 
 class Recall(Operation[Verdict], frozen=True, gc=False):
-    """What is known of this message, without admitting it. Result: `Verdict`, `otherwise` if unknown."""
+    """Ask what is known of a message, without admitting it. Result: `Verdict`, `otherwise` if unknown."""
 
     message: Message
     otherwise: Verdict
@@ -99,7 +100,7 @@ class Withdraw(Operation[bool], frozen=True, gc=False):
 
 
 class Advance(Operation[Advanced], frozen=True, gc=False):
-    """Compare-and-set along the lifecycle. Result: `Advanced`."""
+    """Move a message along the lifecycle, if it may move there. Result: `Advanced`."""
 
     key: bytes
     to: State
@@ -188,7 +189,8 @@ class RewriteEntry(Operation[bool], frozen=True, gc=False):
 
 
 class MoveCursor(Operation[int], frozen=True, gc=False):
-    """A reader has everything up to `n`. Moves forward only, never past the end. Result: the cursor."""
+    """Note that a reader has everything up to `n`. A cursor moves forward only, never past the end.
+    Result: the cursor."""
 
     stream: str
     reader: str
@@ -217,7 +219,7 @@ class RecordRefusal(Operation[None], frozen=True, gc=False):
 
 
 class PutItem(Operation[bool], frozen=True, gc=False):
-    """Lay an item on a bucket, replacing what lies there under its name. Result: bool, True if it is new.
+    """Put an item into a bucket, replacing the one of its name. Result: bool, True if it is new.
 
     Buckets hold what is configured rather than sent: principals, grants, profiles, groups.
     """
@@ -228,7 +230,7 @@ class PutItem(Operation[bool], frozen=True, gc=False):
 
 
 class PutNewItem(Operation[bool], frozen=True, gc=False):
-    """Lay an item on a bucket if there is none of its name. Result: bool."""
+    """Put an item into a bucket if there is none of its name. Result: bool."""
 
     bucket: str
     name: str
@@ -238,7 +240,7 @@ class PutNewItem(Operation[bool], frozen=True, gc=False):
 
 
 class DropItem(Operation[bool], frozen=True, gc=False):
-    """Take an item off its bucket; with `only`, if it still is this one. Result: bool."""
+    """Remove an item from its bucket; with `only`, if it still has this body. Result: bool."""
 
     bucket: str
     name: str
@@ -246,8 +248,8 @@ class DropItem(Operation[bool], frozen=True, gc=False):
 
 
 class CheckItem(Operation[bool], frozen=True, gc=False):
-    """Whether an item lies on a bucket (with this body, if one is named). Result: bool. So that what somebody
-    may do is decided in the same transaction that does it."""
+    """Check that an item is in a bucket (with this body, if one is named). Result: bool. So a permission is
+    judged in the same transaction that uses it."""
 
     bucket: str
     name: str
@@ -352,12 +354,12 @@ def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
 
 
 def numbered(n: int) -> Answer:
-    """The answer of a message whose effect is an entry with this number."""
+    """Return the answer of a message whose effect is an entry with this number."""
     return Answer(data=b"%d" % n)
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:
-    """Whether a position comes after a high-water mark.
+    """Say whether a position comes after a high-water mark.
 
     The counter decides. A lower number with a *later* time is a sender that counts anew (reinstalled,
     restarted without its memory), not a late message: those are older on both counts.

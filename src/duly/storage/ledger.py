@@ -1,11 +1,11 @@
 """The durable truth, in domain verbs.
 
-The law: one group of writes is one transaction, flushed before its results are given out; after that
-no kill -9 loses it. Who implements a ledger implements `commit` and a few reads; admission, the memory
-of hot ids and waiting for an outcome are here, once, for all of them.
+One group of operations is one transaction, flushed before its results are given out; after that no kill -9
+loses it. A store implements `commit`, the questions of `LedgerQueries` and forgetting; admission, the memory
+of recent ids and waiting for an outcome are here, once, for all stores.
 
-The memory of hot ids only makes repeats cheap. It is filled after a commit and asked before one, it is
-bounded, and it is never the truth: what it does not know goes to the ledger.
+The memory of recent ids only makes repeats cheap. It is filled after a commit and asked before one, it is
+bounded, and it is never the truth: an id that it does not know is looked up in the store.
 """
 
 from __future__ import annotations
@@ -89,13 +89,21 @@ class Transaction(Protocol):
     """The ledger's own transaction, open for the caller's SQL. It commits when its block ends, with the
     memory of the message; or not at all."""
 
-    async def execute(self, sql: str, *args: Any) -> None: ...
-    async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]: ...
-    async def write(self, *operations: Write) -> Results: ...
+    async def execute(self, sql: str, *args: Any) -> None:
+        """Run a statement."""
+        ...
+
+    async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        ...
+
+    async def write(self, *operations: Write) -> Results:
+        """Carry a group of operations out within this transaction."""
+        ...
 
 
 class _RecentMessage(Struct, gc=False):
-    """What a repeat is told."""
+    """What a repeat of a recent message is told."""
 
     fingerprint: bytes
     state: State
@@ -106,8 +114,8 @@ class Ledger(LedgerQueries):
     """Base of all ledgers. Open one with `duly.open_ledger`."""
 
     sole: bool = True
-    """Nobody else writes while we are open: leases of earlier processes are void, and what memory says
-    of a message's state is current."""
+    """No other process writes while this ledger is open: leases of earlier processes are void, and what
+    memory says of a message's state is current."""
 
     confirm: int = CONFIRM
     """how long a clock that is ahead must stay so before it is believed"""
@@ -151,8 +159,8 @@ class Ledger(LedgerQueries):
         return [verdict or next(told) for verdict in known]
 
     def recall(self, message: Message, now: int) -> Verdict | None:
-        """The verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the ledger,
-        where it is recorded."""
+        """Return the verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the
+        store, where it is recorded."""
         hot = self._hot.get(message.key, now)
         if hot is None or hot.fingerprint != message.fingerprint:
             return None
@@ -169,20 +177,21 @@ class Ledger(LedgerQueries):
 
     @abstractmethod
     def commit(self, groups: Sequence[Group]) -> Awaitable[list[Results]]:
-        """Commit groups with one flush. They are applied in order, each whole or not at all; results
-        in the same order.
+        """Commit groups with one flush, in order, each whole or not at all; return their results in that
+        order.
 
         An implementation calls `_learn` when a commit is through, whether or not the caller still waits.
         """
 
     @abstractmethod
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction of the caller's own. Keep it short: in SQLite nobody else writes meanwhile."""
+        """Open a transaction of the caller's own. Keep it short: in SQLite no other caller writes
+        meanwhile."""
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
-        """The record once the message has ended, or as it stands when `seconds` have passed; None if
+        """Return the record once the message has ended, or as it stands when `seconds` have passed; None if
         there is no such message (any more)."""
         try:
             async with asyncio.timeout(seconds):
@@ -197,8 +206,8 @@ class Ledger(LedgerQueries):
 
     @contextmanager
     def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """A future that is done when there is news of this message: it ended, was withdrawn or given
-        back. Look at the ledger inside the block: what happens after the look is then not missed."""
+        """Give a future that is done when there is news of this message: it ended, was withdrawn or given
+        back. Ask the ledger inside the block: what happens after the question is then not missed."""
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(news)
         try:
@@ -219,10 +228,11 @@ class Ledger(LedgerQueries):
         ever fresh again; but not beyond time that can be trusted."""
 
     @abstractmethod
-    async def _set_floor(self, floor: Floor) -> None: ...
+    async def _set_floor(self, floor: Floor) -> None:
+        """Store the floor."""
 
     async def mend_floor(self, *, everything: bool = False) -> Floor:
-        """Take back a floor that lies in the future, since a clock was wrong; the floor then. See
+        """Take back a floor that lies in the future because a clock was wrong, and return the new one; see
         `Floor.mend`."""
         old = await self.floor()
         new = old.mend(self.clock.now(), everything=everything)
@@ -231,11 +241,11 @@ class Ledger(LedgerQueries):
         return new
 
     def _raised(self, floor: Floor) -> Floor:
-        """The floor as pruning may raise it now."""
+        """Return the floor as pruning may raise it now."""
         return self._witness.judge(floor, self.clock.now(), _steady(self.clock))
 
     async def _would_raise(self) -> Floor:
-        """The same, without doing it."""
+        """Return the floor as pruning would raise it now, without raising it."""
         seen = copy(self._witness)
         return seen.judge(await self.floor(), self.clock.now(), _steady(self.clock))
 
@@ -257,7 +267,7 @@ class Ledger(LedgerQueries):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was handed over, then let go of everything."""
+        """Finish what was handed over, then close connections and files."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -311,13 +321,13 @@ class Ledger(LedgerQueries):
             self._wake(key)
 
     def _wake(self, key: bytes) -> None:
-        """Everyone waiting for this key looks again."""
+        """Wake those who wait for this key: they ask the ledger again."""
         for future in self._waiters.pop(key, ()):
             if not future.done():
                 future.set_result(None)
 
     def _wake_all(self) -> None:
-        """The ledger is closed: everyone waiting looks again, and hears it."""
+        """Wake all who wait: the ledger is closed, and they hear it when they ask again."""
         for key in list(self._waiters):
             self._wake(key)
 
@@ -331,7 +341,7 @@ _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 
 
 def _admission(message: Message, horizon: Horizon, now: int, listed: bool = False) -> Admit | Recall:
-    """What to ask the ledger about a message that memory does not know."""
+    """Return the operation that admits a message, or recalls it if it is too old or from the future."""
     refusal = horizons.judge(message, horizon, now)
     if refusal is not None:
         return Recall(message, refusal, now)
@@ -339,7 +349,7 @@ def _admission(message: Message, horizon: Horizon, now: int, listed: bool = Fals
 
 
 def _steady(clock: Clock) -> int:
-    """A clock of somebody else's that has none is helped out."""
+    """Return the steady time of a clock; a foreign clock that has none gets the system's."""
     steady = getattr(clock, "steady", None)
     return SystemClock().steady() if steady is None else cast("int", steady())
 

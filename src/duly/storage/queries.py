@@ -40,7 +40,7 @@ class LedgerQueries(ABC):
     """The questions that every ledger answers: about messages, deliveries, streams, marks and items."""
 
     async def outcome(self, scope: str, id: str) -> Record | None:
-        """What became of a message; None if it is not known (any more)."""
+        """Return what became of a message; None if it is not known (any more)."""
         return await self.find(key_of(scope, id))
 
     @abstractmethod
@@ -48,12 +48,13 @@ class LedgerQueries(ABC):
         """Return what is remembered of a message; None if it is not known (any more)."""
 
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
-        """What is known of these, in any order."""
+        """Return what is known of these messages, in any order."""
         return [record for key in keys if (record := await self.find(key)) is not None]
 
     async def with_id(self, id_: str) -> list[Record]:
-        """The messages of all senders who used this id. A key begins with the time in its id, so they lie
-        together; of an id without a time, those among the newest `WITH_ID_PAGES` pages are found."""
+        """Return the messages of all senders who used this id. A key begins with the time in its id, so
+        they lie together; of an id without a time, those among the newest `WITH_ID_PAGES` pages are
+        found."""
         ms = (time_of(id_) or 0) // MS
         before: bytes | None = (ms + 1).to_bytes(6, "big")
         found: list[Record] = []
@@ -73,8 +74,8 @@ class LedgerQueries(ABC):
         before: bytes | None = None,
         limit: int = 100,
     ) -> Page:
-        """A page of at most `limit` messages, newest first by key: by the time their ids carry; those whose
-        ids carry none come last. `before` is the `next` of the page before.
+        """Return a page of at most `limit` messages, newest first by key: by the time their ids carry;
+        those whose ids carry none come last. `before` is the `next` of the page before.
 
         Finding one sender's messages, or the open ones, is a search without an index, since an index would
         be paid for by every message. So a page looks at no more than `LOOKED_AT` of them and says where to
@@ -90,25 +91,27 @@ class LedgerQueries(ABC):
 
     @abstractmethod
     async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        """The `count`-th key below `top`, if there are so many."""
+        """Return the `count`-th key below `top`, if there are so many."""
 
     @abstractmethod
     async def _between(
         self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
     ) -> list[Record]:
-        """Messages with end <= key < top, highest first; `lead` is how their keys go on behind the time."""
+        """Return messages with end <= key < top, highest first; `lead` is how their keys go on behind the
+        time."""
 
     @abstractmethod
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        """Messages of a kind that were admitted as `listed`, newest first by (when they were accepted, key),
-        below `before`."""
+        """Return messages of a kind that were admitted as `listed`, below `before`, newest first by (when
+        they were accepted, key)."""
 
     @abstractmethod
     async def open_deliveries(self, channel: str) -> list[OpenDelivery]:
-        """All deliveries of a channel that have not ended, in the order of their messages' acceptance."""
+        """Return all deliveries of a channel that have not ended, in the order of their messages'
+        acceptance."""
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[OpenDelivery]:
-        """Deliveries for these recipients that wait, and nobody holds, in the same order."""
+        """Return deliveries for these recipients that wait, and that no worker holds, in the same order."""
         return [
             item
             for item in await self.open_deliveries(channel)
@@ -118,9 +121,9 @@ class LedgerQueries(ABC):
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[OpenDelivery]:
-        """What this worker should see to, of a channel that several work on, in the same order: open
-        deliveries for those recipients who are `here` that others hold, or nobody; those of workers that
-        no longer live; and those whose end has passed while nobody held them."""
+        """Return what this worker should see to, of a channel that several work on, in the same order: open
+        deliveries for recipients who are `here` that another worker holds, or none; those of workers that no
+        longer live; and those that expired while no worker held them."""
         return [
             item
             for item in await self.open_deliveries(channel)
@@ -142,7 +145,7 @@ class LedgerQueries(ABC):
         """Return which entries a stream holds."""
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """The last number of each of these streams; those that have none are left out."""
+        """Return the last number of each of these streams; those that have none are left out."""
         return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
 
     @abstractmethod
@@ -151,35 +154,35 @@ class LedgerQueries(ABC):
 
     @abstractmethod
     async def cursors(self, stream: str) -> dict[str, int]:
-        """How far every reader of a stream has come."""
+        """Return how far every reader of a stream has come."""
 
     @abstractmethod
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """How readers stand in streams, for many (stream, reader) with one question."""
+        """Return how readers stand in streams, for many (stream, reader) with one question."""
 
     @abstractmethod
     async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """The high-water marks whose names begin so, the most recently raised ones if there are very many."""
+        """Return the high-water marks whose names begin so; if there are very many, those raised last."""
 
     @abstractmethod
     async def bucket(self, bucket: str) -> dict[str, bytes]:
-        """Everything on a bucket, by name, in the order of the names."""
+        """Return everything in a bucket, by name, in the order of the names."""
 
     @abstractmethod
     async def item(self, bucket: str, name: str) -> bytes | None:
         """Return the body of an item, or None."""
 
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
-        """What lies there, for many (bucket, name) with one question."""
+        """Return items, for many (bucket, name) with one question."""
         return [await self.item(bucket, name) for bucket, name in places]
 
     async def counts(self, buckets: Collection[str]) -> dict[str, int]:
-        """How much lies on each of these buckets; those that are empty are left out."""
+        """Return how many items are in each of these buckets; empty ones are left out."""
         return {bucket: count for bucket in buckets if (count := len(await self.bucket(bucket)))}
 
     @abstractmethod
     async def refusals(self, limit: int = 100) -> list[Refusal]:
-        """The latest refusals, newest first."""
+        """Return the latest refusals, newest first."""
 
     @abstractmethod
     async def size(self) -> Size:
@@ -191,15 +194,15 @@ class LedgerQueries(ABC):
 
     @abstractmethod
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        """What `prune` would forget now, the oldest first."""
+        """Return what `prune` would forget now, the oldest first."""
 
     @abstractmethod
     async def floor(self) -> Floor:
-        """What may have been forgotten, and the time that is trusted."""
+        """Return what may have been forgotten, and the time that is trusted."""
 
     @abstractmethod
     async def aged(
         self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
     ) -> list[AgedMessage]:
-        """Messages of a kind that were admitted as `listed`, above `after`, accepted before `until`, oldest
-        first by (when they were accepted, key)."""
+        """Return messages of a kind that were admitted as `listed`, above `after` and accepted before
+        `until`, oldest first by (when they were accepted, key)."""

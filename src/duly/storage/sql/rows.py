@@ -27,6 +27,7 @@ _SENT: Final = int(State.SENT)
 
 
 def admission_row(write: Admit) -> tuple[Any, ...]:
+    """Return the row of a message that is admitted."""
     m = write.message
     at = write.at
     return (
@@ -47,10 +48,12 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
 
 
 def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:
+    """Return the columns that name a delivery."""
     return ref.key, ref.channel, ref.recipient, ref.round
 
 
 def delivery_row(write: Deliver) -> tuple[Any, ...]:
+    """Return the row of a new delivery, without its error."""
     ref, attempt = write.ref, write.attempt
     state = _SENT if attempt else _ACCEPTED
     return (
@@ -60,20 +63,23 @@ def delivery_row(write: Deliver) -> tuple[Any, ...]:
 
 
 def row_of(d: Delivery) -> tuple[Any, ...]:
+    """Return the row of a delivery."""
     state = STATE_NUMBERS[d.state]
     return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, plain(d.error))
 
 
 def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
+    """Return the row of the floor."""
     return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
 
 
 def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
+    """Return the row of a refusal."""
     return plain(write.scope), plain(write.id), write.word, plain(write.reason), write.at
 
 
 def plain(text: str) -> str:
-    """Text any database can hold: what strangers and exceptions say must never make a commit fail."""
+    """Return text as any database can hold it: what strangers send must never make a commit fail."""
     return text if text.isprintable() else text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
@@ -81,7 +87,7 @@ def plain(text: str) -> str:
 
 
 def message_of(row: Sequence[Any]) -> Message:
-    """From key, kind, recipient, body, time, expires, position."""
+    """Return a message from key, kind, recipient, body, time, expires, position."""
     key, kind, recipient, body, time, expires, position = row
     scope, id_ = names_in(key)
     order = None if position is None else _decode_order(position)
@@ -89,7 +95,7 @@ def message_of(row: Sequence[Any]) -> Message:
 
 
 def verdict_of(message: Message, row: Sequence[Any]) -> Verdict:
-    """On a repeat, from the fingerprint, state and answer of what is known under its key."""
+    """Return the verdict on a repeat, from the fingerprint, state and answer that are stored."""
     fingerprint, state, answer = row
     if fingerprint != message.fingerprint:
         return CONFLICT
@@ -97,15 +103,18 @@ def verdict_of(message: Message, row: Sequence[Any]) -> Verdict:
 
 
 def answer_of(raw: bytes | None) -> Answer | None:
+    """Return an answer from its column."""
     return None if raw is None else unpack_answer(raw)
 
 
 def record_of(row: Sequence[Any]) -> Record:
+    """Return a record: the columns of a message, then state, answer and times."""
     state, answer, until, accepted_at, moved_at = row[7:]
     return Record(message_of(row[:7]), State(state), answer_of(answer), until, accepted_at, moved_at)
 
 
 def delivery_of(row: Sequence[Any]) -> Delivery:
+    """Return a delivery from its row."""
     key, channel, recipient, round_, state, attempt, due, expires, worker, error = row
     return Delivery(
         DeliveryRef(key, channel, recipient, round_), State(state), attempt, due, expires, worker, error
@@ -113,11 +122,13 @@ def delivery_of(row: Sequence[Any]) -> Delivery:
 
 
 def open_of(row: Sequence[Any]) -> OpenDelivery:
+    """Return an open delivery: the columns of its message, the message's state, its own columns."""
     return OpenDelivery(message_of(row[:7]), State(row[7]), delivery_of(row[8:]))
 
 
 def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:
-    """From accepted_at, a message's key, and a delivery's columns, which are null if there is none."""
+    """Return aged messages from accepted_at, a message's key, and a delivery's columns, which are null if
+    there is none."""
     aged: dict[bytes, AgedMessage] = {}
     for accepted_at, key, *row in found:
         one = aged.setdefault(key, AgedMessage(accepted_at, key, []))
