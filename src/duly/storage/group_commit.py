@@ -3,7 +3,8 @@
 At most one flush is under way. All callers that are ready in one turn of the loop share a flush, since it
 costs the same for one message as for a thousand. What was handed over is carried out and learned from,
 whether or not its caller still waits. Committing from within a transaction of the same ledger is refused:
-the caller would wait for itself."""
+the caller would wait for itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger in memory: the naive, readable statement of what every ledger means.
+"""A ledger in memory: all rows in dictionaries, changed by the interpreter.
 
 It is the reference of the contract suite and the disk of the simulation. `Disk` is what survives:
 drop the ledger, open another on the same disk, and only what was committed is there. Nothing is durable
@@ -166,6 +166,7 @@ class MemoryLedger(Ledger):
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, key: bytes) -> Record | None:
+        """Return what is remembered of a message."""
         return self.disk.messages.get(key)
 
     async def _key_below(self, top: bytes, count: int) -> bytes | None:
@@ -186,6 +187,7 @@ class MemoryLedger(Ledger):
         return [record for _, record in found[:limit]]
 
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
+        """Return listed messages of a kind, the newest first."""
         found = [
             ((record.accepted_at, key), record)
             for key, record in self.disk.messages.items()
@@ -195,6 +197,7 @@ class MemoryLedger(Ledger):
         return [record for _, record in found[:limit]]
 
     async def open_deliveries(self, channel: str) -> list[w.OpenDelivery]:
+        """Return all deliveries of a channel that have not ended."""
         found = [
             (record, delivery)
             for delivery in self.disk.deliveries.values()
@@ -207,51 +210,64 @@ class MemoryLedger(Ledger):
         return [w.OpenDelivery(record.message, record.state, delivery) for record, delivery in found]
 
     async def deliveries(self, key: bytes) -> list[w.Delivery]:
+        """Return the deliveries of a message."""
         found = [d for d in self.disk.deliveries.values() if d.ref.key == key]
         return sorted(found, key=lambda d: (d.ref.channel, d.ref.recipient, d.ref.round))
 
     async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
+        """Return entries of a stream."""
         return [entry for entry in self.disk.streams.get(stream, ()) if entry.n > after][:limit]
 
     async def extent(self, stream: str) -> StreamRange:
+        """Return which entries a stream holds."""
         last = self.disk.lasts.get(stream, 0)
         kept = self.disk.streams.get(stream)
         return StreamRange(kept[0].n if kept else last + 1, last)
 
     async def cursor(self, stream: str, reader: str) -> int:
+        """Return how far a reader has come."""
         return self.disk.cursors.get((stream, reader), 0)
 
     async def cursors(self, stream: str) -> dict[str, int]:
+        """Return how far every reader of a stream has come."""
         return {reader: n for (of, reader), n in self.disk.cursors.items() if of == stream}
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
+        """Return how readers stand in streams."""
         lasts, cursors = self.disk.lasts, self.disk.cursors
         return [StreamPosition(lasts.get(place[0], 0), cursors.get(place)) for place in places]
 
     async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
+        """Return the high-water marks whose names begin so."""
         return {mark: at for mark, at in self.disk.marks.items() if mark.startswith(lead)}
 
     async def bucket(self, bucket: str) -> dict[str, bytes]:
+        """Return everything in a bucket."""
         return dict(sorted(self.disk.buckets.get(bucket, {}).items()))
 
     async def item(self, bucket: str, name: str) -> bytes | None:
+        """Return an item."""
         return self.disk.buckets.get(bucket, {}).get(name)
 
     async def refusals(self, limit: int = 100) -> list[Refusal]:
+        """Return the latest refusals."""
         return self.disk.refusals[: -limit - 1 : -1]
 
     async def size(self) -> Size:
+        """Return how much is remembered."""
         return Size(len(self.disk.messages), len(self.disk.deliveries), 0)
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
+        """Return what `prune` would forget now."""
         by = (await self._would_raise()).until
         old = [r for r in self.disk.messages.values() if r.until <= by and r.state.terminal]
         old.sort(key=lambda record: (record.until, record.message.key))
         return old[:limit]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
+        """Raise the floor and forget what lies below it."""
         self.disk.floor = self._raised(self.disk.floor)
         old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
         old = [key for key in old if keys is None or key in keys][:limit]
@@ -260,6 +276,7 @@ class MemoryLedger(Ledger):
         return len(old)
 
     async def floor(self) -> Floor:
+        """Return the floor."""
         return self.disk.floor
 
     async def _set_floor(self, floor: Floor) -> None:
@@ -268,6 +285,7 @@ class MemoryLedger(Ledger):
     async def aged(
         self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
     ) -> list[AgedMessage]:
+        """Return listed messages of a kind, the oldest first."""
         found = sorted(
             (record.accepted_at, key)
             for key, record in self.disk.messages.items()
@@ -283,6 +301,7 @@ class MemoryLedger(Ledger):
         return [one for one in await self.deliveries(key) if over and one.state.terminal]
 
     async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
+        """Forget those of these deliveries that have ended."""
         held = self.disk.deliveries
         over = [ref for ref in {*refs} if ref in held and held[ref].state.terminal]
         for ref in over:
@@ -290,12 +309,14 @@ class MemoryLedger(Ledger):
         return len(over)
 
     async def trim(self, stream: str, through: int) -> None:
+        """Drop the entries of a stream up to a number."""
         kept = self.disk.streams.get(stream)
         if kept:
             self.disk.streams[stream] = [entry for entry in kept if entry.n > through]
 
     async def describe(self) -> Description:
+        """Return that this is memory."""
         return Description("memory", 0)
 
     async def close(self) -> None:
-        pass
+        """Do nothing: the disk stays."""

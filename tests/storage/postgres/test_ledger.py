@@ -46,7 +46,7 @@ Hubs = tuple[PostgresLedger, PostgresLedger]
 
 async def until_blocked(observer: asyncpg.Connection[Any], hub: PostgresLedger) -> int:
     """Come back when the hub's flush waits for a lock; the number of its server process."""
-    pid: int = hub._line.get_server_pid()
+    pid: int = hub._flusher.get_server_pid()
     waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
     async with asyncio.timeout(10):
         while not await observer.fetchval(waits, pid):

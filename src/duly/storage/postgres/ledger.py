@@ -1,12 +1,11 @@
 """The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
 
-The laws. Callers gather (`duly.storage.group_commit`) and a flush is one transaction (`postgres_flush`), on a
-connection that nobody else can keep busy. A transaction that lost a race is done again. Results are given
-out after the server has flushed them, whatever its default is. When the server is away, callers hear it
-at once and nothing is half stored; when it is back, the same ledger goes on.
-A server that does not answer is as good as away, within seconds (`postgres_watch`).
-Another hub may end a message, so whoever waits is served by looking: one query for all of them.
-"""
+Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction (`flush.py`) on a
+connection of its own, so that no reader can keep it busy. A transaction that lost a race is done again.
+Results are given out after the server has flushed them, whatever its default is. When the server is away,
+callers hear it at once and nothing is half stored; when it is back, the same ledger goes on. A server that
+does not answer is as good as away, within seconds (`watch.py`). Another hub may end a message, so one query
+polls for all who wait."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.I
 
 
 class PostgresLedger(SqlLedger):
-    """Opened by `duly.open_ledger("postgresql://…")`."""
+    """A ledger in PostgreSQL, opened by `duly.open_ledger("postgresql://…")`."""
 
     dialect = "postgres"
     sole = False
@@ -63,18 +62,19 @@ class PostgresLedger(SqlLedger):
         super().__init__(clock, hot=hot)
         self._url = url
         self._pool: Any = None
-        self._line: Any = None
+        self._flusher: Any = None
         self._process: tuple[int, Any] = (0, None)
-        """the server's process behind the line"""
+        """the server's process behind the flusher"""
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._look_soon: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
+        """Connect, and bring the schema up to date."""
         ledger = cls(url, clock, hot=hot)
         try:
             with _translated():
@@ -100,15 +100,16 @@ class PostgresLedger(SqlLedger):
                 await connection.execute(queries["migrated"], migration.number, migration.name)
 
     async def close(self) -> None:
+        """Finish what was handed over, then close every connection."""
         await self._group_commit.close()
         self._closed = True
-        if self._look_soon is not None:
-            self._look_soon.cancel()
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
         self._wake_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._line is not None:
-            line, self._line = self._line, None
+        if self._flusher is not None:
+            line, self._flusher = self._flusher, None
             with suppress(*GONE):
                 await line.close(timeout=RELEASE_SECONDS)
         self._watch.close()
@@ -116,7 +117,7 @@ class PostgresLedger(SqlLedger):
             await self._close_pool()
 
     async def _close_pool(self) -> None:
-        """The pool waits for everybody to say goodbye; not for a server that does not answer."""
+        """Close the pool, which waits for its connections; but not for a server that does not answer."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._pool.close()
@@ -163,7 +164,7 @@ class PostgresLedger(SqlLedger):
     async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
         for _ in range(ATTEMPTS):
             with _translated():
-                line = await self._ready_line()
+                line = await self._flush_connection()
                 transaction = line.transaction(isolation="read_committed")
                 try:
                     with self._watch.over(line):
@@ -173,7 +174,7 @@ class PostgresLedger(SqlLedger):
                     await transaction.rollback()
                     continue
                 except BaseException:
-                    self._hang_up()
+                    self._drop_flusher()
                     raise
             with _translated(committing=True):
                 try:
@@ -181,27 +182,28 @@ class PostgresLedger(SqlLedger):
                         await transaction.commit()
                 except BaseException:
                     self._doubts.add(self._process)
-                    self._hang_up()
+                    self._drop_flusher()
                     raise
             return flushed
         raise LedgerUnavailable(OVERTAKEN)
 
-    async def _ready_line(self) -> Any:
+    async def _flush_connection(self) -> Any:
         if self._doubts:
             await self._doubts.settle()
-        if self._line is None or self._line.is_closed():
-            self._line = await asyncpg.connect(self._url, **CONNECTING)
-            with self._watch.over(self._line):
-                self._process = await process_of(self._line)
-        return self._line
+        if self._flusher is None or self._flusher.is_closed():
+            self._flusher = await asyncpg.connect(self._url, **CONNECTING)
+            with self._watch.over(self._flusher):
+                self._process = await process_of(self._flusher)
+        return self._flusher
 
-    def _hang_up(self) -> None:
-        """Whatever was open on the connection is rolled back by the server."""
-        if self._line is not None:
-            self._line.terminate()
-            self._line = None
+    def _drop_flusher(self) -> None:
+        """Drop the flush connection; the server rolls back what was open on it."""
+        if self._flusher is not None:
+            self._flusher.terminate()
+            self._flusher = None
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction of the caller's own, on a connection from the pool."""
         return self._transaction()
 
     @asynccontextmanager
@@ -227,7 +229,7 @@ class PostgresLedger(SqlLedger):
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
-        # The pool is closed last. Whoever was woken by the closing must not find it open and wait again.
+        # The pool is closed last. A caller woken by the closing must not find it open and wait again.
         if self._closed:
             raise Stopped("this ledger is closed")
         try:
@@ -265,58 +267,67 @@ class PostgresLedger(SqlLedger):
         return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[w.OpenDelivery]:
+        """Return deliveries for these recipients that no worker holds."""
         return [rows.open_of(row) for row in await self._read("booked", channel, list(recipients))]
 
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[w.OpenDelivery]:
+        """Return what this worker should see to."""
         found = await self._read("strays", channel, list(here), worker, list(living), now)
         return [rows.open_of(row) for row in found]
 
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
+        """Return what is known of these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
+        """Return the last number of each of these streams."""
         return dict(await self._read("lasts", list(streams))) if streams else {}
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
+        """Return how readers stand in streams."""
         if not places:
             return []
         return [StreamPosition(*row) for row in await self._read("standing", *zip(*places, strict=True))]
 
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        """Return many items."""
         buckets, names = [bucket for bucket, _ in places], [name for _, name in places]
         return [body for (body,) in await self._read("items", buckets, names)] if places else []
 
     async def counts(self, buckets: Collection[str]) -> dict[str, int]:
+        """Return how many items are in each of these buckets."""
         return dict(await self._read("counts", list(buckets))) if buckets else {}
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
+        """Give a future of news; while it is open, the server is polled."""
         with super().watch(key) as news:
-            self._schedule_look()
+            self._schedule_poll()
             yield news
 
-    def _schedule_look(self) -> None:
-        if self._look_soon is None and self._waiters and not self._closed:
+    def _schedule_poll(self) -> None:
+        if self._poll_timer is None and self._waiters and not self._closed:
             loop = asyncio.get_running_loop()
-            self._look_soon = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._look()))
+            self._poll_timer = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._poll()))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Wake those whose message was ended by another hub."""
         try:
             with suppress(LedgerUnavailable, Stopped):
                 for (key,) in await self._read("settled", list(self._waiters)):
                     self._wake(key)
         finally:
-            self._look_soon = None
-            self._schedule_look()
+            self._poll_timer = None
+            self._schedule_poll()
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def scrub(self) -> None:
+        """Write the table of items anew."""
         with self._asking_the_pool():
             await self._pool.execute(self._queries["scrub"])
 
@@ -334,14 +345,17 @@ class _PostgresSession:
         self.written: list[w.Results] = []
 
     async def execute(self, statement: str, *args: Any) -> None:
+        """Run a statement."""
         await self.fetch(statement, *args)
 
     async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
         async with self._turn():
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]
 
     async def write(self, *operations: w.Write) -> w.Results:
+        """Carry a group out, behind a savepoint: a lost race is done again."""
         async with self._turn():
             for _ in range(ATTEMPTS):
                 with suppress(ConcurrentChange):
@@ -370,6 +384,7 @@ class _PostgresSession:
                 raise
 
     def check(self) -> None:
+        """Raise if a statement has failed."""
         if self._error is not None:
             raise ProgramError(
                 f"this transaction was rolled back when a statement failed ({self._error}); "

@@ -1,8 +1,8 @@
 """The embedded ledger: one SQLite file, through apsw (its wheel carries a current SQLite; Debian's own
 3.40 can corrupt a WAL with two writers).
 
-The laws. One writer thread is the only one that writes and checkpoints, and `duly.storage.group_commit` keeps
-it fed with what has come together meanwhile. `synchronous=FULL`: results are given out after the WAL is on
+One writer thread is the only one that writes and checkpoints; `duly.storage.group_commit` hands it what has
+come together meanwhile. `synchronous=FULL`: results are given out after the WAL is on
 the disk. One process writes a file, held by a lock that dies with it; any number may read. A file that is not
 a sound ledger of ours is not touched.
 """
@@ -53,7 +53,8 @@ CHECKPOINT_PAGES: Final = 2_000
 
 
 class SqliteLedger(SqlLedger):
-    """Opened by `duly.open_ledger("sqlite:///app.db")`, or with `?mode=ro` to look into a running one."""
+    """A ledger in one file, opened by `duly.open_ledger("sqlite:///app.db")`; `?mode=ro` reads a running
+    one."""
 
     dialect = "sqlite"
 
@@ -72,6 +73,7 @@ class SqliteLedger(SqlLedger):
     async def open(
         cls, path: Path, clock: Clock | None = None, *, hot: int = HOT_IDS, readonly: bool = False
     ) -> SqliteLedger:
+        """Open a file, or make it; a file that is not a sound ledger is not touched."""
         ledger = cls(path, clock, hot=hot, readonly=readonly)
         opening = asyncio.get_running_loop().run_in_executor(ledger._reader, ledger._open)
         try:
@@ -111,14 +113,17 @@ class SqliteLedger(SqlLedger):
             self._reading_through.start()
 
     async def scrub(self) -> None:
+        """Write the file anew."""
         self._check_writable()
         await self._group_commit.add(_Scrub())
 
     def check(self) -> None:
+        """Raise if the file was moved or removed."""
         if not self._readonly:
             self._file.check_in_place()
 
     async def close(self) -> None:
+        """Finish what was handed over, then close the threads and the file."""
         await self._group_commit.close()
         loop = asyncio.get_running_loop()
         self._closing.set()
@@ -134,7 +139,7 @@ class SqliteLedger(SqlLedger):
         self._file.release()
         self._wake_all()
 
-    # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
+    # ── writing: callers share a flush, the thread commits it ────────────────────────────────────
 
     def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
         """Hand groups to the next flush, if this ledger may be written."""
@@ -149,6 +154,7 @@ class SqliteLedger(SqlLedger):
             raise ProgramError("this ledger was opened with mode=ro; open it without to write")
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction of the caller's own; the writer thread serves it alone until it ends."""
         return self._transaction()
 
     @asynccontextmanager
@@ -191,6 +197,7 @@ class SqliteLedger(SqlLedger):
         return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
+        """Return how readers stand in streams."""
         statement, db = self._queries["standing"], self._open_db()
 
         def run() -> list[StreamPosition]:
@@ -201,8 +208,8 @@ class SqliteLedger(SqlLedger):
 
 
 class _SqliteSession(CommitBatch):
-    """A transaction driven from the event loop: each call is carried out by the writer thread, which has
-    no ears for anyone else until it ends. The first error ends it, whatever its caller does about it."""
+    """A transaction driven from the event loop: each call is carried out by the writer thread, which
+    serves no other caller until it ends. The first error ends it, whatever its caller does about it."""
 
     alone = True
 
@@ -214,13 +221,18 @@ class _SqliteSession(CommitBatch):
         self.calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
 
     async def execute(self, statement: str, *args: Any) -> None:
+        """Run a statement."""
         await self._call("fetch", statement, args)
 
     async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
-        return cast("list[tuple[Any, ...]]", await self._call("fetch", statement, args))
+        """Run a statement and return its rows."""
+        found: list[tuple[Any, ...]] = await self._call("fetch", statement, args)
+        return found
 
-    async def write(self, *writes: w.Write) -> w.Results:
-        return cast("w.Results", await self._call("write", writes))
+    async def write(self, *operations: w.Write) -> w.Results:
+        """Carry a group of operations out."""
+        results: w.Results = await self._call("write", operations)
+        return results
 
     async def _call(self, verb: str, *args: Any) -> Any:
         if self._over:
@@ -230,12 +242,13 @@ class _SqliteSession(CommitBatch):
         return await future
 
     def end(self, how: str) -> None:
+        """End the transaction by "commit" or "rollback"; only the first word counts."""
         if not self._over:
             self._over = True
             self.calls.put((how, (), None))
 
     def settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-        """Called by the thread: give a call its result."""
+        """Give a call its result; called by the writer thread."""
 
         def give() -> None:
             if future.done():
@@ -245,12 +258,12 @@ class _SqliteSession(CommitBatch):
             else:
                 future.set_exception(error)
 
-        with suppress(RuntimeError):  # the loop is gone: nobody is left to tell
+        with suppress(RuntimeError):  # the loop is gone, and the caller with it
             self._loop.call_soon_threadsafe(give)
 
 
 class _Scrub(CommitBatch):
-    """The file written anew: what was deleted or overwritten is nowhere in it, nor in its log."""
+    """A request to write the file anew: then nothing that was deleted is in it, nor in its log."""
 
     alone = True
 
@@ -285,7 +298,7 @@ class _Writer:
         self._thread.start()
 
     def _connect(self) -> apsw.Connection:
-        """To a database whose pages have checksums, as far as that is possible here."""
+        """Connect to a database whose pages have checksums, as far as that is possible here."""
         db = connect(self._path)
         if not int(db.pragma("page_count")):
             reserve_checksums(db)
@@ -312,12 +325,15 @@ class _Writer:
 
     @property
     def floor(self) -> Floor:
+        """The floor as it was committed last."""
         return self._verbs.floor
 
     def put(self, batches: list[CommitBatch], gather: GroupCommit) -> None:
+        """Hand batches to the thread; `gather` is told when they are flushed."""
         self._queue.put((batches, gather))
 
     def close(self) -> None:
+        """End the thread, and move the write-ahead log into the database."""
         self._queue.put(None)
         self._thread.join()
         with suppress(apsw.Error):
@@ -450,6 +466,6 @@ class _Writer:
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
-    """Whoever left a session by an error has seen it; asyncio need not complain that nobody did."""
+    """Mark a session's error as seen: its caller has it, and asyncio need not complain."""
     if not future.cancelled():
         future.exception()
