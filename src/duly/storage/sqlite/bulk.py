@@ -143,7 +143,7 @@ class OptimisticFlush:
         self._finished.add(ref)
         self.finishes += (
             ref.key, ref.channel, ref.recipient, ref.round,
-            STATE_NUMBERS[finish.state], rows.plain(finish.error), finish.attempt,
+            STATE_NUMBERS[finish.state], finish.error and rows.plain(finish.error), finish.attempt,
         )  # fmt: skip
         return True
 
