@@ -235,7 +235,7 @@ class _Runner:
         deliver = Deliver(_ref(message), now + self._lease, 0, first, me)
         admit = self._admission(message, now, deliver)
         try:
-            return cast("Verdict", (await self._ledger.write(admit))[0])
+            return await self._ledger.apply(admit)
         except asyncio.CancelledError:
             # Admitted or not, it has not begun: it must not look like a run that was cut short.
             await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
@@ -269,7 +269,7 @@ class _Runner:
         if self._effect == "at_most_once" and _may_have_begun(delivery, ledger):
             await self._end(delivery.worker, self._finish(message, attempt, State.UNKNOWN, CRASHED))
             return None
-        (taken,) = await ledger.write(Take(ref, attempt, me, now + self._lease))
+        taken = await ledger.apply(Take(ref, attempt, me, now + self._lease))
         return attempt + 1 if taken else None
 
     # ── our run ──────────────────────────────────────────────────────────────────────────────────
@@ -316,9 +316,9 @@ class _Runner:
         return Finish(_ref(message), attempt, state, answer.reason, (end,))
 
     async def _end(self, me: str, end: Finish | Postpone) -> bool:
-        results = await self._ledger.write(end)
+        ended = await self._ledger.apply(end)
         _begun.discard(me)
-        return bool(results[0])
+        return ended
 
     # ── inside the ledger's transaction ──────────────────────────────────────────────────────────
 
@@ -335,7 +335,7 @@ class _Runner:
         raised: Exception | None = None
         try:
             async with ledger.transaction() as tx:
-                (verdict,) = cast("list[Verdict]", await tx.write(admit))
+                verdict = (await tx.write(admit)).of(admit)
                 if verdict.fresh:
                     try:
                         result = await self._function(tx, *args, **kwargs)

@@ -28,7 +28,7 @@ async def listed(hub: HubProcess) -> dict[str, Counter[str]]:
     """How often the tower lists an event of which device, by sentinel."""
     found: dict[str, Counter[str]] = {}
     async with await open_ledger(f"sqlite:///{hub.folder}/ledger.db?mode=ro") as ledger:
-        for record in await ledger.alerts(limit=100_000):
+        for record in await ledger.of_kind("alert_event", limit=100_000):
             device = read_event(record.message.body).device_address
             found.setdefault(record.message.scope, Counter())[device] += 1
     return found

@@ -45,7 +45,7 @@ class Driver:
         while todo:
             item, *todo = todo
             if isinstance(item, Step):
-                results = w.execute(item.writes, self.ledger._apply)
+                results = self.ledger.execute(item.writes)
                 todo = [*item.done(results, self.clock.now()), *todo]
             else:
                 self.effects.append(item)

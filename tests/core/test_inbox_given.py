@@ -14,8 +14,8 @@ GIVEN = (CheckItem("principals", "app", b"row"), CheckItem("grants", "app/lock")
 
 
 def has_right(inbox: Driver) -> None:
-    inbox.ledger._apply(PutItem("principals", "app", b"row"))
-    inbox.ledger._apply(PutItem("grants", "app/lock", b""))
+    inbox.ledger.execute((PutItem("principals", "app", b"row"),))
+    inbox.ledger.execute((PutItem("grants", "app/lock", b""),))
 
 
 def test_who_still_has_the_right_is_served_as_ever() -> None:
@@ -36,7 +36,7 @@ def test_who_has_lost_it_meanwhile_is_refused_and_nothing_runs(
 ) -> None:
     inbox = receiver()
     has_right(inbox)
-    inbox.ledger._apply(lost)
+    inbox.ledger.execute((lost,))
     effects = inbox.give(Arrived(message(0, order), "c1", given=GIVEN))
     assert [type(effect) for effect in effects] == [Reply]
     assert only(Reply, effects)[0].verdict.cause == "not_allowed"
@@ -51,7 +51,7 @@ def test_those_behind_a_refused_one_need_not_wait_for_it() -> None:
     has_right(inbox)
     first, second, third = (message(n, Order("power", Mode.REPLAY, n)) for n in range(3))
     inbox.give(Arrived(first, "c1", given=GIVEN))
-    inbox.ledger._apply(DropItem("grants", "app/lock"))
+    inbox.ledger.execute((DropItem("grants", "app/lock"),))
     assert words(inbox.give(Arrived(second, "c1", given=GIVEN))) == ["refused"]
     has_right(inbox)
     assert words(inbox.give(Arrived(third, "c1", given=GIVEN))) == ["fresh"]

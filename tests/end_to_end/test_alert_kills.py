@@ -59,7 +59,7 @@ async def everything_settles(hub: HubProcess, events: int, seconds: float = 40) 
     async with asyncio.timeout(seconds):
         while True:
             async with await open_ledger(f"sqlite:///{hub.folder}/ledger.db?mode=ro") as ledger:
-                records = await ledger.alerts(limit=100_000)
+                records = await ledger.of_kind("alert_event", limit=100_000)
                 if len(records) == events and all(record.state.terminal for record in records):
                     found = {record.message.id: record.state.word for record in records}
                     made = [await ledger.deliveries(record.message.key) for record in records]

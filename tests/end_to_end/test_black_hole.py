@@ -231,6 +231,6 @@ async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked
         assert await ledger.find(message(1).key) is None
         await asyncio.sleep(1.5)
         assert await ledger.find(message(1).key) is None, "it landed after we had looked"
-        ((verdict,),) = await ledger.commit([(admit(message(1)),)])
+        verdict = await ledger.apply(admit(message(1)))
         assert isinstance(verdict, Verdict)
         assert verdict.word is Word.FRESH

@@ -16,7 +16,7 @@ from duly.apps.alerts.profiles import ProfileDraft
 from duly.core.operations import RecordRefusal
 from duly.identity import temporary_tokens as borrowed_tokens
 from duly.identity.accounts import Role
-from duly.storage import ledger
+from duly.storage import queries
 from tests.end_to_end.conftest import Open, Place
 from tests.end_to_end.people import enter
 from tests.end_to_end.raw import Ids, Response, curl, join
@@ -53,7 +53,7 @@ def queued(ids: Ids, to: str = "lock", **more: Any) -> dict[str, Any]:
 async def test_an_unrelated_users_empty_page_says_nothing_of_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "LOOKED_AT", 3)
+    monkeypatch.setattr(queries, "LOOKED_AT", 3)
     ids = Ids()
     for _ in range(20):
         assert (await curl(f"{place.url}/v1/messages", place.tokens["phone"], body=queued(ids))).status == 202
@@ -74,7 +74,7 @@ async def test_an_unrelated_users_empty_page_says_nothing_of_others(
 async def test_pages_follow_each_other_and_the_last_one_says_so(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "LOOKED_AT", 3)
+    monkeypatch.setattr(queries, "LOOKED_AT", 3)
     ids, theirs = Ids(), Ids()
     sent = []
     for n in range(8):

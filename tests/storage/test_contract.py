@@ -15,8 +15,9 @@ from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
-from duly.storage.ledger import LOOKED_AT, OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
+from duly.storage.ledger import OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
 from duly.storage.memory import MemoryLedger
+from duly.storage.queries import LOOKED_AT
 from tests.storage.conftest import Store
 from tests.storage.making import admit, message
 
@@ -134,7 +135,7 @@ async def test_a_withdrawn_message_may_be_tried_again(ledger: Ledger) -> None:
     m = message()
     ref = w.DeliveryRef(m.key, "run", "h")
     await ledger.write(admit(m, then=(w.Deliver(ref, 0),)))
-    assert await ledger.write(w.Withdraw(m.key)) == [True]
+    assert (await ledger.write(w.Withdraw(m.key))).values == [True]
     assert await ledger.deliveries(m.key) == []
     assert (await ledger.admit(m)).fresh
 
@@ -142,8 +143,8 @@ async def test_a_withdrawn_message_may_be_tried_again(ledger: Ledger) -> None:
 async def test_an_ended_message_cannot_be_withdrawn(ledger: Ledger) -> None:
     m = message()
     await ledger.write(admit(m), w.Advance(m.key, State.DONE, 1))
-    assert await ledger.write(w.Withdraw(m.key)) == [False]
-    assert await ledger.write(w.Withdraw(key_of("a", "never"))) == [False]
+    assert (await ledger.write(w.Withdraw(m.key))).values == [False]
+    assert (await ledger.write(w.Withdraw(key_of("a", "never")))).values == [False]
 
 
 # ── atomic steps ─────────────────────────────────────────────────────────────────────────────────
@@ -153,9 +154,9 @@ async def test_what_follows_an_admission_happens_only_if_it_was_fresh(ledger: Le
     m = message()
     step = admit(m, then=(w.Deliver(w.DeliveryRef(m.key, "mail", "eve"), 5), w.AppendEntry("log", b"x", 1)))
     fresh = await ledger.write(step)
-    assert fresh[1:] == [True, 1]
+    assert fresh.values[1:] == [True, 1]
     again = await ledger.write(step)
-    assert len(again) == 1
+    assert len(again.values) == 1
     assert await ledger.extent("log") == StreamRange(1, 1)
 
 
@@ -171,8 +172,8 @@ async def test_a_raised_mark_decides_between_two_ends(ledger: Ledger) -> None:
             ),
         )
 
-    assert (await ledger.write(step(first, 5)))[1:] == [True, True]
-    assert (await ledger.write(step(late, 3)))[1:] == [
+    assert (await ledger.write(step(first, 5))).values[1:] == [True, True]
+    assert (await ledger.write(step(late, 3))).values[1:] == [
         False,
         w.Advanced(True, State.SUPERSEDED, Answer(0, b"", "too late")),
     ]
@@ -181,7 +182,7 @@ async def test_a_raised_mark_decides_between_two_ends(ledger: Ledger) -> None:
 
 async def test_the_groups_of_one_commit_are_applied_in_order(ledger: Ledger) -> None:
     m, other = message(0), message(0, body=b"other")
-    results = await ledger.commit(
+    committed = await ledger.commit(
         [
             (w.Advance(m.key, State.DONE, 1),),
             (admit(m, then=(w.AppendEntry("log", b"1", 1),)),),
@@ -196,10 +197,11 @@ async def test_the_groups_of_one_commit_are_applied_in_order(ledger: Ledger) -> 
             (admit(m),),
         ]
     )
+    results = [each.values for each in committed]
     assert results[0] == [w.Advanced(False, None)]
     assert [results[i][0] for i in (1, 3, 6)] == [FRESH, FRESH, CONFLICT]
     assert (results[1][1:], results[2], results[3][1:]) == ([1], [True], [2, True])
-    assert [d.attempt for d in results[4][0]] == [1]  # type: ignore[union-attr]
+    assert [d.attempt for d in results[4][0]] == [1]
     assert results[5] == [w.Advanced(True, State.DONE), 2]
     record = await ledger.find(m.key)
     assert record is not None
@@ -272,7 +274,7 @@ async def test_transitions_are_compare_and_set_along_the_table(
 
     m = message()
     await ledger.write(admit(m, state=state))
-    (moved,) = await ledger.write(w.Advance(m.key, to, 9, Answer(1)))
+    moved = await ledger.apply(w.Advance(m.key, to, 9, Answer(1)))
     expected = can_move(state, to)
     assert moved == w.Advanced(expected, to if expected else state, Answer(1) if expected else None)
     record = await ledger.outcome("app-1", m.id)
@@ -282,15 +284,17 @@ async def test_transitions_are_compare_and_set_along_the_table(
 
 
 async def test_advancing_what_does_not_exist_changes_nothing(ledger: Ledger) -> None:
-    assert await ledger.write(w.Advance(b"\0" * 6 + b"a\0b", State.DONE, 1)) == [w.Advanced(False, None)]
+    assert (await ledger.write(w.Advance(b"\0" * 6 + b"a\0b", State.DONE, 1))).values == [
+        w.Advanced(False, None)
+    ]
 
 
 async def test_of_many_different_ends_exactly_one_stands(ledger: Ledger) -> None:
     m = message()
     await ledger.admit(m)
     ends = [State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED] * 10
-    moved = await asyncio.gather(*(ledger.write(w.Advance(m.key, to, i)) for i, to in enumerate(ends)))
-    assert sum(result.moved for (result,) in moved) == 1  # type: ignore[union-attr]
+    moved = await asyncio.gather(*(ledger.apply(w.Advance(m.key, to, i)) for i, to in enumerate(ends)))
+    assert sum(result.moved for result in moved) == 1
 
 
 # ── deliveries ───────────────────────────────────────────────────────────────────────────────────
@@ -300,13 +304,13 @@ async def test_a_delivery_exists_once_per_channel_recipient_and_round(ledger: Le
     m = message()
     await ledger.admit(m)
     ref = w.DeliveryRef(m.key, "mail", "eve")
-    assert await ledger.write(w.Deliver(ref, 1), w.Deliver(ref, 2)) == [True, False]
+    assert (await ledger.write(w.Deliver(ref, 1), w.Deliver(ref, 2))).values == [True, False]
     others = [
         w.DeliveryRef(m.key, "sms", "eve"),
         w.DeliveryRef(m.key, "mail", "bob"),
         w.DeliveryRef(m.key, "mail", "eve", 1),
     ]
-    assert await ledger.write(*(w.Deliver(other, 3) for other in others)) == [True, True, True]
+    assert (await ledger.write(*(w.Deliver(other, 3) for other in others))).values == [True, True, True]
     assert {d.ref for d in await ledger.deliveries(m.key)} == {ref, *others}
 
 
@@ -316,20 +320,20 @@ async def test_claims_take_what_is_due_oldest_first_and_number_the_attempt(ledge
         m = message(n)
         refs.append(w.DeliveryRef(m.key, "mail", "eve"))
         await ledger.write(admit(m, then=(w.Deliver(refs[-1], due, expires=500),)))
-    (taken,) = await ledger.write(w.Claim("mail", "me", now=50, due=1_000, limit=2))
-    assert [d.ref for d in taken] == [refs[1], refs[2]]  # type: ignore[union-attr]
-    assert taken[0] == w.Delivery(refs[1], State.SENT, 1, 1_000, 500, "me", "")  # type: ignore[index]
-    (rest,) = await ledger.write(w.Claim("mail", "me", now=50, due=1_000))
-    assert [d.ref for d in rest] == [refs[0]]  # type: ignore[union-attr]
-    assert await ledger.write(w.Claim("sms", "me", now=50, due=1_000)) == [[]]
+    taken = await ledger.apply(w.Claim("mail", "me", now=50, due=1_000, limit=2))
+    assert [d.ref for d in taken] == [refs[1], refs[2]]
+    assert taken[0] == w.Delivery(refs[1], State.SENT, 1, 1_000, 500, "me", "")
+    rest = await ledger.apply(w.Claim("mail", "me", now=50, due=1_000))
+    assert [d.ref for d in rest] == [refs[0]]
+    assert (await ledger.write(w.Claim("sms", "me", now=50, due=1_000))).values == [[]]
 
 
 async def test_concurrent_claims_never_take_the_same_delivery(ledger: Ledger) -> None:
     for n in range(40):
         m = message(n)
         await ledger.write(admit(m, then=(w.Deliver(w.DeliveryRef(m.key, "mail", "eve"), 0),)))
-    claims = await asyncio.gather(*(ledger.write(w.Claim("mail", f"w{i}", 1, 100, 7)) for i in range(10)))
-    taken = [d.ref for (claimed,) in claims for d in claimed]  # type: ignore[union-attr]
+    claims = await asyncio.gather(*(ledger.apply(w.Claim("mail", f"w{i}", 1, 100, 7)) for i in range(10)))
+    taken = [d.ref for claimed in claims for d in claimed]
     assert len(taken) == len(set(taken)) == 40
 
 
@@ -337,31 +341,29 @@ async def test_a_lost_lease_is_taken_over_and_the_late_attempt_can_finish_nothin
     m = message()
     ref = w.DeliveryRef(m.key, "run", "h")
     await ledger.write(admit(m, then=(w.Deliver(ref, due=10, attempt=1, worker="dead"),)))
-    assert await ledger.write(w.Claim("run", "me", now=9, due=100)) == [[]]
-    (taken,) = await ledger.write(w.Claim("run", "me", now=10, due=100))
-    assert [d.attempt for d in taken] == [2]  # type: ignore[union-attr]
+    assert (await ledger.write(w.Claim("run", "me", now=9, due=100))).values == [[]]
+    taken = await ledger.apply(w.Claim("run", "me", now=10, due=100))
+    assert [d.attempt for d in taken] == [2]
     end = w.Advance(m.key, State.DONE, 1)
-    assert await ledger.write(w.Finish(ref, 1, State.DONE, then=(end,))) == [False]
-    assert (
-        await ledger.write(w.Renew(ref, 1, 999), w.Postpone(ref, 1, 999), w.Take(ref, 1, "dead", 9))
-        == [False] * 3
-    )
-    assert await ledger.write(w.Renew(ref, 2, 200)) == [True]
-    assert await ledger.write(w.Finish(ref, 2, State.DONE, then=(end,))) == [
+    assert (await ledger.write(w.Finish(ref, 1, State.DONE, then=(end,)))).values == [False]
+    late = await ledger.write(w.Renew(ref, 1, 999), w.Postpone(ref, 1, 999), w.Take(ref, 1, "dead", 9))
+    assert late.values == [False] * 3
+    assert (await ledger.write(w.Renew(ref, 2, 200))).values == [True]
+    assert (await ledger.write(w.Finish(ref, 2, State.DONE, then=(end,)))).values == [
         True,
         w.Advanced(True, State.DONE),
     ]
-    assert await ledger.write(w.Finish(ref, None, State.FAILED)) == [False]
+    assert (await ledger.write(w.Finish(ref, None, State.FAILED))).values == [False]
 
 
 async def test_a_postponed_delivery_waits_for_its_time_with_its_error(ledger: Ledger) -> None:
     m = message()
     ref = w.DeliveryRef(m.key, "mail", "eve")
     await ledger.write(admit(m, then=(w.Deliver(ref, due=10, attempt=1, worker="me"),)))
-    assert await ledger.write(w.Postpone(ref, 1, due=50, error="greylisted")) == [True]
+    assert (await ledger.write(w.Postpone(ref, 1, due=50, error="greylisted"))).values == [True]
     (delivery,) = await ledger.deliveries(m.key)
     assert delivery == w.Delivery(ref, State.ACCEPTED, 1, 50, 0, "", "greylisted")
-    assert await ledger.write(w.Take(ref, 1, "me", 80)) == [True]
+    assert (await ledger.write(w.Take(ref, 1, "me", 80))).values == [True]
     (delivery,) = await ledger.deliveries(m.key)
     assert (delivery.attempt, delivery.state, delivery.due) == (2, State.SENT, 80)
 
@@ -389,8 +391,8 @@ async def test_a_delivery_without_its_message_is_nothing_to_go_on_with(ledger: L
 
 
 async def test_a_stream_numbers_its_entries_without_gaps_under_concurrency(ledger: Ledger) -> None:
-    numbers = await asyncio.gather(*(ledger.write(w.AppendEntry("conv", b"%d" % i, i)) for i in range(50)))
-    assert sorted(n for (n,) in numbers) == list(range(1, 51))  # type: ignore[type-var]
+    numbers = await asyncio.gather(*(ledger.apply(w.AppendEntry("conv", b"%d" % i, i)) for i in range(50)))
+    assert sorted(numbers) == list(range(1, 51))
     entries = await ledger.entries("conv", after=45)
     assert [e.n for e in entries] == [46, 47, 48, 49, 50]
     assert await ledger.extent("conv") == StreamRange(1, 50)
@@ -403,16 +405,22 @@ async def test_trimming_keeps_the_numbers_and_shows_the_gap(ledger: Ledger) -> N
     assert await ledger.extent("conv") == StreamRange(4, 5)
     await ledger.trim("conv", 9)
     assert await ledger.extent("conv") == StreamRange(6, 5)
-    assert await ledger.write(w.AppendEntry("conv", b"x", 1)) == [6]
+    assert (await ledger.write(w.AppendEntry("conv", b"x", 1))).values == [6]
     assert await ledger.extent("nothing") == StreamRange(1, 0)
 
 
 async def test_a_cursor_moves_forward_only_and_never_past_the_end(ledger: Ledger) -> None:
     await ledger.write(*(w.AppendEntry("conv", b"x", 1) for _ in range(5)))
-    assert await ledger.write(w.MoveCursor("conv", "eve", 3), w.MoveCursor("conv", "eve", 2)) == [3, 3]
-    assert await ledger.write(w.MoveCursor("conv", "eve", 99), w.MoveCursor("conv", "bob", 1)) == [5, 1]
+    assert (await ledger.write(w.MoveCursor("conv", "eve", 3), w.MoveCursor("conv", "eve", 2))).values == [
+        3,
+        3,
+    ]
+    assert (await ledger.write(w.MoveCursor("conv", "eve", 99), w.MoveCursor("conv", "bob", 1))).values == [
+        5,
+        1,
+    ]
     assert (await ledger.cursor("conv", "eve"), await ledger.cursor("conv", "nobody")) == (5, 0)
-    assert await ledger.write(w.MoveCursor("nothing", "eve", 4)) == [0]
+    assert (await ledger.write(w.MoveCursor("nothing", "eve", 4))).values == [0]
 
 
 async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None:
@@ -420,10 +428,12 @@ async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None
     raised = await ledger.write(
         *(w.RaiseMark("lane", n, ms) for n, ms in [(5, 100), (5, 100), (3, 90), (7, 80)])
     )
-    assert raised == [True, False, False, True]
+    assert raised.values == [True, False, False, True]
     ledger = await store.reopen()
     assert await ledger.marks() == {"lane": (7, 100)}
-    assert await ledger.write(w.RaiseMark("lane", 0, 101)) == [True], "a sender that counts anew, later"
+    assert (await ledger.write(w.RaiseMark("lane", 0, 101))).values == [True], (
+        "a sender that counts anew, later"
+    )
     assert await ledger.marks() == {"lane": (0, 101)}
 
 
@@ -432,23 +442,32 @@ async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None
 
 async def test_an_item_is_put_replaced_and_dropped(ledger: Ledger) -> None:
     assert await ledger.item("users", "eve") is None
-    assert await ledger.write(w.PutItem("users", "eve", b"1"), w.PutItem("users", "eve", b"2")) == [
+    assert (await ledger.write(w.PutItem("users", "eve", b"1"), w.PutItem("users", "eve", b"2"))).values == [
         True,
         False,
     ]
     assert await ledger.item("users", "eve") == b"2"
-    assert await ledger.write(w.DropItem("users", "eve"), w.DropItem("users", "eve")) == [True, False]
+    assert (await ledger.write(w.DropItem("users", "eve"), w.DropItem("users", "eve"))).values == [
+        True,
+        False,
+    ]
     assert await ledger.item("users", "eve") is None
-    assert await ledger.write(w.PutItem("users", "eve", b"3")) == [True]
+    assert (await ledger.write(w.PutItem("users", "eve", b"3"))).values == [True]
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\xff", b"x" * 100_000])
 async def test_a_body_is_any_bytes(ledger: Ledger, body: bytes) -> None:
-    assert await ledger.write(w.PutNewItem("s", "n", body), w.PutNewItem("s", "n", body)) == [True, False]
-    assert await ledger.write(w.PutNewItem("s", "n", body), w.PutItem("s", "n", body)) == [False, False]
+    assert (await ledger.write(w.PutNewItem("s", "n", body), w.PutNewItem("s", "n", body))).values == [
+        True,
+        False,
+    ]
+    assert (await ledger.write(w.PutNewItem("s", "n", body), w.PutItem("s", "n", body))).values == [
+        False,
+        False,
+    ]
     assert await ledger.item("s", "n") == body
     assert await ledger.bucket("s") == {"n": body}
-    assert await ledger.write(w.DropItem("s", "n")) == [True]
+    assert (await ledger.write(w.DropItem("s", "n"))).values == [True]
 
 
 async def test_buckets_are_apart_and_listed_in_the_order_of_their_names(ledger: Ledger) -> None:
@@ -459,7 +478,7 @@ async def test_buckets_are_apart_and_listed_in_the_order_of_their_names(ledger: 
     assert list((await ledger.bucket("one")).items()) == [(name, name.encode()) for name in sorted(names)]
     assert await ledger.bucket("two") == {"a": b"other"}
     assert await ledger.bucket("three") == {}
-    assert await ledger.write(w.DropItem("three", "a"), w.DropItem("two", "a")) == [False, True]
+    assert (await ledger.write(w.DropItem("three", "a"), w.DropItem("two", "a"))).values == [False, True]
     assert len(await ledger.bucket("one")) == len(names)
 
 
@@ -479,8 +498,8 @@ async def test_a_new_item_brings_its_consequences_and_a_taken_name_the_others(le
         (w.AppendEntry("choir", b"made", 1),),
         (w.RecordRefusal("eve", "1", "taken", "", 1),),
     )
-    assert await ledger.write(step) == [True, 1]
-    assert await ledger.write(step) == [False, None]
+    assert (await ledger.write(step)).values == [True, 1]
+    assert (await ledger.write(step)).values == [False, None]
     assert (await ledger.extent("choir"), [r.word for r in await ledger.refusals()]) == (
         StreamRange(1, 1),
         ["taken"],
@@ -488,9 +507,9 @@ async def test_a_new_item_brings_its_consequences_and_a_taken_name_the_others(le
 
 
 async def test_of_many_who_want_one_new_name_one_gets_it(ledger: Ledger) -> None:
-    won = await asyncio.gather(*(ledger.write(w.PutNewItem("users", "eve", b"%d" % i)) for i in range(50)))
-    assert [result for (result,) in won].count(True) == 1
-    winner = [result for (result,) in won].index(True)
+    won = await asyncio.gather(*(ledger.apply(w.PutNewItem("users", "eve", b"%d" % i)) for i in range(50)))
+    assert won.count(True) == 1
+    winner = won.index(True)
     assert await ledger.item("users", "eve") == b"%d" % winner
 
 
@@ -666,20 +685,23 @@ def line(n: int = 0, body: bytes = b"text") -> w.Admit:
 async def test_a_message_that_ends_in_an_entry_tells_its_repeats_the_number(store: Store) -> None:
     ledger = await store.open()
     first, second = line(0), line(1)
-    assert await ledger.commit([(first,), (second,), (first,)]) == [
+    committed = await ledger.commit([(first,), (second,), (first,)])
+    assert [each.values for each in committed] == [
         [FRESH, 1],
         [FRESH, 2],
         [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"1"))],
     ]
     assert (await ledger.extent("chat")).last == 2
     ledger = await store.reopen()
-    assert await ledger.write(second) == [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))]
+    assert (await ledger.write(second)).values == [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))]
     assert ledger.recall(second.message, 2) == Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))
 
 
 async def test_an_entry_can_be_rewritten_until_it_is_erased(ledger: Ledger) -> None:
     await ledger.write(w.AppendEntry("chat", b"old", 1, b"key"), w.AppendEntry("chat", b"other", 2))
-    assert await ledger.write(w.RewriteEntry("chat", 1, b"new"), w.RewriteEntry("chat", 3, b"none")) == [
+    assert (
+        await ledger.write(w.RewriteEntry("chat", 1, b"new"), w.RewriteEntry("chat", 3, b"none"))
+    ).values == [
         True,
         False,
     ]
@@ -687,11 +709,13 @@ async def test_an_entry_can_be_rewritten_until_it_is_erased(ledger: Ledger) -> N
         (1, b"new", 1, b"key"),
         (2, b"other", 2, b""),
     ]
-    assert await ledger.write(w.RewriteEntry("chat", 1, b""), w.RewriteEntry("chat", 1, b"back")) == [
+    assert (
+        await ledger.write(w.RewriteEntry("chat", 1, b""), w.RewriteEntry("chat", 1, b"back"))
+    ).values == [
         True,
         False,
     ]
-    assert await ledger.write(w.RewriteEntry("chat", 1, b"back")) == [False]
+    assert (await ledger.write(w.RewriteEntry("chat", 1, b"back"))).values == [False]
     assert [e.body for e in await ledger.entries("chat")] == [b"", b"other"]
 
 
@@ -704,11 +728,12 @@ async def test_what_is_given_decides_in_the_same_transaction(ledger: Ledger) -> 
         (w.CheckItem("members", "ann", b"member", yes, no), False),
         (w.CheckItem("members", "bob", None, yes, no), False),
     ):
-        assert await ledger.write(given) == [found, True]
+        assert (await ledger.write(given)).values == [found, True]
         assert list(await ledger.bucket("said")) == ["yes" if found else "no"]
         await ledger.write(w.DropItem("said", "yes"), w.DropItem("said", "no"))
     left = w.CheckItem("members", "ann", None, (w.PutItem("said", "yes", b""),))
-    assert await ledger.commit([(w.DropItem("members", "ann"),), (left,)]) == [[True], [False]]
+    committed = await ledger.commit([(w.DropItem("members", "ann"),), (left,)])
+    assert [each.values for each in committed] == [[True], [False]]
 
 
 async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
@@ -728,12 +753,13 @@ async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
 
 async def test_alerts_are_listed_as_they_came_and_nothing_else_is(ledger: Ledger, store: Store) -> None:
     for n in (3, 1, 2):
-        await ledger.admit(Message("gate", f"event-{n}", "alert_event", "home", time=store.clock.now()))
+        event = Message("gate", f"event-{n}", "alert_event", "home", time=store.clock.now())
+        await ledger.admit(event, listed=True)
         await ledger.admit(message(n))
         store.clock.advance(1)
-    first = await ledger.alerts(limit=2)
+    first = await ledger.of_kind("alert_event", limit=2)
     assert [record.message.id for record in first] == ["event-2", "event-1"]
-    rest = await ledger.alerts((first[-1].accepted_at, first[-1].message.key))
+    rest = await ledger.of_kind("alert_event", (first[-1].accepted_at, first[-1].message.key))
     assert [record.message.id for record in rest] == ["event-3"]
 
 
@@ -765,7 +791,7 @@ async def test_deliveries_that_have_ended_are_forgotten_while_their_alert_stays(
     alerts = [Message("gate", f"event-{n}", "alert_event", "home", time=begin) for n in range(3)]
     for m in alerts:
         told = tuple(w.Deliver(w.DeliveryRef(m.key, "alert", who), 0) for who in ("mail", "sms"))
-        await ledger.write(w.Admit(m, begin + DAY, store.clock.now(), then=told))
+        await ledger.write(w.Admit(m, begin + DAY, store.clock.now(), then=told, listed=True))
         store.clock.advance(1)
     await ledger.admit(message(1))
     first, second, third = alerts
@@ -774,13 +800,13 @@ async def test_deliveries_that_have_ended_are_forgotten_while_their_alert_stays(
     await ledger.write(w.Advance(first.key, State.DONE, store.clock.now()))
     await ledger.write(w.Finish(w.DeliveryRef(first.key, "alert", "sms"), None, State.FAILED, "no"))
 
-    old = await ledger.aged(OLDEST, begin + 2 * SECOND)
+    old = await ledger.aged("alert_event", OLDEST, begin + 2 * SECOND)
     assert [(one.accepted_at - begin, one.key) for one in old] == [(0, first.key), (SECOND, second.key)]
     assert [one.ref.recipient for one in old[0].deliveries] == ["mail", "sms"]
     assert old[1].deliveries == [], "those of an alert that has not ended are not given"
-    rest = await ledger.aged((old[0].accepted_at, old[0].key), store.clock.now(), limit=1)
+    rest = await ledger.aged("alert_event", (old[0].accepted_at, old[0].key), store.clock.now(), limit=1)
     assert [one.key for one in rest] == [second.key]
-    assert await ledger.aged((old[1].accepted_at, old[1].key), begin) == []
+    assert await ledger.aged("alert_event", (old[1].accepted_at, old[1].key), begin) == []
 
     refs = [one.ref for one in old[0].deliveries] + [w.DeliveryRef(third.key, "alert", "mail")]
     assert await ledger.forget_deliveries([*refs, w.DeliveryRef(third.key, "alert", "nobody")]) == 2

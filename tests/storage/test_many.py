@@ -101,13 +101,13 @@ async def test_many_items_and_buckets_are_asked_for_at_once(ledger: Ledger) -> N
 
 async def test_an_item_is_dropped_only_if_it_is_still_the_same(ledger: Ledger) -> None:
     await ledger.write(w.PutItem("registry", "lock", b"here"))
-    assert await ledger.write(w.DropItem("registry", "lock", b"there")) == [False]
+    assert (await ledger.write(w.DropItem("registry", "lock", b"there"))).values == [False]
     assert await ledger.item("registry", "lock") == b"here"
     taking = (w.DropItem("registry", "lock", b"here"), w.PutNewItem("registry", "lock", b"mine"))
-    assert await ledger.write(*taking) == [True, True]
-    assert await ledger.write(*taking) == [False, False]
+    assert (await ledger.write(*taking)).values == [True, True]
+    assert (await ledger.write(*taking)).values == [False, False]
     assert await ledger.item("registry", "lock") == b"mine"
-    assert await ledger.write(w.DropItem("registry", "nobody", b"")) == [False]
+    assert (await ledger.write(w.DropItem("registry", "nobody", b""))).values == [False]
 
 
 async def test_marks_are_told_by_the_beginning_of_their_names(ledger: Ledger) -> None:

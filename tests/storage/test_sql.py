@@ -17,12 +17,12 @@ from tests import servers
 
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
-    "sqlite": ["sqlite.py", "sqlite_verbs.py", "sqlite_bulk.py"],
-    "postgres": ["postgres.py", "postgres_flush.py", "postgres_watch.py"],
+    "sqlite": ["sql/ledger.py", "sqlite/ledger.py", "sqlite/verbs.py", "sqlite/bulk.py"],
+    "postgres": ["sql/ledger.py", "postgres/ledger.py", "postgres/flush.py", "postgres/watch.py"],
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(
-    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all|_count)\(\s*"(\w+)"|(?:queries|_sql|queries\("\w+"\))\["(\w+)"\]'
+    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all|_count)\(\s*"(\w+)"|(?:_?queries|_sql|queries\("\w+"\))\["(\w+)"\]'
     r'|\("(hold|known)",'
 )
 

@@ -36,10 +36,10 @@ async def test_it_commits_the_callers_sql_together_with_the_writes(ledger: Ledge
     m = message()
     place = "?" if store.kind == "sqlite" else "$1"
     async with ledger.transaction() as tx:
-        assert (await tx.write(admit(m)))[0].fresh  # type: ignore[union-attr]
+        assert (await tx.write(admit(m))).values[0].fresh
         await tx.execute(f"INSERT INTO doors VALUES ({place})", "front")
         assert await tx.fetch("SELECT name FROM doors") == [("front",)]
-        assert await tx.write(w.Advance(m.key, State.DONE, 5)) == [w.Advanced(True, State.DONE)]
+        assert (await tx.write(w.Advance(m.key, State.DONE, 5))).values == [w.Advanced(True, State.DONE)]
     assert await doors(ledger) == ["front"]
     assert (await ledger.admit(m)).state is State.DONE
     ledger = await store.reopen()
@@ -55,7 +55,7 @@ async def test_an_exception_rolls_both_back_and_leaves_no_trace_in_memory(ledger
             _ = 1 / 0
     assert await doors(ledger) == []
     assert (await ledger.admit(m)).fresh
-    assert await ledger.write(w.AppendEntry("log", b"x", 1)) == [1]
+    assert (await ledger.write(w.AppendEntry("log", b"x", 1))).values == [1]
 
 
 async def test_bad_sql_says_so_in_the_databases_own_words_and_rolls_back(ledger: Ledger) -> None:
@@ -114,7 +114,7 @@ async def test_a_task_started_inside_may_use_the_ledger_afterwards(ledger: Ledge
 async def test_several_tasks_may_use_one_transaction(ledger: Ledger) -> None:
     async with ledger.transaction() as tx:
         results = await asyncio.gather(*(tx.write(w.AppendEntry("log", b"x", 1)) for _ in range(5)))
-    assert results == [[1], [2], [3], [4], [5]]
+    assert [each.values for each in results] == [[1], [2], [3], [4], [5]]
 
 
 async def test_a_transaction_that_has_ended_cannot_be_used(ledger: Ledger) -> None:
@@ -225,7 +225,7 @@ async def test_one_callers_impossible_write_does_not_hurt_the_others(ledger: Led
     bad = ledger.write(admit(message(9)), w.AppendEntry("log", b"x", at=1 << 70))
     *written, trouble = await asyncio.gather(*good, bad, return_exceptions=True)
     assert isinstance(trouble, ProgramError)
-    assert {r[1] for r in written} == {1, 2, 3, 4, 5}  # type: ignore[index]
+    assert {r.values[1] for r in written} == {1, 2, 3, 4, 5}
     assert await ledger.find(message(9).key) is None
 
 

@@ -26,6 +26,7 @@ from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
 from duly.storage import memory
+from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
 from duly.testing.sim.disk import SimLedger
@@ -47,7 +48,7 @@ def ack_before_commit(patch: Patch) -> None:
 
 def no_unique_key(patch: Patch) -> None:
     """Every arrival is fresh."""
-    patch.setattr(MemoryLedger, "_known", lambda self, message: None)
+    patch.setattr(Interpreter, "_known", lambda self, message: None)
 
 
 def forget_too_early(patch: Patch) -> None:
@@ -62,7 +63,7 @@ def no_floor(patch: Patch) -> None:
         now = self.clock.now()
         old = [k for k, r in self.disk.messages.items() if r.until <= now and r.state.terminal]
         for key in old:
-            self._forget(key)
+            self.disk.withdraw(key)
         return len(old)
 
     patch.setattr(MemoryLedger, "prune", prune)
@@ -80,13 +81,13 @@ def floor_follows_the_wall_clock(patch: Patch) -> None:
 def wrong_scope(patch: Patch) -> None:
     """An id is looked up without asking whose it is."""
 
-    def known(self: MemoryLedger, message: Message) -> Verdict | None:
-        for record in self.disk.messages.values():
+    def known(self: Interpreter, message: Message) -> Verdict | None:
+        for record in self._rows.messages.values():  # type: ignore[attr-defined]  # a memory ledger's disk
             if record.message.id == message.id:
                 return Verdict(Word.DUPLICATE, record.state, record.answer)
         return None
 
-    patch.setattr(MemoryLedger, "_known", known)
+    patch.setattr(Interpreter, "_known", known)
 
 
 def clock_decides_order(patch: Patch) -> None:
@@ -102,33 +103,33 @@ def clock_decides_order(patch: Patch) -> None:
 
 def lost_high_water_mark(patch: Patch) -> None:
     """The mark lives in memory only."""
-    apply = MemoryLedger._apply
+    apply = Interpreter.apply
 
-    def forgetful(self: MemoryLedger, write: w.Write) -> w.Result:
+    def forgetful(self: Interpreter, write: w.Write) -> w.Result:
         return True if isinstance(write, w.RaiseMark) and write.mark.startswith("[") else apply(self, write)
 
-    patch.setattr(MemoryLedger, "_apply", forgetful)
+    patch.setattr(Interpreter, "apply", forgetful)
 
 
 def no_fingerprint(patch: Patch) -> None:
     """Other content under a known id passes for a repeat."""
 
-    def known(self: MemoryLedger, message: Message) -> Verdict | None:
-        record = self.disk.messages.get(message.key)
+    def known(self: Interpreter, message: Message) -> Verdict | None:
+        record = self._rows.message(message.key)
         return None if record is None else Verdict(Word.DUPLICATE, record.state, record.answer)
 
-    patch.setattr(MemoryLedger, "_known", known)
+    patch.setattr(Interpreter, "_known", known)
 
 
 def newest_content_wins(patch: Patch) -> None:
     """Other content under a known id replaces the first."""
-    known = MemoryLedger._known
+    known = Interpreter._known
 
-    def naive(self: MemoryLedger, message: Message) -> Verdict | None:
+    def naive(self: Interpreter, message: Message) -> Verdict | None:
         verdict = known(self, message)
         return None if verdict is not None and verdict.word is Word.CONFLICT else verdict
 
-    patch.setattr(MemoryLedger, "_known", naive)
+    patch.setattr(Interpreter, "_known", naive)
     patch.setattr(Inbox, "_attach", lambda self, live, origin: [])
 
 
@@ -143,7 +144,7 @@ def torn_commit(patch: Patch) -> None:
             for group in groups:
                 for write in group:
                     if isinstance(write, w.Admit):
-                        w.execute((msgspec.structs.replace(write, then=()),), self._apply)
+                        self.execute((msgspec.structs.replace(write, then=()),))
             raise
 
     patch.setattr(SimLedger, "commit", torn)
@@ -233,7 +234,7 @@ def handlers_side_by_side(patch: Patch) -> None:
 
 def refusals_not_recorded(patch: Patch) -> None:
     """What was refused is refused in silence."""
-    patch.setattr(MemoryLedger, "_refuse", lambda self, scope, id_, verdict, at: None)
+    patch.setattr(Interpreter, "_told", lambda self, message, verdict, at: verdict)
 
 
 def held_is_forgotten(patch: Patch) -> None:
@@ -308,12 +309,8 @@ def takes_what_is_others(patch: Patch) -> None:
 
 def no_attempt_fence(patch: Patch) -> None:
     """A late attempt may end, or begin anew, what another hub has taken over."""
-    touch = MemoryLedger._touch
-
-    def unfenced(self: MemoryLedger, ref: w.DeliveryRef, fence: int | None, **change: Any) -> bool:
-        return touch(self, ref, None, **change)
-
-    patch.setattr(MemoryLedger, "_touch", unfenced)
+    fenced = Interpreter._fenced
+    patch.setattr(Interpreter, "_fenced", lambda self, ref, attempt: fenced(self, ref, None))
 
 
 def no_takeover(patch: Patch) -> None:
@@ -336,7 +333,7 @@ def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     """A hub that notices late that a device has left drops the home that it has remote."""
 
     async def drop(self: registry.HubRegistry, device: str, home: bytes) -> bool:
-        (gone,) = await self._ledger.write(w.DropItem(registry.REGISTRY, device))
+        gone = await self._ledger.apply(w.DropItem(registry.REGISTRY, device))
         return bool(gone)
 
     patch.setattr(registry.HubRegistry, "_drop", drop)

@@ -121,11 +121,11 @@ class HubRegistry:
         holder = self._new_holder()
         self._registering.add(device)
         try:
-            (new,) = await self._ledger.write(PutItem(REGISTRY, device, holder))
+            new = await self._ledger.apply(PutItem(REGISTRY, device, holder))
         finally:
             self._registering.discard(device)
         self._settle(device, holder)
-        return bool(new)
+        return new
 
     async def confirm(self, device: str) -> bool:
         """Whether this hub still holds a device, by the ledger. If no hub does, because this one seemed dead
@@ -135,8 +135,7 @@ class HubRegistry:
             return True
         ours = await self._ledger.item(REGISTRY, device) == mine
         if not ours:
-            (new,) = await self._ledger.write(PutNewItem(REGISTRY, device, mine))
-            ours = bool(new)
+            ours = await self._ledger.apply(PutNewItem(REGISTRY, device, mine))
         if self._mine.get(device) != mine:
             return True  # it left meanwhile, or came again
         if ours:
@@ -157,7 +156,8 @@ class HubRegistry:
         won = False
         self._registering.add(device)
         try:
-            won = bool((await self._ledger.write(*old, PutNewItem(REGISTRY, device, holder)))[-1])
+            put = PutNewItem(REGISTRY, device, holder)
+            won = (await self._ledger.write(*old, put)).of(put)
         finally:
             if not won:
                 self._registering.discard(device)
@@ -192,12 +192,12 @@ class HubRegistry:
         self._notifier.hint(HELD, device)
 
     async def _drop(self, device: str, holder: bytes) -> bool:
-        (gone,) = await self._ledger.write(DropItem(REGISTRY, device, holder))
+        gone = await self._ledger.apply(DropItem(REGISTRY, device, holder))
         if self._holders.get(device) == holder:
             del self._holders[device]
         if gone:
             self._notifier.hint(HELD, device)
-        return bool(gone)
+        return gone
 
 
 def _hub_of(holder: bytes) -> str:

@@ -335,23 +335,25 @@ class Inbox:
         return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made, now), now)
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-        def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
-            return [Reply(origin, message, verdict)]
+        recall = Recall(message, otherwise, now)
 
-        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Reply(origin, message, results.of(recall))]
+
+        return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
     def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
         message = live.message
         state = State.ACCEPTED
+        raised: RaiseMark | None = None
         if type(move) is Release:
             # Sent is what it will be, unless its mark says that it is late.
             state = State.SENT
             then: Group = (self.outbox.launch(message, now),)
             if move.mark:
                 late = Advance(message.key, State.SUPERSEDED, now, _TOO_LATE)
-                then = (RaiseMark(move.mark, move.n, move.ms, then, (late,)),)
+                raised = RaiseMark(move.mark, move.n, move.ms, then, (late,))
+                then = (raised,)
         elif type(move) is Supersede:
             then = (_supersede(message, move.reason, now),)
         else:
@@ -359,19 +361,27 @@ class Inbox:
         if self._minted and message.order is not None and message.order.n is not None:
             then = (*then, RaiseMark(self._minted, message.order.n, message.made // MS))
 
-        admit: Write = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        first: Write = admit
         if live.given:
             refused = (Recall(message, REVOKED, now),)
             for given in reversed(live.given):
-                admit = CheckItem(given.bucket, given.name, given.body, (admit,), refused)
-        return Step((admit,), partial(self._admitted, live, move), (Reply(live.origins[0], message, UNABLE),))
+                first = CheckItem(given.bucket, given.name, given.body, (first,), refused)
+        done = partial(self._admitted, live, move, admit, raised)
+        return Step((first,), done, (Reply(live.origins[0], message, UNABLE),))
 
-    def _admitted(self, live: _Live, move: Move | None, results: Results, now: int) -> list[Todo]:
+    def _admitted(
+        self,
+        live: _Live,
+        move: Move | None,
+        admit: Admit,
+        raised: RaiseMark | None,
+        results: Results,
+        now: int,
+    ) -> list[Todo]:
         message, origins = live.message, live.origins
-        while live.given and type(results[0]) is bool:  # what had to be so
-            results = results[1:]
-        verdict = results[0]
-        assert isinstance(verdict, Verdict)
+        # What had to be so was not: then only what is known of the message was asked.
+        verdict = (results.first(Recall) if live.given else None) or results.of(admit)
         if not verdict.fresh:
             return self._not_fresh(live, verdict, now)
         live.committed = True
@@ -380,7 +390,7 @@ class Inbox:
         todo: list[Todo] = [Reply(origins[0], message, verdict)]
         here = State.ACCEPTED
         follows: list[Todo] = []
-        if type(move) is Release and (not move.mark or results[1]):
+        if type(move) is Release and (raised is None or results.of(raised)):
             here = State.SENT
             follows = [self.outbox.launched(message, 1, move.after, now)]
         elif move is not None:
@@ -467,33 +477,33 @@ class Inbox:
         if (reason := self._permit(message)) is not None:
             return [self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)]
         late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
-        start: Group = (self.outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now))
+        take = self.outbox.relaunch(message, 0, now)
+        start: Group = (take, Advance(message.key, State.SENT, now))
+        # Without order there is no mark to be late for.
+        mark = _raise(move, start, (late,)) if move.mark else None
 
         def done(results: Results, now: int) -> list[Todo]:
-            raised, took_hold, *_ = results if move.mark else (True, *results)
-            if not took_hold:
+            raised = mark is None or results.of(mark)
+            if not results.of(take if raised else late):
                 return self._lost(message, now)
             if raised:
                 self.backlog.remove(message.key)
                 return [self.outbox.launched(message, 1, move.after, now)]
             return self._superseded(message, LATE, now)
 
-        # Without order there is no mark to be late for.
-        return [Step((_raise(move, start, (late,)),) if move.mark else start, done)]
+        return [Step(start if mark is None else (mark,), done)]
 
     def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
-        writes: Group = (
-            Finish(
-                self.outbox.ref(message), 0, state, answer.reason, (Advance(message.key, state, now, answer),)
-            ),
-        )
+        end = Advance(message.key, state, now, answer)
+        finish = Finish(self.outbox.ref(message), 0, state, answer.reason, (end,))
 
         self.lanes.drop(message)
 
         def done(results: Results, now: int) -> list[Todo]:
-            return self._ended(message, state, answer, now) if results[0] else self._lost(message, now)
+            ended = results.of(finish)
+            return self._ended(message, state, answer, now) if ended else self._lost(message, now)
 
-        return Step(writes, done)
+        return Step((finish,), done)
 
     def _step_back(self, message: Message) -> Group:
         """What failed does not count for what comes late: its mark goes back to what counts before it."""

@@ -1,7 +1,7 @@
 """What a sender wants to happen, and how it ended.
 
-The law: a message that exists is valid. It is checked once, when it is made, and carries its own
-key and fingerprint, so nobody downstream asks again. The body is bytes: the kernel never reads it.
+A message that exists is valid. It is checked once, when it is made, and carries its own key and fingerprint,
+so no code downstream asks again. The body is bytes: the kernel never reads it.
 
 `key` is (scope, id) as bytes, led by the time the id itself carries (six bytes of milliseconds, zero
 if it carries none). Time first keeps the ledger's tree growing at its right edge however large it is;
@@ -122,13 +122,13 @@ class Message(Struct, frozen=True, gc=False):
 
 
 def key_of(scope: str, id: str) -> bytes:
-    """The key of (scope, id) without a message at hand."""
+    """Return the key of (scope, id) without a message at hand."""
     _, _, lead, id_ = parts_of(id)
     return lead + _scope(scope) + id_
 
 
 def names_in(key: bytes) -> tuple[str, str]:
-    """(scope, id) of a key."""
+    """Return the scope and the id of a key."""
     scope, _, id_ = key[6:].partition(b"\0")
     return scope.decode(), id_.decode()
 
@@ -138,7 +138,8 @@ def names_in(key: bytes) -> tuple[str, str]:
 
 @lru_cache(maxsize=IDS_KEPT)
 def parts_of(id: str) -> tuple[int | None, int | None, bytes, bytes]:
-    """An id taken apart: the time (µs) and the counter it carries, what leads its key, and what ends it."""
+    """Return the parts of an id: the time (µs) and the counter it carries, what leads its key, and what
+    ends it."""
     raw = _name("id", id)
     made, n = read(id)
     return made, n, _NO_TIME if made is None else (made // MS).to_bytes(6, "big"), raw
@@ -200,10 +201,12 @@ _decoder: Final = msgspec.msgpack.Decoder(Answer)
 
 
 def pack_answer(answer: Answer) -> bytes:
+    """Return an answer as the bytes that are stored."""
     return _encoder.encode(answer)
 
 
 def unpack_answer(raw: bytes) -> Answer:
+    """Return the answer in stored bytes."""
     return _decoder.decode(raw)
 
 
@@ -237,8 +240,8 @@ class Verdict(Struct, frozen=True, gc=False):
     """how long to wait before the next try (µs); 0: not said"""
 
     def require(self) -> Verdict:
-        """This verdict if the message was taken (now or before), else the error that says whose fault
-        it is and what to do.
+        """Return this verdict if the message was taken (now or before); else raise the error that says whose
+        fault it is and what to do.
 
         >>> CONFLICT.require()
         Traceback (most recent call last):
@@ -260,6 +263,7 @@ class Verdict(Struct, frozen=True, gc=False):
 
     @property
     def fresh(self) -> bool:
+        """Whether the message was admitted just now."""
         return self.word is Word.FRESH
 
     @property

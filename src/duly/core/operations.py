@@ -1,22 +1,32 @@
-"""The verbs of the ledger, as values: what a machine may ask to have committed, and what comes back.
+"""The operations of the ledger, as values: what a machine asks to have committed, and what comes back.
 
-The law: a group of writes is one transaction, and a write that did not take hold does not drag its
-consequences along. `then` is applied only if its write succeeded, `otherwise` only if it did not; so
-"admit, and if it is fresh queue a delivery" is one atomic step and never check-then-act.
+A group of operations is one transaction. An operation that did not take hold does not bring its consequences
+along: `then` is carried out only if the operation succeeded, `otherwise` only if it did not. So "admit, and
+if it is fresh queue a delivery" is one atomic step and never check-then-act.
 
-Races are ordinary here, so a write that came too late reports it in its result; it never raises.
+Every operation class names the type of its result (`Admit` is an `Operation[Verdict]`), and `Results` are
+asked by the operation itself: `results.of(admit)` is a `Verdict`. Races are ordinary here, so an operation
+that came too late reports it in its result; it never raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict
+from duly.errors import ProgramError
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Operation(Struct, Generic[R_co], frozen=True, gc=False):
+    """Base of all operations; the parameter is the type of the result."""
 
 
 class DeliveryKind(IntEnum):
@@ -75,8 +85,17 @@ class OpenDelivery(Struct, frozen=True, gc=False):
     delivery: Delivery
 
 
-class Admit(Struct, frozen=True, gc=False):
-    """Insert if absent. Result: `Verdict` fresh, duplicate or conflict (or stale: below the floor)."""
+class Advanced(Struct, frozen=True, gc=False):
+    """What an `Advance` did. `state` and `answer` are what stands now; None: there is no such message."""
+
+    moved: bool
+    state: State | None
+    answer: Answer | None = None
+
+
+class Admit(Operation[Verdict], frozen=True, gc=False):
+    """Insert a message if it is absent. Result: `Verdict` fresh, duplicate or conflict (or stale: below the
+    floor)."""
 
     message: Message
     until: int
@@ -85,25 +104,27 @@ class Admit(Struct, frozen=True, gc=False):
     then: tuple[Write, ...] = ()
     sliding: bool = False
     """`until` counts from now, so a repeat's says nothing about how long the first is remembered"""
+    listed: bool = False
+    """the message is found by its kind, in the order of acceptance"""
 
 
-class Recall(Struct, frozen=True, gc=False):
-    """What is known of this message, without admitting it. Result: `Verdict`, `otherwise` if unknown."""
+class Recall(Operation[Verdict], frozen=True, gc=False):
+    """Ask what is known of a message, without admitting it. Result: `Verdict`, `otherwise` if unknown."""
 
     message: Message
     otherwise: Verdict
     at: int
 
 
-class Withdraw(Struct, frozen=True, gc=False):
+class Withdraw(Operation[bool], frozen=True, gc=False):
     """Take an admission back, with its deliveries: it came to nothing and its id is free again.
     Result: bool. Only a message that has not ended can be withdrawn."""
 
     key: bytes
 
 
-class Advance(Struct, frozen=True, gc=False):
-    """Compare-and-set along the lifecycle. Result: `Advanced`."""
+class Advance(Operation[Advanced], frozen=True, gc=False):
+    """Move a message along the lifecycle, if it may move there. Result: `Advanced`."""
 
     key: bytes
     to: State
@@ -111,7 +132,7 @@ class Advance(Struct, frozen=True, gc=False):
     answer: Answer | None = None
 
 
-class Deliver(Struct, frozen=True, gc=False):
+class Deliver(Operation[bool], frozen=True, gc=False):
     """Create a delivery, once per `DeliveryRef`. Result: bool. With `attempt` 1 it is born claimed by
     `worker`."""
 
@@ -122,7 +143,7 @@ class Deliver(Struct, frozen=True, gc=False):
     worker: str = ""
 
 
-class Take(Struct, frozen=True, gc=False):
+class Take(Operation[bool], frozen=True, gc=False):
     """Start the next attempt of one delivery, fenced by the last attempt's number. Result: bool."""
 
     ref: DeliveryRef
@@ -131,7 +152,7 @@ class Take(Struct, frozen=True, gc=False):
     due: int
 
 
-class Claim(Struct, frozen=True, gc=False):
+class Claim(Operation[list[Delivery]], frozen=True, gc=False):
     """Start the next attempt of up to `limit` deliveries of a channel that are due.
     Result: list of `Delivery`, oldest due first, each with its new attempt number."""
 
@@ -142,7 +163,7 @@ class Claim(Struct, frozen=True, gc=False):
     limit: int = 100
 
 
-class Renew(Struct, frozen=True, gc=False):
+class Renew(Operation[bool], frozen=True, gc=False):
     """Extend the lease of an attempt under way. Result: bool; False means it was taken over."""
 
     ref: DeliveryRef
@@ -150,7 +171,7 @@ class Renew(Struct, frozen=True, gc=False):
     due: int
 
 
-class Postpone(Struct, frozen=True, gc=False):
+class Postpone(Operation[bool], frozen=True, gc=False):
     """Give an attempt up and try again at `due`. Fenced. Result: bool."""
 
     ref: DeliveryRef
@@ -161,7 +182,7 @@ class Postpone(Struct, frozen=True, gc=False):
     """this attempt, or one before it, may have arrived"""
 
 
-class Finish(Struct, frozen=True, gc=False):
+class Finish(Operation[bool], frozen=True, gc=False):
     """End a delivery. Fenced by `attempt`; None accepts any attempt's end (an answer that came over the
     network is true whichever transmission it answers). Result: bool."""
 
@@ -172,7 +193,7 @@ class Finish(Struct, frozen=True, gc=False):
     then: tuple[Write, ...] = ()
 
 
-class AppendEntry(Struct, frozen=True, gc=False):
+class AppendEntry(Operation[int], frozen=True, gc=False):
     """Add an entry to a numbered log. Result: its number; numbers have no gaps and start at 1."""
 
     stream: str
@@ -184,7 +205,7 @@ class AppendEntry(Struct, frozen=True, gc=False):
     repeat is told the number of the first"""
 
 
-class RewriteEntry(Struct, frozen=True, gc=False):
+class RewriteEntry(Operation[bool], frozen=True, gc=False):
     """Replace the body of an entry; its number, time and key stay. An empty body erases it for good: what was
     erased is never rewritten. Result: bool."""
 
@@ -193,15 +214,16 @@ class RewriteEntry(Struct, frozen=True, gc=False):
     body: bytes
 
 
-class MoveCursor(Struct, frozen=True, gc=False):
-    """A reader has everything up to `n`. Moves forward only, never past the end. Result: the cursor."""
+class MoveCursor(Operation[int], frozen=True, gc=False):
+    """Note that a reader has everything up to `n`. A cursor moves forward only, never past the end.
+    Result: the cursor."""
 
     stream: str
     reader: str
     n: int
 
 
-class RaiseMark(Struct, frozen=True, gc=False):
+class RaiseMark(Operation[bool], frozen=True, gc=False):
     """Raise a durable high-water mark to `n`, if it is later: a higher number, or the same sender
     counting anew at a later time. Result: bool."""
 
@@ -212,7 +234,7 @@ class RaiseMark(Struct, frozen=True, gc=False):
     otherwise: tuple[Write, ...] = ()
 
 
-class RecordRefusal(Struct, frozen=True, gc=False):
+class RecordRefusal(Operation[None], frozen=True, gc=False):
     """Record a refusal, so that "why did nothing happen?" has an answer. Result: None."""
 
     scope: str
@@ -222,8 +244,8 @@ class RecordRefusal(Struct, frozen=True, gc=False):
     at: int
 
 
-class PutItem(Struct, frozen=True, gc=False):
-    """Lay an item on a bucket, replacing what lies there under its name. Result: bool, True if it is new.
+class PutItem(Operation[bool], frozen=True, gc=False):
+    """Put an item into a bucket, replacing the one of its name. Result: bool, True if it is new.
 
     Buckets hold what is configured rather than sent: principals, grants, profiles, groups.
     """
@@ -233,8 +255,8 @@ class PutItem(Struct, frozen=True, gc=False):
     body: bytes
 
 
-class PutNewItem(Struct, frozen=True, gc=False):
-    """Lay an item on a bucket if there is none of its name. Result: bool."""
+class PutNewItem(Operation[bool], frozen=True, gc=False):
+    """Put an item into a bucket if there is none of its name. Result: bool."""
 
     bucket: str
     name: str
@@ -243,17 +265,17 @@ class PutNewItem(Struct, frozen=True, gc=False):
     otherwise: tuple[Write, ...] = ()
 
 
-class DropItem(Struct, frozen=True, gc=False):
-    """Take an item off its bucket; with `only`, if it still is this one. Result: bool."""
+class DropItem(Operation[bool], frozen=True, gc=False):
+    """Remove an item from its bucket; with `only`, if it still has this body. Result: bool."""
 
     bucket: str
     name: str
     only: bytes | None = None
 
 
-class CheckItem(Struct, frozen=True, gc=False):
-    """Whether an item lies on a bucket (with this body, if one is named). Result: bool. So that what somebody
-    may do is decided in the same transaction that does it."""
+class CheckItem(Operation[bool], frozen=True, gc=False):
+    """Check that an item is in a bucket (with this body, if one is named). Result: bool. So a permission is
+    judged in the same transaction that uses it."""
 
     bucket: str
     name: str
@@ -268,26 +290,63 @@ Write: TypeAlias = (
 )  # fmt: skip
 
 
-class Advanced(Struct, frozen=True, gc=False):
-    """What an `Advance` did. `state` and `answer` are what stands now; None: there is no such message."""
-
-    moved: bool
-    state: State | None
-    answer: Answer | None = None
-
-
 Result: TypeAlias = Verdict | Advanced | bool | int | list[Delivery] | None
 
 Group: TypeAlias = tuple[Write, ...]
-"""Writes that are committed together or not at all."""
-
-Results: TypeAlias = list[Result]
-"""What a group's writes did, in the order they were applied, consequences right behind their cause."""
+"""Operations that are committed together or not at all."""
 
 
-def consequences(write: Write, result: Result) -> Group:
-    """What a write brings with it, given how it went: the one place that knows `then` and `otherwise`."""
-    match write:
+class Results(Struct, gc=False):
+    """What the operations of one group did: those that were carried out, each with its result.
+
+    Both lists are in the order of execution, consequences right behind their cause. An operation is found by
+    identity: groups are small, and two equal operations in one group may have had different results.
+    """
+
+    operations: list[Write]
+    values: list[Any]
+
+    def of(self, operation: Operation[R]) -> R:
+        """Return the result of an operation that was carried out; asking for another one is a bug."""
+        result: R
+        if self.operations[0] is operation:  # most often, and it is the hot path
+            result = self.values[0]
+            return result
+        for at, each in enumerate(self.operations):
+            if each is operation:
+                result = self.values[at]
+                return result
+        raise ProgramError(f"{type(operation).__name__} was not carried out in this group; ask `find`")
+
+    def of_each(self, operations: Sequence[Operation[R]]) -> list[R]:
+        """Return the results of many operations that were carried out, in the order they are asked for."""
+        found = {id(each): at for at, each in enumerate(self.operations)}
+        return [self.values[found[id(each)]] for each in operations]
+
+    def find(self, operation: Operation[R]) -> R | None:
+        """Return the result of an operation, or None if its cause did not bring it along."""
+        return self.of(operation) if any(each is operation for each in self.operations) else None
+
+    def first(self, kind: type[Operation[R]]) -> R | None:
+        """Return the result of the first operation of a kind, or None if none was carried out."""
+        for at, each in enumerate(self.operations):
+            if type(each) is kind:
+                result: R = self.values[at]
+                return result
+        return None
+
+    def add(self, operation: Write, result: Result) -> None:
+        """Note that an operation was carried out, and what it did."""
+        self.operations.append(operation)
+        self.values.append(result)
+
+
+def consequences(operation: Write, result: Result) -> Group:
+    """Return what an operation brings with it, given how it went.
+
+    This is the one place that knows `then` and `otherwise`.
+    """
+    match operation:
         case Admit(then=then):
             return then if isinstance(result, Verdict) and result.fresh else ()
         case Finish(then=then):
@@ -302,28 +361,31 @@ def consequences(write: Write, result: Result) -> Group:
             return ()
 
 
-def execute(
-    group: Group, apply: Callable[[Write], Result], applied: list[tuple[Write, Result]] | None = None
-) -> Results:
-    """Apply a group, write by write; `applied` is told each write with its result."""
-    results: Results = []
-    for write in group:
-        result = apply(write)
-        results.append(result)
-        if applied is not None:
-            applied.append((write, result))
-        if more := consequences(write, result):
-            results += execute(more, apply, applied)
+def execute(group: Group, apply: Callable[[Write], Result]) -> Results:
+    """Carry a group out, operation by operation, with the consequences of each right behind it."""
+    results = Results([], [])
+    left = list(group[::-1])
+    while left:
+        operation = left.pop()
+        result = apply(operation)
+        results.add(operation, result)
+        if more := consequences(operation, result):
+            left += more[::-1]
     return results
 
 
+def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
+    """Return the record of why a message was not admitted."""
+    return RecordRefusal(message.scope, message.id, verdict.named, verdict.reason, at)
+
+
 def numbered(n: int) -> Answer:
-    """The answer of a message whose effect is an entry with this number."""
+    """Return the answer of a message whose effect is an entry with this number."""
     return Answer(data=b"%d" % n)
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:
-    """Whether a position comes after a high-water mark.
+    """Say whether a position comes after a high-water mark.
 
     The counter decides. A lower number with a *later* time is a sender that counts anew (reinstalled,
     restarted without its memory), not a late message: those are older on both counts.

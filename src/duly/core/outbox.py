@@ -27,7 +27,6 @@ from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.operations import (
     Admit,
     Advance,
-    Advanced,
     Deliver,
     DeliveryRef,
     Finish,
@@ -213,8 +212,7 @@ class Outbox:
 
     def _send(self, message: Message, origin: Origin, now: int) -> Step:
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             todo: list[Todo] = [Reply(origin, message, verdict)]
             return [*todo, self.launched(message, 1, -1, now)] if verdict.fresh else todo
 
@@ -368,16 +366,19 @@ class Outbox:
             )
 
         def done(results: Results, now: int) -> list[Todo]:
-            moved, *_ = results
-            settled = isinstance(moved, Advanced) and moved.moved
+            settled = results.of(advance).moved
             return [ReportOutcome(key, state, answer, recipient=event.by)] if settled else []
 
         stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
         # Nobody here waits for it any more: it may settle an `unknown`, or end what another worker has;
         # otherwise the first end stands.
-        end: Group = (Advance(key, state, now, stored),)
+        advance = Advance(key, state, now, stored)
+        end: Group = (advance,)
         if event.by:
-            end = (*end, Finish(DeliveryRef(key, self.policy.channel, event.by), None, state, answer.reason))
+            end = (
+                advance,
+                Finish(DeliveryRef(key, self.policy.channel, event.by), None, state, answer.reason),
+            )
         return [Step(end, done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
@@ -468,12 +469,13 @@ class Outbox:
             return []
 
         def done(results: Results, now: int) -> list[Todo]:
-            if results == [True]:
+            if results.of(take):
                 return [self.launched(entry.message, attempt + 1, entry.after, now)]
             return self._give_away(entry, attempt, now)
 
         entry.timer = FOREVER
-        return [Step((self.relaunch(entry.message, attempt, now),), done)]
+        take = self.relaunch(entry.message, attempt, now)
+        return [Step((take,), done)]
 
     def _gives_no_more(self, entry: _Entry) -> bool:
         resend = self.policy.resend
@@ -497,17 +499,17 @@ class Outbox:
         then: Group = (end, *effects) if effects else (end,)
         if state not in TOOK_EFFECT:
             then += self._fails(message)
-        writes: Group = (Finish(self.ref(message), attempt, state, answer.reason, then),)
-        return [Step(writes, partial(self._finished, entry, state, answer, attempt))]
+        finish = Finish(self.ref(message), attempt, state, answer.reason, then)
+        return [Step((finish,), partial(self._finished, entry, finish, answer))]
 
     def _finished(
-        self, entry: _Entry, state: State, answer: Answer, attempt: int | None, results: Results, now: int
+        self, entry: _Entry, finish: Finish, answer: Answer, results: Results, now: int
     ) -> list[Todo]:
-        if not results[0]:
-            return self._give_away(entry, attempt, now)
+        if not results.of(finish):
+            return self._give_away(entry, finish.attempt, now)
         message = entry.message
         self._entries.pop(message.key, None)
-        return self._ended(message, state, answer, now)
+        return self._ended(message, finish.state, answer, now)
 
     def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
         """The fence held us back. A newer attempt of our own is under way, or we have ended it already; if

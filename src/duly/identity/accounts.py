@@ -323,15 +323,14 @@ class Accounts:
         body = _encode(new)
         put = PutNewItem(_PRINCIPALS, name, body, then=then)
         leaving = CheckItem(LEAVING, name, otherwise=(put,))
-        match await self._ledger.write(CheckItem(FORMER, name, otherwise=(leaving,))):
-            case [True, *_]:
-                raise Conflict(f"somebody who is gone has talked as {name!r}; choose another name")
-            case [_, True, *_]:
-                raise Conflict(
-                    f"{name!r} was removed just now; try again in a minute, or choose another name"
-                )
-            case [_, _, False, *_]:
-                raise _taken(name, "made by another process just now")
+        former = CheckItem(FORMER, name, otherwise=(leaving,))
+        results = await self._ledger.write(former)
+        if results.of(former):
+            raise Conflict(f"somebody who is gone has talked as {name!r}; choose another name")
+        if results.of(leaving):
+            raise Conflict(f"{name!r} was removed just now; try again in a minute, or choose another name")
+        if not results.of(put):
+            raise _taken(name, "made by another process just now")
         self._book.subscriber(name, new, body)
 
     async def set_password(self, name: str, password: str) -> None:
@@ -370,11 +369,11 @@ class Accounts:
             if name in book.stored and book.stored[name].role is Role.USER:
                 also.append(PutItem(LEAVING, name, b"%d" % self._ledger.clock.now()))
                 also += [DropItem(sessions(name), key) for key in await self._ledger.bucket(sessions(name))]
-            gone, *_ = await self._ledger.write(DropItem(_PRINCIPALS, name), *also, _news())
+            gone = await self._ledger.apply(DropItem(_PRINCIPALS, name), *also, _news())
             for grant in grants:
                 book.unlink(*grant)
             book.unsubscribe(name)
-        return bool(gone)
+        return gone
 
     async def disable(self, name: str) -> None:
         """Let nobody in under this name for now; its token and grants are kept."""
@@ -401,17 +400,17 @@ class Accounts:
                     raise Malformed(
                         f"there is no {role.value} named {name!r}; check the name, or add it first"
                     )
-            new, *_ = await self._ledger.write(PutItem(_GRANTS, _grant(app, device), b""), _news())
+            new = await self._ledger.apply(PutItem(_GRANTS, _grant(app, device), b""), _news())
             book.link(app, device)
-        return bool(new)
+        return new
 
     async def revoke(self, app: str, device: str) -> bool:
         """Take a grant back; whether there was one."""
         async with self._changing:
             book = await self._current()
-            gone, *_ = await self._ledger.write(DropItem(_GRANTS, _grant(app, device)), _news())
+            gone = await self._ledger.apply(DropItem(_GRANTS, _grant(app, device)), _news())
             book.unlink(app, device)
-        return bool(gone)
+        return gone
 
     async def refresh(self) -> frozenset[str]:
         """Read everything again. Returns who was known before and has lost their standing (removed, disabled,

@@ -165,7 +165,7 @@ class People:
         also = [DropItem(sessions(name), key) for key in surplus]
         begin = PutItem(sessions(name), digest(token).hex(), msgspec.json.encode(login))
         news = [_news()] if surplus else []
-        if not (await self._ledger.write(replace(row, then=(begin, *also, *news))))[0]:
+        if not await self._ledger.apply(replace(row, then=(begin, *also, *news))):
             raise NotAuthenticated("the account was changed at this moment; log in again")
         for key in surplus:
             self._known.pop(bytes.fromhex(key), None)
@@ -211,9 +211,9 @@ class People:
         """End one session; whether there was one."""
         name, key = token.removeprefix(PREFIX).rpartition(":")[0], digest(token)
         self._known.pop(key, None)
-        gone, *_ = await self._ledger.write(DropItem(sessions(name), key.hex()), _news())
+        gone = await self._ledger.apply(DropItem(sessions(name), key.hex()), _news())
         self._ended(name, _device(key.hex()))
-        return bool(gone)
+        return gone
 
     async def log_out_everywhere(self, name: str) -> int:
         """End all sessions of somebody; how many there were."""

@@ -1,10 +1,10 @@
 """The engine: the only loop. Input → core → grouped commit → perform; one timer.
 
-The laws. Nothing is performed before what it rests on is committed, and effects are performed in the
-order of their events. While a group is being flushed the next events are handled and gather, and they are
-flushed while the first are being answered: load makes the groups larger, not the wait longer. At most one
-commit is under way. What waits is bounded, and senders take turns: who floods waits, or is told that it is
-full, and delays nobody else.
+Nothing is performed before what it rests on is committed, and effects are performed in the order of their
+events. While a group is being flushed the next events are handled, and they are flushed while the first are
+being answered: load makes the groups larger, not the wait longer. At most one commit is under way. What waits
+is bounded, and senders take turns: a sender that floods waits, or is told that the queue is full, and delays
+no other sender.
 
 If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
 away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
@@ -37,7 +37,7 @@ LET_IN: Final = 16
 """Of one sender at once, when there is room again."""
 
 GROUP: Final = 500
-"""Most steps in one commit: more would hardly be cheaper, and everybody waits for it."""
+"""Most steps in one commit: more would hardly be cheaper, and all their senders wait for it."""
 
 GROUP_BYTES: Final = 8 * 1024 * 1024
 """About the most that messages in one commit hold together."""
@@ -53,12 +53,30 @@ class Machine(Protocol):
     """What the engine drives: an inbox, an outbox, an application made of them."""
 
     @property
-    def channel(self) -> str: ...
-    def handle(self, event: Event, now: int) -> list[Todo]: ...
-    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]: ...
-    def wake(self, now: int) -> list[Todo]: ...
-    def next_wake(self) -> int | None: ...
-    def shift(self, by: int) -> None: ...
+    def channel(self) -> str:
+        """The channel of its deliveries."""
+        ...
+
+    def handle(self, event: Event, now: int) -> list[Todo]:
+        """Take an event in, and return what to commit and what to do."""
+        ...
+
+    def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """Answer a repeat of a message that has ended, from memory."""
+        ...
+
+    def wake(self, now: int) -> list[Todo]:
+        """Do what is due."""
+        ...
+
+    def next_wake(self) -> int | None:
+        """Return when something is due next."""
+        ...
+
+    def shift(self, by: int) -> None:
+        """Move all timers: the wall clock was set."""
+        ...
+
     def restore(
         self,
         open_: Sequence[OpenDelivery],
@@ -71,11 +89,13 @@ class Machine(Protocol):
         """What is under way here."""
         ...
 
-    def unable(self, event: Event) -> list[Effect]: ...
+    def unable(self, event: Event) -> list[Effect]:
+        """Return what to tell of an event that could not be stored."""
+        ...
 
 
 _Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
-"""An event, and whom to tell when it is committed."""
+"""An event, and what to call when it is committed."""
 
 
 class _Group:
@@ -127,9 +147,9 @@ class _Group:
         return not self._commit.cancelled() and self._commit.exception() is None
 
     def abandon(self) -> None:
-        """Nobody wants to know any more."""
+        """Give the results up: the engine has stopped."""
         if self._commit is not None and not self._commit.cancel() and not self._commit.cancelled():
-            self._commit.exception()  # asyncio need not complain that nobody looked
+            self._commit.exception()  # so that asyncio does not complain that it was never retrieved
 
 
 class Engine:

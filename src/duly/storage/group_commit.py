@@ -1,9 +1,9 @@
 """Group commit: what callers hand over while one flush is under way becomes the next flush.
 
-The laws. At most one flush is under way. Everyone who is ready in one turn of the loop shares a flush,
-since it costs the same for one message as for a thousand. What was handed over is carried out and learned
-from, whether or not its caller still waits. Nobody commits from within a transaction of the same ledger:
-they would wait for themselves.
+At most one flush is under way. All callers that are ready in one turn of the loop share a flush, since it
+costs the same for one message as for a thousand. What was handed over is carried out and learned from,
+whether or not its caller still waits. Committing from within a transaction of the same ledger is refused:
+the caller would wait for itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import ClassVar, Final
 
-from duly.core.operations import Group, Result, Results, Write
+from duly.core.operations import Group, Results
 from duly.errors import ProgramError, Stopped
 
 GROUP_LIMIT: Final = 4_096
@@ -24,17 +24,15 @@ GROUP_LIMIT: Final = 4_096
 class CommitBatch:
     """What one caller handed over, and what came of it: `results`, or an `error`."""
 
-    __slots__ = ("applied", "error", "future", "groups", "results")
+    __slots__ = ("error", "future", "groups", "results")
 
     alone: ClassVar[bool] = False
-    """It is flushed by itself."""
+    """Whether it is flushed by itself."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
         self.future: asyncio.Future[list[Results]] = asyncio.get_running_loop().create_future()
         self.results: list[Results] = []
-        self.applied: list[tuple[Write, Result]] = []
-        """the writes that were carried out, each with its result; at least those that memory learns from"""
         self.error: Exception | None = None
 
 
@@ -52,12 +50,12 @@ _within: ContextVar[_Within | None] = ContextVar("duly_transaction", default=Non
 
 class GroupCommit:
     """Collects batches and starts flushes. `start` carries one out and then has `flushed` called, on the
-    loop; `learn` hears of every write that was committed."""
+    loop; `learn` is given the results of everything that was committed."""
 
     def __init__(
         self,
         start: Callable[[list[CommitBatch]], object],
-        learn: Callable[[Sequence[tuple[Write, Result]]], None],
+        learn: Callable[[Sequence[Results]], None],
     ) -> None:
         self._start = start
         self._learn = learn
@@ -69,19 +67,19 @@ class GroupCommit:
         self._idle.set()
 
     def add(self, batch: CommitBatch) -> asyncio.Future[list[Results]]:
-        """Hand a batch over; the future is its results."""
+        """Hand a batch over; return the future of its results."""
         if self._closed:
             raise Stopped("this ledger is closed")
         self._waiting.append(batch)
         if not self._under_way and not self._scheduled:
-            # At the end of this turn of the loop, so that everyone ready now is in it.
+            # At the end of this turn of the loop, so that all callers that are ready now are in it.
             self._scheduled = True
             self._idle.clear()
             asyncio.get_running_loop().call_soon(self._flush)
         return batch.future
 
     def flushed(self, batches: list[CommitBatch]) -> None:
-        """A flush is through."""
+        """Give the batches of a flush their results, and start the next flush."""
         self._under_way = False
         if self._waiting:
             self._flush()
@@ -89,7 +87,7 @@ class GroupCommit:
             self._idle.set()
         for batch in batches:
             if batch.error is None:
-                self._learn(batch.applied)
+                self._learn(batch.results)
             if batch.future.done():
                 continue
             if batch.error is None:
@@ -105,7 +103,7 @@ class GroupCommit:
         self._start(batches)
 
     def _cut(self) -> int:
-        """How many of those waiting go into the next flush."""
+        """Return how many of the waiting batches go into the next flush."""
         count = 0
         for i, batch in enumerate(self._waiting):
             if batch.alone:
@@ -124,13 +122,14 @@ class GroupCommit:
     # ── transactions ─────────────────────────────────────────────────────────────────────────────
 
     def not_within(self) -> None:
+        """Raise if the caller runs in a transaction of this ledger."""
         here = _within.get()
         if here is not None and here.of is self:
             raise ProgramError("a transaction of this ledger is open here; write through it instead")
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """What runs in this block runs in a transaction."""
+        """Mark what runs in this block as running in a transaction."""
         self.not_within()
         if self._closed:
             raise Stopped("this ledger is closed")

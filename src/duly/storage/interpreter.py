@@ -1,267 +1,293 @@
-"""The part of a ledger that one flush touches, in memory: as it was read, and as the writes leave it.
+"""The verbs of the ledger, once: what each operation does to the rows that a store provides.
 
-The law: a database across a network is asked a fixed number of times for a flush, however many writes are
-in it. So it says beforehand which rows they may touch (`Footprint`); those are locked and read; the writes
-are carried out on them in order, exactly as they stand; and what has changed is written back.
-
-Nothing here knows a database. A verb means what it means in `duly.storage.memory`.
+A store hands over its `Rows`: all of them (memory), or those that a transaction has locked (PostgreSQL). The
+interpreter carries operations out on them in order, as they stand after the operation before. It knows no
+database and no time; whether a group takes hold as a whole is the store's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
 from duly.core.trusted_time import Floor
-from duly.storage.sql import rows
 
 
-class Footprint:
-    """Everything the writes of a flush may touch, their consequences included."""
+class MessageRow(Protocol):
+    """A message as far as the verbs care."""
 
-    def __init__(self, groups: Iterable[w.Group]) -> None:
-        self.admits: dict[bytes, w.Admit] = {}
-        """the first admission of each key"""
-        self.recalls: set[bytes] = set()
-        self.moves: set[bytes] = set()
-        self.refs: set[w.DeliveryRef] = set()
-        self.claims: dict[str, DueDeliveries] = {}
-        self.streams: set[str] = set()
-        self.cursors: set[tuple[str, str]] = set()
-        self.marks: set[str] = set()
-        self.items: set[tuple[str, str]] = set()
-        self.entries: set[tuple[str, int]] = set()
-        """those that may be rewritten"""
-        for group in groups:
-            self._add(group)
+    @property
+    def fingerprint(self) -> bytes:
+        """The fingerprint of its meaning."""
+        ...
 
-    def _add(self, group: w.Group) -> None:
-        for write in group:
-            match write:
-                case w.Admit(message=message, then=then):
-                    self.admits.setdefault(message.key, write)
-                    self._add(then)
-                case w.Recall(message=message):
-                    self.recalls.add(message.key)
-                case w.Withdraw(key=key) | w.Advance(key=key):
-                    self.moves.add(key)
-                case w.Finish(ref=ref, then=then):
-                    self.refs.add(ref)
-                    self._add(then)
-                case w.Deliver(ref=ref) | w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
-                    self.refs.add(ref)
-                case w.Claim(channel=channel, now=now, limit=limit):
-                    other = self.claims.get(channel, DueDeliveries(0, 0))
-                    self.claims[channel] = DueDeliveries(max(now, other.now), limit + other.limit)
-                case w.AppendEntry(stream=stream, key=key, ends=ends):
-                    self.streams.add(stream)
-                    if ends and key not in self.admits:
-                        self.moves.add(key)
-                case w.RewriteEntry(stream=stream, n=n):
-                    self.entries.add((stream, n))
-                case w.MoveCursor(stream=stream, reader=reader):
-                    self.cursors.add((stream, reader))
-                case w.RaiseMark(mark=mark, then=then, otherwise=otherwise):
-                    self.marks.add(mark)
-                    self._add(then)
-                    self._add(otherwise)
-                case (
-                    w.PutNewItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
-                    | w.CheckItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
-                ):
-                    self.items.add((bucket, name))
-                    self._add(then)
-                    self._add(otherwise)
-                case w.PutItem(bucket=bucket, name=name) | w.DropItem(bucket=bucket, name=name):
-                    self.items.add((bucket, name))
-                case w.RecordRefusal():
-                    pass
+    @property
+    def state(self) -> State:
+        """Where it is in the lifecycle."""
+        ...
+
+    @property
+    def answer(self) -> Answer | None:
+        """How it ended, if it has."""
+        ...
 
 
-class DueDeliveries(NamedTuple):
-    """What the claims of one channel may take: up to `limit`, due by `now`."""
+class Rows(Protocol):
+    """The rows of a ledger, as a store provides them: they are asked one by one, and changed one by one."""
 
-    now: int
-    limit: int
+    @property
+    def floor(self) -> Floor:
+        """What may have been forgotten."""
+        ...
 
+    def message(self, key: bytes) -> MessageRow | None:
+        """Return a message."""
+        ...
 
-class MessageRow(Struct, frozen=True, gc=False):
-    """A message as far as the verbs care. `admit` is set if it was admitted in this flush."""
+    def admit(self, admit: w.Admit) -> None:
+        """Store a new message."""
+        ...
 
-    fingerprint: bytes
-    state: State
-    answer: Answer | None = None
-    moved_at: int | None = None
-    """when it was moved in this flush"""
-    admit: w.Admit | None = None
+    def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
+        """Put a message into another state."""
+        ...
 
+    def withdraw(self, key: bytes) -> None:
+        """Remove a message and its deliveries."""
+        ...
 
-class ImageEntry(NamedTuple):
-    stream: str
-    n: int
-    body: bytes
-    at: int
-    key: bytes
+    def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
+        """Return a delivery."""
+        ...
+
+    def put_delivery(self, delivery: w.Delivery) -> None:
+        """Store a delivery, new or changed."""
+        ...
+
+    def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
+        """Return up to `limit` open deliveries of a channel that are due; see `earliest`."""
+        ...
+
+    def last(self, stream: str) -> int:
+        """Return the number of a stream's last entry, 0 if there never was one."""
+        ...
+
+    def append(self, n: int, entry: w.AppendEntry) -> None:
+        """Store a new entry under its number."""
+        ...
+
+    def entry_body(self, stream: str, n: int) -> bytes | None:
+        """Return the body of an entry, if there is one."""
+        ...
+
+    def rewrite(self, stream: str, n: int, body: bytes) -> None:
+        """Replace the body of an entry."""
+        ...
+
+    def cursor(self, stream: str, reader: str) -> int:
+        """Return how far a reader has come, 0 if it never said."""
+        ...
+
+    def put_cursor(self, stream: str, reader: str, n: int) -> None:
+        """Store how far a reader has come."""
+        ...
+
+    def mark(self, name: str) -> tuple[int, int] | None:
+        """Return a high-water mark."""
+        ...
+
+    def put_mark(self, name: str, n: int, ms: int) -> None:
+        """Store a high-water mark."""
+        ...
+
+    def item(self, bucket: str, name: str) -> bytes | None:
+        """Return the body of an item."""
+        ...
+
+    def put_item(self, bucket: str, name: str, body: bytes) -> None:
+        """Store an item, new or replaced."""
+        ...
+
+    def drop_item(self, bucket: str, name: str) -> None:
+        """Remove an item."""
+        ...
+
+    def refuse(self, refusal: w.RecordRefusal) -> None:
+        """Record a refusal."""
+        ...
 
 
 class Interpreter:
-    """Rows as they stand while the writes of a flush are carried out one after the other."""
+    """Carries operations out on rows, one after the other."""
 
-    def __init__(self) -> None:
-        self.floor = Floor()
-        self.messages: dict[bytes, MessageRow] = {}
-        self.withdrawn: set[bytes] = set()
-        self.lasts: dict[str, int] = {}
-        self.cursors: dict[tuple[str, str], int] = {}
-        self.marks: dict[str, tuple[int, int]] = {}
-        self.items: dict[tuple[str, str], bytes] = {}
-        self.entries: list[ImageEntry] = []
-        self.bodies: dict[tuple[str, int], bytes] = {}
-        """of the entries that may be rewritten"""
-        self.refusals: list[w.RecordRefusal] = []
-        self._deliveries: dict[bytes, dict[w.DeliveryRef, w.Delivery]] = {}
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
 
-    def put(self, delivery: w.Delivery) -> None:
-        self._deliveries.setdefault(delivery.ref.key, {})[delivery.ref] = delivery
+    def execute(self, group: w.Group) -> w.Results:
+        """Carry a group out, with the consequences of its operations."""
+        return w.execute(group, self.apply)
 
-    def deliveries(self) -> Iterator[w.Delivery]:
-        for of_one in self._deliveries.values():
-            yield from of_one.values()
-
-    def apply(self, write: w.Write) -> w.Result:
-        match write:
-            case w.Admit(message=message, at=at):
-                return self._admit(write, message, at)
+    def apply(self, operation: w.Write) -> w.Result:
+        """Carry one operation out, without its consequences."""
+        match operation:
+            case w.Admit():
+                return self._admit(operation)
             case w.Recall(message=message, otherwise=otherwise, at=at):
                 return self._told(message, self._known(message) or otherwise, at)
             case w.Withdraw(key=key):
-                held = self.messages.get(key)
-                if held is None or held.state.terminal:
-                    return False
-                del self.messages[key]
-                self._deliveries.pop(key, None)
-                self.withdrawn.add(key)
-                return True
-            case w.Advance(key=key, to=to, at=at, answer=answer):
-                held = self.messages.get(key)
-                if held is None:
-                    return w.Advanced(False, None)
-                if held.state not in SOURCES[to]:
-                    return w.Advanced(False, held.state, held.answer)
-                self.messages[key] = replace(held, state=to, answer=answer, moved_at=at)
-                return w.Advanced(True, to, answer)
-            case w.Deliver(ref=ref, attempt=attempt, due=due, expires=expires, worker=worker):
-                if ref in self._deliveries.get(ref.key, ()):
-                    return False
-                state = State.SENT if attempt else State.ACCEPTED
-                self.put(w.Delivery(ref, state, attempt, due, expires, worker))
-                return True
-            case w.Take(ref=ref, attempt=attempt, worker=worker, due=due):
-                return self._touch(
-                    ref, attempt, {"state": State.SENT, "attempt": attempt + 1, "worker": worker, "due": due}
-                )
-            case w.Renew(ref=ref, attempt=attempt, due=due):
-                return self._touch(ref, attempt, {"due": due})
-            case w.Postpone(ref=ref, attempt=attempt, due=due, error=error, in_doubt=doubt):
-                change = {
-                    "state": State.ACCEPTED,
-                    "due": due,
-                    "error": error,
-                    "worker": "",
-                    "in_doubt": doubt,
-                }
-                return self._touch(ref, attempt, change)
-            case w.Finish(ref=ref, attempt=fence, state=state, error=error):
-                return self._touch(ref, fence, {"state": state, "error": error, "worker": ""})
-            case w.Claim():
-                return self._claim(write)
-            case w.AppendEntry(stream=stream, body=body, at=at, key=key, ends=ends):
-                n = self.lasts.get(stream, 0) + 1
-                self.lasts[stream] = n
-                self.entries.append(ImageEntry(stream, n, body, at, key))
-                if ends:
-                    self.apply(w.Advance(key, State.DONE, at, w.numbered(n)))
-                return n
-            case w.RewriteEntry(stream=stream, n=n, body=body):
-                if not self.bodies.get((stream, n)):
-                    return False
-                self.bodies[stream, n] = body
-                return True
-            case w.CheckItem(bucket=bucket, name=name, body=wanted):
-                found = self.items.get((bucket, name))
-                return found is not None and wanted in (None, found)
-            case w.MoveCursor(stream=stream, reader=reader, n=n):
-                where = (stream, reader)
-                self.cursors[where] = max(self.cursors.get(where, 0), min(n, self.lasts.get(stream, 0)))
-                return self.cursors[where]
+                return self._withdraw(key)
+            case w.Advance(key=key, to=to, answer=answer, at=at):
+                return self._advance(key, to, answer, at)
+            case w.Deliver():
+                return self._deliver(operation)
+            case w.Take() | w.Renew() | w.Postpone() | w.Finish():
+                return self._change(operation)
+            case w.Claim(channel=channel, now=now, limit=limit):
+                due = self._rows.due(channel, now, limit)
+                return [self._start_attempt(each, operation.worker, operation.due) for each in due]
+            case w.AppendEntry() | w.RewriteEntry() | w.MoveCursor():
+                return self._apply_to_stream(operation)
             case w.RaiseMark(mark=mark, n=n, ms=ms):
-                old = self.marks.get(mark)
-                if not w.is_later(n, ms, old):
-                    return False
-                self.marks[mark] = (n, max(ms, old[1] if old else ms))
-                return True
+                return self._raise_mark(mark, n, ms)
             case w.RecordRefusal():
-                self.refusals.append(write)
+                self._rows.refuse(operation)
                 return None
-            case w.PutItem(bucket=bucket, name=name, body=body):
-                new = (bucket, name) not in self.items
-                self.items[bucket, name] = body
-                return new
-            case w.PutNewItem(bucket=bucket, name=name, body=body):
-                if (bucket, name) in self.items:
-                    return False
-                self.items[bucket, name] = body
-                return True
-            case w.DropItem(bucket=bucket, name=name, only=only):
-                there = self.items.get((bucket, name))
-                return only in (None, there) and self.items.pop((bucket, name), None) is not None
+            case w.PutItem() | w.PutNewItem() | w.DropItem() | w.CheckItem():
+                return self._apply_to_item(operation)
 
-    def _admit(self, write: w.Admit, message: Message, at: int) -> Verdict:
-        verdict = self._known(message)
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, admit: w.Admit) -> Verdict:
+        verdict = self._known(admit.message)
         if verdict is None:
-            if not self.floor.covers(write.until, message.made):
-                self.messages[message.key] = MessageRow(message.fingerprint, write.state, admit=write)
+            if not self._rows.floor.covers(admit.until, admit.message.made):
+                self._rows.admit(admit)
                 return FRESH
             verdict = FORGOTTEN
-        return self._told(message, verdict, at)
+        return self._told(admit.message, verdict, admit.at)
 
     def _known(self, message: Message) -> Verdict | None:
-        held = self.messages.get(message.key)
-        if held is None:
+        row = self._rows.message(message.key)
+        if row is None:
             return None
-        if held.fingerprint != message.fingerprint:
+        if row.fingerprint != message.fingerprint:
             return CONFLICT
-        return Verdict(Word.DUPLICATE, held.state, held.answer)
+        return Verdict(Word.DUPLICATE, row.state, row.answer)
 
     def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
+        """Return the verdict, and record it if it is a refusal."""
         if verdict.word is not Word.DUPLICATE:
-            self.refusals.append(rows.refusal_of(message, verdict, at))
+            self._rows.refuse(w.refusal_of(message, verdict, at))
         return verdict
 
-    def _touch(self, ref: w.DeliveryRef, fence: int | None, change: dict[str, Any]) -> bool:
-        delivery = self._deliveries.get(ref.key, {}).get(ref)
-        if delivery is None or delivery.state.terminal or fence not in (None, delivery.attempt):
+    def _withdraw(self, key: bytes) -> bool:
+        row = self._rows.message(key)
+        if row is None or row.state.terminal:
             return False
-        self.put(replace(delivery, **change))
+        self._rows.withdraw(key)
         return True
 
-    def _claim(self, claim: w.Claim) -> list[w.Delivery]:
-        due = [
-            d
-            for d in self.deliveries()
-            if d.ref.channel == claim.channel and not d.state.terminal and d.due <= claim.now
-        ]
-        due.sort(key=lambda d: (d.due, d.ref.key, d.ref.recipient, d.ref.round))
-        taken = [
-            replace(d, state=State.SENT, attempt=d.attempt + 1, due=claim.due, worker=claim.worker)
-            for d in due[: claim.limit]
-        ]
-        for delivery in taken:
-            self.put(delivery)
-        return taken
+    def _advance(self, key: bytes, to: State, answer: Answer | None, at: int) -> w.Advanced:
+        row = self._rows.message(key)
+        if row is None:
+            return w.Advanced(False, None)
+        if row.state not in SOURCES[to]:
+            return w.Advanced(False, row.state, row.answer)
+        self._rows.move(key, to, answer, at)
+        return w.Advanced(True, to, answer)
+
+    # ── deliveries ───────────────────────────────────────────────────────────────────────────────
+
+    def _deliver(self, new: w.Deliver) -> bool:
+        if self._rows.delivery(new.ref) is not None:
+            return False
+        state = State.SENT if new.attempt else State.ACCEPTED
+        self._rows.put_delivery(w.Delivery(new.ref, state, new.attempt, new.due, new.expires, new.worker))
+        return True
+
+    def _change(self, change: w.Take | w.Renew | w.Postpone | w.Finish) -> bool:
+        old = self._fenced(change.ref, change.attempt)
+        if old is None:
+            return False
+        match change:
+            case w.Take(worker=worker, due=due):
+                self._start_attempt(old, worker, due)
+            case w.Renew(due=due):
+                self._rows.put_delivery(replace(old, due=due))
+            case w.Postpone(due=due, error=error, in_doubt=doubt):
+                waits = replace(old, state=State.ACCEPTED, due=due, error=error, worker="", in_doubt=doubt)
+                self._rows.put_delivery(waits)
+            case w.Finish(state=state, error=error):
+                self._rows.put_delivery(replace(old, state=state, error=error, worker=""))
+        return True
+
+    def _fenced(self, ref: w.DeliveryRef, attempt: int | None) -> w.Delivery | None:
+        """Return a delivery that has not ended, if `attempt` is its last one; None stands for any attempt."""
+        found = self._rows.delivery(ref)
+        if found is None or found.state.terminal or attempt not in (None, found.attempt):
+            return None
+        return found
+
+    def _start_attempt(self, old: w.Delivery, worker: str, due: int) -> w.Delivery:
+        new = replace(old, state=State.SENT, attempt=old.attempt + 1, due=due, worker=worker)
+        self._rows.put_delivery(new)
+        return new
+
+    # ── streams, marks, items ────────────────────────────────────────────────────────────────────
+
+    def _apply_to_stream(self, operation: w.AppendEntry | w.RewriteEntry | w.MoveCursor) -> int | bool:
+        rows = self._rows
+        match operation:
+            case w.AppendEntry(stream=stream, key=key, at=at, ends=ends):
+                n = rows.last(stream) + 1
+                rows.append(n, operation)
+                if ends:
+                    self._advance(key, State.DONE, w.numbered(n), at)
+                return n
+            case w.RewriteEntry(stream=stream, n=n, body=body):
+                if not rows.entry_body(stream, n):
+                    return False
+                rows.rewrite(stream, n, body)
+                return True
+            case w.MoveCursor(stream=stream, reader=reader, n=n):
+                reached = max(rows.cursor(stream, reader), min(n, rows.last(stream)))
+                rows.put_cursor(stream, reader, reached)
+                return reached
+
+    def _raise_mark(self, mark: str, n: int, ms: int) -> bool:
+        old = self._rows.mark(mark)
+        if not w.is_later(n, ms, old):
+            return False
+        self._rows.put_mark(mark, n, ms if old is None else max(ms, old[1]))
+        return True
+
+    def _apply_to_item(self, operation: w.PutItem | w.PutNewItem | w.DropItem | w.CheckItem) -> bool:
+        rows, bucket, name = self._rows, operation.bucket, operation.name
+        found = rows.item(bucket, name)
+        match operation:
+            case w.PutItem(body=body):
+                rows.put_item(bucket, name, body)
+                return found is None
+            case w.PutNewItem(body=body):
+                if found is None:
+                    rows.put_item(bucket, name, body)
+                return found is None
+            case w.DropItem(only=only):
+                there = found is not None and only in (None, found)
+                if there:
+                    rows.drop_item(bucket, name)
+                return there
+            case w.CheckItem(body=wanted):
+                return found is not None and wanted in (None, found)
+
+
+def earliest(deliveries: Iterable[w.Delivery], channel: str, now: int, limit: int) -> list[w.Delivery]:
+    """Return those deliveries that a claim takes: open, of the channel, due; the oldest first."""
+    due = [d for d in deliveries if d.ref.channel == channel and not d.state.terminal and d.due <= now]
+    due.sort(key=lambda d: (d.due, d.ref.key, d.ref.recipient, d.ref.round))
+    return due[:limit]

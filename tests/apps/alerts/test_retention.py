@@ -47,7 +47,7 @@ class Office:
         body = msgspec.json.encode({"profile_id": "home", "trigger_reason": "smoke"})
         message = Message("gate", f"event-{n}", "alert_event", "home", body, now)
         told = Deliver(DeliveryRef(message.key, "alert", "mail"), now)
-        await self.ledger.write(Admit(message, now + kept, now, state, (told,)))
+        await self.ledger.write(Admit(message, now + kept, now, state, (told,), listed=True))
         return message
 
     async def ended(self, message: Message) -> None:

@@ -62,7 +62,7 @@ class Room:
     async def say(self) -> None:
         line = LineFrame("one_chat", "1_1", "ann")
         now = self.clock.now()
-        (n,) = await self.ledger.write(AppendEntry(c.stream(CONV), encode(line), now))
+        n = await self.ledger.apply(AppendEntry(c.stream(CONV), encode(line), now))
         assert isinstance(n, int)
         self.subscriptions.tell(CONV, n, c.show(CONV, n, line, now), self._ann, now)
 

@@ -339,7 +339,7 @@ def test_a_delivery_that_somebody_added_goes_out() -> None:
     (parcel,) = parcels(tower.report())
     tower.went(parcel)
     ref = DeliveryRef(tower.event().key, "alert", "other", 200)
-    tower.driver.ledger._apply(Deliver(ref, tower.clock.now()))
+    tower.driver.ledger.execute((Deliver(ref, tower.clock.now()),))
     open_ = OpenDelivery(tower.event(), State.DONE, tower.disk.deliveries[ref])
     tower.driver.give(MachineEvent(DeliveriesChanged(ref.key, (open_,))))
     (parcel,) = parcels(tower.driver.wait(0))

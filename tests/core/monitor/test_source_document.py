@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from duly.core.fanout.plan import AttemptResult
-from duly.core.messages import Message, Verdict, Word
+from duly.core.messages import Message, Word
 from duly.core.monitor.signals import DeviceBack, SentinelPolicy, SignalRuling
 from duly.core.monitor.suppression import Ruling
 from duly.core.operations import Admit, Deliver, DeliveryRef
@@ -79,8 +79,7 @@ async def test_2_b_the_unique_key_refuses_a_second_row_of_an_event_and_of_a_deli
         delivery = Deliver(DeliveryRef(message.key, "alert", "mail", 0), now, now + DAY)
         for word in (Word.FRESH, Word.DUPLICATE):
             admit = Admit(message, now + DAY, now, then=(delivery, delivery))
-            verdict = (await ledger.write(admit))[0]
-            assert isinstance(verdict, Verdict)
+            verdict = await ledger.apply(admit)
             assert verdict.word is word
         assert len(await ledger.deliveries(message.key)) == 1
 
@@ -89,8 +88,8 @@ async def test_2_c_concurrent_uploads_of_one_event_are_one_event(tmp_path: Path)
     async with await open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         now = ledger.clock.now()
         message = Message("gate", "event-1", "alert_event", "home", b"{}", now)
-        found = await asyncio.gather(*(ledger.write(Admit(message, now + DAY, now)) for _ in range(100)))
-        words = [results[0].word for results in found if isinstance(results[0], Verdict)]
+        found = await asyncio.gather(*(ledger.apply(Admit(message, now + DAY, now)) for _ in range(100)))
+        words = [verdict.word for verdict in found]
         assert (words.count(Word.FRESH), words.count(Word.DUPLICATE)) == (1, 99)
 
 

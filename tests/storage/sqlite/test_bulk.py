@@ -14,7 +14,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, Word
 from duly.storage.memory import MemoryLedger
 from duly.storage.sqlite import bulk as sqlite_bulk
-from duly.storage.sqlite.bulk import UsualCase
+from duly.storage.sqlite.bulk import OptimisticFlush
 from duly.storage.sqlite.ledger import SqliteLedger
 
 AT = 1_700_000_000_000_000
@@ -105,15 +105,15 @@ async def test_a_flush_does_what_its_writes_do_one_by_one(
         assert await settled(ledger) == await settled(model)
 
 
-def a_bet_on(*flush: w.Group) -> bool:
-    bet = UsualCase(lambda stream: 10)
-    return all(bet.add(group) is not None for group in flush)
+def is_usual(*groups: w.Group) -> bool:
+    flush = OptimisticFlush(lambda stream: 10)
+    return all(flush.add(group) is not None for group in groups)
 
 
-def test_what_usually_comes_together_is_bet_on() -> None:
-    assert a_bet_on(*(launch(n) for n in range(100)), *(end(n) for n in range(100, 200)))
-    assert a_bet_on(receipt(1), end(1))
-    assert a_bet_on(
+def test_what_usually_comes_together_is_written_in_bulk() -> None:
+    assert is_usual(*(launch(n) for n in range(100)), *(end(n) for n in range(100, 200)))
+    assert is_usual(receipt(1), end(1))
+    assert is_usual(
         *(say(n) for n in range(100)), reach(12), reach(12, reader="bob"), (w.AppendEntry("d", b"", AT),)
     )
 
@@ -152,36 +152,38 @@ def test_what_usually_comes_together_is_bet_on() -> None:
     ],
 )
 def test_what_depends_on_its_remote_is_not(flush: list[w.Group]) -> None:
-    assert not a_bet_on(*flush)
+    assert not is_usual(*flush)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 16, 63, 64, 65, 200])
 async def test_any_number_of_rows_is_carried_out(tmp_path: Path, count: int) -> None:
     async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
         started = await ledger.commit([launch(n) for n in range(count)])
-        assert started == [[FRESH, True, True]] * count
+        assert [each.values for each in started] == [[FRESH, True, True]] * count
         ended = await ledger.commit([end(n) for n in range(count)])
-        assert {results[0] for results in ended} == {True}
+        assert {results.values[0] for results in ended} == {True}
         assert (await ledger.size()).messages == (await ledger.size()).deliveries == count
         assert await ledger.open_deliveries("device") == []
         assert await ledger.marks() == {"m": (count - 1, AT // 1000 + count - 1)}
 
 
-async def test_a_lost_bet_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_optimistic_flush_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost: list[bool] = []
-    settle = sqlite_bulk.BulkWriter.settle
+    write = sqlite_bulk.BulkWriter.write
 
-    def watched(self: sqlite_bulk.BulkWriter, bet: UsualCase, floor: int) -> bool:
-        won = settle(self, bet, floor)
-        lost.append(not won)
-        return won
+    def watched(self: sqlite_bulk.BulkWriter, flush: OptimisticFlush, floor: int) -> bool:
+        usual = write(self, flush, floor)
+        lost.append(not usual)
+        return usual
 
-    monkeypatch.setattr(sqlite_bulk.BulkWriter, "settle", watched)
+    monkeypatch.setattr(sqlite_bulk.BulkWriter, "write", watched)
     async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
         await ledger.commit([launch(5)])
         results = await ledger.commit([launch(4), launch(5), launch(6), end(9)])
         assert lost == [False, True]
-        assert [r[0] is FRESH for r in results] == [True, False, True, False]
+        assert [r.values[0] is FRESH for r in results] == [True, False, True, False]
         late = await ledger.find(message(4).key)
         assert late is not None
         assert late.state is State.SUPERSEDED

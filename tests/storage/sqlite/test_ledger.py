@@ -267,7 +267,8 @@ async def of_schema_one(path: Path) -> None:
     db.pragma("application_id", APPLICATION_ID)
     db.execute("ATTACH ? AS current", (str(current),))
     for table in ("messages", "streams", "entries"):
-        db.execute(f"INSERT INTO main.{table} SELECT * FROM current.{table}")
+        columns = ", ".join(name for _, name, *_ in db.execute(f"PRAGMA main.table_info({table})"))
+        db.execute(f"INSERT INTO main.{table} SELECT {columns} FROM current.{table}")
     db.close()
 
 

@@ -177,12 +177,9 @@ class Heartbeats:
         """Store it, if nothing has been stored since."""
         body = _encode(new)
         if old is None:
-            (stored,) = await self._ledger.write(PutNewItem(PROMISES, name, body))
-        else:
-            stored, *_ = await self._ledger.write(
-                CheckItem(PROMISES, name, old, then=(PutItem(PROMISES, name, body),))
-            )
-        return bool(stored)
+            return await self._ledger.apply(PutNewItem(PROMISES, name, body))
+        put = PutItem(PROMISES, name, body)
+        return await self._ledger.apply(CheckItem(PROMISES, name, old, then=(put,)))
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 

@@ -156,7 +156,7 @@ class AlertOperations:
 
     async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
         """The newest alerts below `before`, newest first."""
-        while limit > 0 and (page := await self._ledger.alerts(before, min(PAGE, limit))):
+        while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(PAGE, limit))):
             for record in page:
                 yield record
             before = (page[-1].accepted_at, page[-1].message.key)
@@ -246,14 +246,14 @@ class AlertOperations:
                 status = structs.replace(
                     alert.status, standing=standing, by=by, at=now, note=note, claimed=claimed
                 )
-                (said, *_) = await self._ledger.write(self._unless_changed(alert, status, now))
+                said = await self._ledger.apply(self._unless_changed(alert, status, now))
                 if said:
                     break
                 alert = await self.get(alert.key) or alert
         await self._changed(alert.key)
         return status
 
-    def _unless_changed(self, alert: AlertRecord, status: AlertStatus, now: int) -> Write:
+    def _unless_changed(self, alert: AlertRecord, status: AlertStatus, now: int) -> PutNewItem | CheckItem:
         """A new status with what follows from it, if nobody has said anything since the alert was read."""
         put, follow = self._put(alert, status), self._follow(alert, status, now)
         if alert.said is None:
@@ -419,10 +419,10 @@ class AlertOperations:
         tried = {one.ref.recipient for one in alert.deliveries}
         recorded = RecordRefusal(message.scope, message.id[:ID_SHOWN], "untold", reason, now)
         writes: Group = (DropItem(UNTOLD, name), recorded, *self._to_fallback(alert, now, tried))
-        (noted, *_) = await self._ledger.write(CheckItem(UNTOLD, name, then=writes))
+        noted = await self._ledger.apply(CheckItem(UNTOLD, name, then=writes))
         if noted:
             await self._changed(alert.key)
-        return bool(noted)
+        return noted
 
     def _to_fallback(self, alert: AlertRecord, now: int, tried: Collection[str]) -> list[Deliver]:
         """To those of the default profile, besides these."""
@@ -461,15 +461,15 @@ class AlertOperations:
         over = [DropItem(SILENCES, old) for old, one in existing.items() if one.until < now]
         number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
         body = msgspec.json.encode(silence)
-        while not (await self._ledger.write(PutNewItem(SILENCES, str(number), body), changed(), *over))[0]:
+        while not await self._ledger.apply(PutNewItem(SILENCES, str(number), body), changed(), *over):
             number += 1  # somebody was faster
         await self._changed(b"")
         return str(number)
 
     async def unsilence(self, name: str) -> bool:
-        gone, _ = await self._ledger.write(DropItem(SILENCES, name), changed())
+        gone = await self._ledger.apply(DropItem(SILENCES, name), changed())
         await self._changed(b"")
-        return bool(gone)
+        return gone
 
     async def silences(self) -> dict[str, Silence]:
         bucket = await self._ledger.bucket(SILENCES)

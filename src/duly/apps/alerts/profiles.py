@@ -313,9 +313,9 @@ class Profiles:
 
     async def remove(self, name: str) -> bool:
         """Forget a profile; whether there was one. Its addresses stay."""
-        gone, _ = await self._ledger.write(DropItem(PROFILES, name), changed())
+        gone = await self._ledger.apply(DropItem(PROFILES, name), changed())
         await self.refresh()
-        return bool(gone)
+        return gone
 
     async def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
         """The label of an address, what to write down of it, and its secret if that is new."""

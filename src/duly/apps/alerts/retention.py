@@ -68,7 +68,7 @@ async def _aged(ledger: Ledger, before: int) -> AsyncIterator[list[AgedMessage]]
     """Alerts whose deliveries are due to be forgotten, page by page."""
     reached, _ = (await ledger.marks(MARK)).get(MARK, (0, 0))
     after = (reached, OLDEST[1])
-    while page := await ledger.aged(after, before, STEP):
+    while page := await ledger.aged(EVENT, after, before, STEP):
         yield page
         after = (page[-1].accepted_at, page[-1].key)
         if len(page) < STEP:

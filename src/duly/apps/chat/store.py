@@ -19,9 +19,10 @@ from duly.apps.chat.conversations import HORIZON, Request
 from duly.core import horizon as horizons
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, Word
-from duly.core.operations import Group, OpenDelivery, Recall, Results, numbered
+from duly.core.operations import Admit, AppendEntry, Group, OpenDelivery, Recall, Results, numbered
 from duly.core.outbox import UNABLE
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Reply, Step, Todo
+from duly.errors import ProgramError
 from duly.wire.session import Session
 
 CHANNEL: Final = "chat"
@@ -98,9 +99,12 @@ class LineStore:
 
 
 def _verdict(results: Results) -> Verdict:
-    """What was said of the message, behind what its guards found; with its number, if it is new."""
-    at = next(i for i, result in enumerate(results) if isinstance(result, Verdict))
-    verdict = cast("Verdict", results[at])
-    if not verdict.fresh:
-        return verdict
-    return Verdict(Word.FRESH, State.DONE, numbered(cast("int", results[at + 1])))
+    """Return what was said of the message, with the number of its line if it is new.
+
+    It was admitted, or only recalled: because it is too old, or because a guard did not let it pass.
+    """
+    verdict = results.first(Admit) or results.first(Recall)
+    if verdict is None:
+        raise ProgramError("a request neither admits nor recalls its message")
+    n = results.first(AppendEntry)
+    return verdict if n is None else Verdict(Word.FRESH, State.DONE, numbered(n))

@@ -427,18 +427,16 @@ class Subscriptions:
             while self._moves or self._waits:
                 moves, self._moves = self._moves, {}
                 waits, self._waits = self._waits, {}
-                writes: list[Write] = [
-                    MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()
-                ]
+                cursors = [MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()]
+                writes: list[Write] = [*cursors]
                 writes += [note_waiting(conv, name, waiting) for (conv, name), waiting in waits.items()]
                 try:
-                    reached = await self._ledger.write(*writes)
+                    results = await self._ledger.write(*writes)
                 except LedgerError:
                     self._moves = moves | self._moves
                     self._waits = waits | self._waits
                     return  # until the ledger is back
-                for (conv, reader), n in zip(moves, reached, strict=False):
-                    assert isinstance(n, int)
+                for (conv, reader), n in zip(moves, results.of_each(cursors), strict=True):
                     self._moved(conv, reader, n)
         finally:
             self._saving = False

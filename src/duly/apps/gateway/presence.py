@@ -66,10 +66,8 @@ class DevicePresence:
         await self._note(device, CheckItem(PRESENT, device, then=(DropItem(PRESENT, device), entry)), entry)
 
     async def _note(self, device: str, change: PutNewItem | CheckItem, entry: AppendEntry) -> None:
-        changed, *rest = await self._ledger.write(change)
-        if changed:
-            n = rest[-1]
-            assert isinstance(n, int)
+        n = (await self._ledger.write(change)).find(entry)
+        if n is not None:
             await self._pushes.tell(device, n, entry.body)
 
     def _later(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from duly.core import horizon as horizons
 from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict
-from duly.core.operations import Admit, AppendEntry, PutItem, Recall, Write
+from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable
@@ -104,8 +104,7 @@ class PushService:
         mark = blake2b(said, digest_size=16).digest()
         if old and await self._ledger.item(LAST, device) == mark:
             return
-        n, *_ = await self._ledger.write(entry, *([PutItem(LAST, device, mark)] if said else []))
-        assert isinstance(n, int)
+        n = await self._ledger.apply(entry, *([PutItem(LAST, device, mark)] if said else []))
         await self.tell(device, n, entry.body)
 
     async def receive(self, session: Session, device: str, frame: Frame) -> Verdict:
@@ -135,15 +134,13 @@ class PushService:
             return known
         entry = self.entry(device, kind, data, message.key, more)
         refusal = horizons.judge(message, HORIZON, now)
-        write: Write = Recall(message, refusal, now) if refusal is not None else Admit(
+        write: Admit | Recall = Recall(message, refusal, now) if refusal is not None else Admit(
             message, horizons.remember_until(message, HORIZON), now, then=(entry,)
         )  # fmt: skip
-        verdict, *rest = await self._ledger.write(write)
-        assert isinstance(verdict, Verdict)
-        if rest:
-            assert isinstance(rest[0], int)
-            await self.tell(device, rest[0], entry.body)
-        return verdict
+        results = await self._ledger.write(write)
+        if (n := results.find(entry)) is not None:
+            await self.tell(device, n, entry.body)
+        return results.of(write)
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 

@@ -359,8 +359,7 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
     message, now = record.message, ledger.clock.now()
     ref = DeliveryRef(message.key, CHANNEL, message.recipient)
     end = Advance(message.key, State.CANCELLED, now, CANCELLED)
-    finished, *_ = await ledger.write(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
-    return bool(finished)
+    return await ledger.apply(Finish(ref, None, State.CANCELLED, CANCELLED.reason, (end,)))
 
 
 def _until(now: int, expires: float) -> int:

@@ -159,7 +159,7 @@ class Attempts:
         write = Postpone(item.ref, item.attempt, item.due, reason, item.in_doubt)
 
         def done(results: Results, now: int) -> list[Todo]:
-            if not results[0]:
+            if not results.of(write):
                 return self.lose(item, now)
             if not item.gone:
                 self._active.routes[item.where].add(item)
@@ -213,12 +213,9 @@ class Attempts:
 
         def done(results: Results, now: int) -> list[Todo]:
             todo: list[Todo] = []
-            left_over = iter(results)
-            for write in writes:
-                if not next(left_over):
+            for write, ended in zip(writes, results.of_each(writes), strict=True):
+                if not ended:
                     continue  # fenced: a newer attempt is under way, or it had ended already
-                for _ in write.then:
-                    next(left_over)
                 key = write.ref.key
                 if key in over:
                     live, state, answer = over[key]

@@ -132,12 +132,12 @@ class Fanout:
         return [self._admit(live, plan, now)]
 
     def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-        def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
-            return [Reply(origin, message, verdict)]
+        recall = Recall(message, otherwise, now)
 
-        return Step((Recall(message, otherwise, now),), done, (Reply(origin, message, UNABLE),))
+        def done(results: Results, now: int) -> list[Todo]:
+            return [Reply(origin, message, results.of(recall))]
+
+        return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
     def _until(self, message: Message, now: int) -> int:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
@@ -147,8 +147,7 @@ class Fanout:
         end, answer = plan.end
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             if not verdict.fresh:
                 self.counts.duplicates += 1
                 return [Reply(origin, message, verdict)]
@@ -158,7 +157,8 @@ class Fanout:
         plain = answer == Answer()
         then: Group = () if plain else (Advance(message.key, end, now, answer),)
         then += self._asks.notes(message, end)
-        admit = Admit(message, self._until(message, now), now, end if plain else State.ACCEPTED, then)
+        state = end if plain else State.ACCEPTED
+        admit = Admit(message, self._until(message, now), now, state, then, listed=True)
         return Step((admit,), done, (Reply(origin, message, UNABLE),))
 
     def _admit(self, live: ActiveMessage, plan: DeliveryPlan, now: int) -> Step:
@@ -179,8 +179,7 @@ class Fanout:
         state = State.SENT if launched else State.ACCEPTED
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             if not verdict.fresh:
                 self._not_fresh(live, launched)
                 return [Reply(origin, message, verdict) for origin in live.origins]
@@ -197,7 +196,7 @@ class Fanout:
                 todo.append(self._carry([item], item.urgent))
             return todo
 
-        admit = Admit(message, self._until(message, now), now, state, tuple(writes))
+        admit = Admit(message, self._until(message, now), now, state, tuple(writes), listed=True)
         failed = tuple(Reply(origin, message, UNABLE) for origin in live.origins)
         return Step((admit,), done, failed)
 
@@ -216,8 +215,7 @@ class Fanout:
             return self._recall(message, refusal, origin, now)
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
+            verdict = results.of(admit)
             return [Reply(origin, message, verdict), *([MachineEffect(amend)] if verdict.fresh else [])]
 
         admit = Admit(message, self._until(message, now), now, State.DONE, amend.writes)
@@ -258,7 +256,7 @@ class Fanout:
 
             def done(results: Results, now: int) -> list[Todo]:
                 todo: list[Todo] = []
-                for item, taken in zip(some, results, strict=True):
+                for item, taken in zip(some, results.of_each(writes), strict=True):
                     if taken:
                         item.attempt += 1
                         ours.append(item)

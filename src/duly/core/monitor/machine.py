@@ -427,9 +427,8 @@ class Monitor:
             if not at_once:
                 return then  # it may have been started meanwhile, by a step of its own
             self._starting.discard(message.key)
-            verdict = results[0]
-            assert isinstance(verdict, Verdict)
-            return [*then, self._outbox.launched(message, 1, -1, now)] if verdict.fresh else then
+            fresh = results.of(admit).fresh
+            return [*then, self._outbox.launched(message, 1, -1, now)] if fresh else then
 
         return Step((admit, *more), done)
 
@@ -451,9 +450,10 @@ class Monitor:
 
         def done(results: Results, now: int) -> list[Todo]:
             self._starting.discard(message.key)
-            return [self._outbox.launched(message, 1, -1, now)] if results[0] else []
+            return [self._outbox.launched(message, 1, -1, now)] if results.of(take) else []
 
-        return Step((self._outbox.relaunch(message, 0, now), Advance(message.key, State.SENT, now)), done)
+        take = self._outbox.relaunch(message, 0, now)
+        return Step((take, Advance(message.key, State.SENT, now)), done)
 
     def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
         """It never left, and never will."""

@@ -1,27 +1,34 @@
-"""One flush in PostgreSQL: read the rows it touches, carry the writes out on them, write back what changed.
+"""One flush in PostgreSQL: lock the rows it touches, carry operations out on them, write back what changed.
 
 The laws. Rows that may change are locked when they are read, in the order of their keys, and tables in the
 order of this file. A row that was absent is inserted only if it still is: if another hub was faster,
 `ConcurrentChange` is raised, the transaction is rolled back and done again, and finds the row.
 
 Admission reserves first: it inserts every message that may be admitted, and what was inserted is known to
-have been absent. Only then is the floor read: if an id was forgotten between somebody's look and our
-insert, whoever forgot it had raised the floor in the same transaction, so we see it now. Nobody waits.
+have been absent. Only then is the floor read: if another hub forgot an id between our look and our insert, it
+raised the floor in the same transaction, so we see it now. No hub waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import pack_answer
+from duly.core.messages import Answer, pack_answer
 from duly.core.trusted_time import Floor
 from duly.storage import sql
-from duly.storage.interpreter import Footprint, Interpreter, MessageRow
+from duly.storage.interpreter import Interpreter, earliest
 from duly.storage.ledger import REFUSALS_KEPT
+from duly.storage.postgres.footprint import Footprint
 from duly.storage.sql import rows
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ConcurrentChange(Exception):
@@ -29,37 +36,161 @@ class ConcurrentChange(Exception):
 
 
 class PostgresConnection(Protocol):
-    async def fetch(self, query: str, *args: Any) -> Sequence[Any]: ...
+    """What a flush needs of an asyncpg connection."""
+
+    async def fetch(self, query: str, *args: Any) -> Sequence[Any]:
+        """Run a statement and return its rows."""
+        ...
 
 
-class FlushResult(NamedTuple):
-    results: list[w.Results]
-    applied: list[tuple[w.Write, w.Result]]
+class LockedMessage(Struct, frozen=True, gc=False):
+    """A message as far as the verbs care."""
+
+    fingerprint: bytes
+    state: State
+    answer: Answer | None = None
+    moved_at: int | None = None
+    """when it was moved in this flush"""
+    admit: w.Admit | None = None
+    """set if it was admitted in this flush"""
 
 
-async def flush(connection: PostgresConnection, groups: Sequence[w.Group]) -> FlushResult:
+class LockedRows:
+    """The rows that a transaction has locked, as they stand while operations are carried out on them.
+
+    They are `duly.storage.interpreter.Rows`; what is not in the footprint is not here.
+    """
+
+    def __init__(self) -> None:
+        self.floor = Floor()
+        self.messages: dict[bytes, LockedMessage] = {}
+        self.withdrawn: set[bytes] = set()
+        self.lasts: dict[str, int] = {}
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.marks: dict[str, tuple[int, int]] = {}
+        self.items: dict[tuple[str, str], bytes] = {}
+        self.appended: dict[tuple[str, int], w.AppendEntry] = {}
+        self.bodies: dict[tuple[str, int], bytes] = {}
+        """of the entries that may be rewritten"""
+        self.refusals: list[w.RecordRefusal] = []
+        self._deliveries: dict[bytes, dict[w.DeliveryRef, w.Delivery]] = {}
+
+    def message(self, key: bytes) -> LockedMessage | None:
+        """Return what is known of a message."""
+        return self.messages.get(key)
+
+    def admit(self, admit: w.Admit) -> None:
+        """Note that a message was admitted."""
+        self.messages[admit.message.key] = LockedMessage(admit.message.fingerprint, admit.state, admit=admit)
+
+    def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
+        """Put a message into another state."""
+        self.messages[key] = replace(self.messages[key], state=to, answer=answer, moved_at=at)
+
+    def withdraw(self, key: bytes) -> None:
+        """Remove a message and its deliveries."""
+        del self.messages[key]
+        self._deliveries.pop(key, None)
+        self.withdrawn.add(key)
+
+    def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
+        """Return a delivery."""
+        of_one = self._deliveries.get(ref.key)
+        return None if of_one is None else of_one.get(ref)
+
+    def put_delivery(self, delivery: w.Delivery) -> None:
+        """Put a delivery here, new or changed."""
+        self._deliveries.setdefault(delivery.ref.key, {})[delivery.ref] = delivery
+
+    def deliveries(self) -> Iterator[w.Delivery]:
+        """Yield all deliveries."""
+        for of_one in self._deliveries.values():
+            yield from of_one.values()
+
+    def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
+        """Return the deliveries that a claim takes."""
+        return earliest(self.deliveries(), channel, now, limit)
+
+    def last(self, stream: str) -> int:
+        """Return the number of a stream's last entry."""
+        return self.lasts.get(stream, 0)
+
+    def append(self, n: int, entry: w.AppendEntry) -> None:
+        """Add an entry under its number."""
+        self.lasts[entry.stream] = n
+        self.appended[entry.stream, n] = entry
+
+    def entry_body(self, stream: str, n: int) -> bytes | None:
+        """Return the body of an entry."""
+        new = self.appended.get((stream, n))
+        return self.bodies.get((stream, n)) if new is None else new.body
+
+    def rewrite(self, stream: str, n: int, body: bytes) -> None:
+        """Replace the body of an entry."""
+        new = self.appended.get((stream, n))
+        if new is None:
+            self.bodies[stream, n] = body
+        else:
+            self.appended[stream, n] = replace(new, body=body)
+
+    def cursor(self, stream: str, reader: str) -> int:
+        """Return how far a reader has come."""
+        return self.cursors.get((stream, reader), 0)
+
+    def put_cursor(self, stream: str, reader: str, n: int) -> None:
+        """Note how far a reader has come."""
+        self.cursors[stream, reader] = n
+
+    def mark(self, name: str) -> tuple[int, int] | None:
+        """Return a high-water mark."""
+        return self.marks.get(name)
+
+    def put_mark(self, name: str, n: int, ms: int) -> None:
+        """Change a high-water mark."""
+        self.marks[name] = (n, ms)
+
+    def item(self, bucket: str, name: str) -> bytes | None:
+        """Return an item."""
+        return self.items.get((bucket, name))
+
+    def put_item(self, bucket: str, name: str, body: bytes) -> None:
+        """Put an item here, new or replaced."""
+        self.items[bucket, name] = body
+
+    def drop_item(self, bucket: str, name: str) -> None:
+        """Remove an item."""
+        del self.items[bucket, name]
+
+    def refuse(self, refusal: w.RecordRefusal) -> None:
+        """Record a refusal."""
+        self.refusals.append(refusal)
+
+
+async def flush(connection: PostgresConnection, groups: Sequence[w.Group]) -> list[w.Results]:
     """Carry groups out in order, within the transaction that is open on this connection."""
     work = _Flush(connection, Footprint(groups))
     await work.load()
-    applied: list[tuple[w.Write, w.Result]] = []
-    results = [w.execute(group, work.image.apply, applied) for group in groups]
+    interpreter = Interpreter(work.rows)
+    results = [interpreter.execute(group) for group in groups]
     await work.store()
-    return FlushResult(results, applied)
+    return results
 
 
 class _Flush:
+    """Reads the rows of a footprint, and writes back those that have changed."""
+
     def __init__(self, connection: PostgresConnection, footprint: Footprint) -> None:
         self._connection = connection
         self._footprint = footprint
         self._reserved: dict[bytes, w.Admit] = {}
         self._deliveries: dict[w.DeliveryRef, w.Delivery] = {}
-        self.image = Interpreter()
+        self.rows = LockedRows()
 
     async def _run(self, name: str, *args: Any) -> Sequence[Any]:
         return await self._connection.fetch(sql.queries("postgres")[name], *args)
 
     async def _run_many(self, name: str, values: Iterable[tuple[Any, ...]]) -> int:
-        """A statement over columns; how many rows it returned."""
+        """Run a statement over columns; return how many rows it returned."""
         columns = list(zip(*values, strict=True))
         return len(await self._run(name, *columns)) if columns else 0
 
@@ -77,7 +208,7 @@ class _Flush:
         await self._load_items()
 
     async def _load_messages(self) -> None:
-        touched, image = self._footprint, self.image
+        touched, held = self._footprint, self.rows
         asked = touched.recalls
         if touched.admits:
             ordered = sorted(touched.admits)
@@ -91,11 +222,11 @@ class _Flush:
         ):
             if keys:
                 for key, fingerprint, state, answer in await self._run(name, sorted(keys)):
-                    image.messages[key] = MessageRow(fingerprint, State(state), rows.answer_of(answer))
+                    held.messages[key] = LockedMessage(fingerprint, State(state), rows.answer_of(answer))
         if touched.admits:
-            if any(key not in image.messages and key not in self._reserved for key in touched.admits):
+            if any(key not in held.messages and key not in self._reserved for key in touched.admits):
                 raise ConcurrentChange  # it was there when we inserted and is gone now
-            image.floor = Floor(*(await self._run("floor"))[0])
+            held.floor = Floor(*(await self._run("floor"))[0])
 
     async def _load_deliveries(self) -> None:
         touched = self._footprint
@@ -106,36 +237,36 @@ class _Flush:
             found += await self._run("hold_due", channel, due.now, due.limit)
         self._deliveries = {d.ref: d for d in map(rows.delivery_of, found)}
         for delivery in self._deliveries.values():
-            self.image.put(delivery)
+            self.rows.put_delivery(delivery)
 
     async def _load_streams(self) -> None:
-        touched, image = self._footprint, self.image
+        touched, held = self._footprint, self.rows
         if touched.streams:
-            image.lasts.update(await self._run("hold_streams", sorted(touched.streams)))
+            held.lasts.update(await self._run("hold_streams", sorted(touched.streams)))
         if touched.cursors:
             if only_read := {stream for stream, _ in touched.cursors} - touched.streams:
-                image.lasts.update(await self._run("lasts", sorted(only_read)))
+                held.lasts.update(await self._run("lasts", sorted(only_read)))
             found = await self._run("hold_cursors", *zip(*sorted(touched.cursors), strict=True))
-            image.cursors.update({(stream, reader): n for stream, reader, n in found})
+            held.cursors.update({(stream, reader): n for stream, reader, n in found})
         if touched.entries:
             found = await self._run("hold_entries", *zip(*sorted(touched.entries), strict=True))
-            image.bodies.update({(stream, n): body for stream, n, body in found})
-        self._bodies = dict(image.bodies)
-        self._lasts, self._cursors = dict(image.lasts), dict(image.cursors)
+            held.bodies.update({(stream, n): body for stream, n, body in found})
+        self._bodies = dict(held.bodies)
+        self._lasts, self._cursors = dict(held.lasts), dict(held.cursors)
 
     async def _load_marks(self) -> None:
-        image = self.image
+        held = self.rows
         if self._footprint.marks:
             found = await self._run("hold_marks", sorted(self._footprint.marks))
-            image.marks.update({mark: (n, ms) for mark, n, ms in found})
-        self._marks = dict(image.marks)
+            held.marks.update({mark: (n, ms) for mark, n, ms in found})
+        self._marks = dict(held.marks)
 
     async def _load_items(self) -> None:
-        image = self.image
+        held = self.rows
         if self._footprint.items:
             found = await self._run("hold_items", *zip(*sorted(self._footprint.items), strict=True))
-            image.items.update({(bucket, name): body for bucket, name, body in found})
-        self._items = dict(image.items)
+            held.items.update({(bucket, name): body for bucket, name, body in found})
+        self._items = dict(held.items)
 
     # ── writing back ─────────────────────────────────────────────────────────────────────────────
 
@@ -148,28 +279,28 @@ class _Flush:
         await self._store_refusals()
 
     async def _store_messages(self) -> None:
-        image, reserved = self.image, self._reserved
-        stands = image.messages
+        held, reserved = self.rows, self._reserved
+        stands = held.messages
         # A reservation is used by the admission it was made for, or given up.
         unused = {k for k, admit in reserved.items() if k not in stands or stands[k].admit is not admit}
-        if gone := sorted(unused | image.withdrawn.difference(reserved)):
+        if gone := sorted(unused | held.withdrawn.difference(reserved)):
             await self._run("forget", gone)
             again = [stands[k].admit for k in gone if k in stands]
             await self._insert("admit", [rows.admission_row(admit) for admit in again if admit])
         moved = [
-            (key, int(held.state), None if held.answer is None else pack_answer(held.answer), held.moved_at)
-            for key, held in stands.items()
-            if held.moved_at is not None
+            (key, int(row.state), None if row.answer is None else pack_answer(row.answer), row.moved_at)
+            for key, row in stands.items()
+            if row.moved_at is not None
         ]
         await self._run_many("move", moved)
 
     async def _store_deliveries(self) -> None:
-        before, withdrawn = self._deliveries, self.image.withdrawn
+        before, withdrawn = self._deliveries, self.rows.withdrawn
         if withdrawn:
             await self._run("forget_deliveries", sorted(withdrawn))
         new: list[tuple[Any, ...]] = []
         changed: list[tuple[Any, ...]] = []
-        for delivery in self.image.deliveries():
+        for delivery in self.rows.deliveries():
             old = before.get(delivery.ref)
             if old is None or delivery.ref.key in withdrawn:
                 new.append(rows.row_of(delivery))
@@ -179,38 +310,38 @@ class _Flush:
         await self._run_many("change_deliveries", changed)
 
     async def _store_streams(self) -> None:
-        image = self.image
-        begun, extended = _changes(self._lasts, image.lasts)
+        held = self.rows
+        begun, extended = _changes(self._lasts, held.lasts)
         await self._insert("begin_streams", begun)
         await self._run_many("extend_streams", extended)
-        await self._run_many("append", [(e.stream, e.n, e.body, e.at, e.key) for e in image.entries])
-        _, rewritten = _changes(self._bodies, image.bodies)
+        await self._run_many(
+            "append", [(e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()]
+        )
+        _, rewritten = _changes(self._bodies, held.bodies)
         await self._run_many("rewrite", [(*where, body) for where, body in rewritten])
-        begun, extended = _changes(self._cursors, image.cursors)
-        await self._insert("begin_cursors", [(*where, n) for where, n in begun])
-        await self._run_many("move_cursors", [(*where, n) for where, n in extended])
+        new_cursors, moved = _changes(self._cursors, held.cursors)
+        await self._insert("begin_cursors", [(*where, n) for where, n in new_cursors])
+        await self._run_many("move_cursors", [(*where, n) for where, n in moved])
 
     async def _store_marks(self) -> None:
-        begun, raised = _changes(self._marks, self.image.marks)
+        begun, raised = _changes(self._marks, self.rows.marks)
         await self._insert("begin_marks", [(mark, *at) for mark, at in begun])
         await self._run_many("raise_marks", [(mark, *at) for mark, at in raised])
 
     async def _store_items(self) -> None:
-        stand = self.image.items
+        stand = self.rows.items
         new, replaced = _changes(self._items, stand)
         await self._run_many("drop", [where for where in self._items if where not in stand])
         await self._insert("put_new", [(*where, body) for where, body in new])
         await self._run_many("replace", [(*where, body) for where, body in replaced])
 
     async def _store_refusals(self) -> None:
-        if self.image.refusals:
-            await self._run_many("refuse", map(rows.refusal_row, self.image.refusals))
+        if self.rows.refusals:
+            await self._run_many("refuse", map(rows.refusal_row, self.rows.refusals))
             await self._run("forget_refusals", REFUSALS_KEPT)
 
 
-def _changes(
-    before: dict[Any, Any], after: dict[Any, Any]
-) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-    """What is new, in order, and what has changed."""
+def _changes(before: dict[K, V], after: dict[K, V]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
+    """Return what is new, in the order of the keys, and what has changed."""
     new = sorted((key, value) for key, value in after.items() if key not in before)
     return new, [(key, value) for key, value in after.items() if before.get(key, value) != value]

@@ -1,12 +1,11 @@
 """The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
 
-The laws. Callers gather (`duly.storage.group_commit`) and a flush is one transaction (`postgres_flush`), on a
-connection that nobody else can keep busy. A transaction that lost a race is done again. Results are given
-out after the server has flushed them, whatever its default is. When the server is away, callers hear it
-at once and nothing is half stored; when it is back, the same ledger goes on.
-A server that does not answer is as good as away, within seconds (`postgres_watch`).
-Another hub may end a message, so whoever waits is served by looking: one query for all of them.
-"""
+Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction (`flush.py`) on a
+connection of its own, so that no reader can keep it busy. A transaction that lost a race is done again.
+Results are given out after the server has flushed them, whatever its default is. When the server is away,
+callers hear it at once and nothing is half stored; when it is back, the same ledger goes on. A server that
+does not answer is as good as away, within seconds (`watch.py`). Another hub may end a message, so one query
+polls for all who wait."""
 
 from __future__ import annotations
 
@@ -17,29 +16,16 @@ from itertools import islice
 from typing import Any, Final
 
 from duly.core import operations as w
-from duly.core.trusted_time import Floor
-from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
+from duly.errors import LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.runtime.tasks import report
 from duly.storage import sql
-from duly.storage.group_commit import CommitBatch, GroupCommit
-from duly.storage.ledger import (
-    HOT_IDS,
-    NEWEST,
-    AgedMessage,
-    Description,
-    Ledger,
-    Record,
-    Refusal,
-    Size,
-    StreamEntry,
-    StreamPosition,
-    StreamRange,
-    Transaction,
-)
-from duly.storage.postgres.flush import ConcurrentChange, FlushResult, flush
+from duly.storage.group_commit import CommitBatch
+from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
+from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
 from duly.storage.sql import rows
+from duly.storage.sql.ledger import SqlLedger, as_duly
 
 SESSIONS: Final = 8
 """Most transactions of callers at once; two more connections are for reading, one is for the flush."""
@@ -66,28 +52,29 @@ GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.I
 """What a connection says that is given back when its server is away."""
 
 
-class PostgresLedger(Ledger):
-    """Opened by `duly.open_ledger("postgresql://…")`."""
+class PostgresLedger(SqlLedger):
+    """A ledger in PostgreSQL, opened by `duly.open_ledger("postgresql://…")`."""
 
+    dialect = "postgres"
     sole = False
 
     def __init__(self, url: str, clock: Clock | None, *, hot: int) -> None:
         super().__init__(clock, hot=hot)
         self._url = url
-        self._gather = GroupCommit(self._start, self._learn)
         self._pool: Any = None
-        self._line: Any = None
+        self._flusher: Any = None
         self._process: tuple[int, Any] = (0, None)
-        """the server's process behind the line"""
+        """the server's process behind the flusher"""
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._look_soon: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
+        """Connect, and bring the schema up to date."""
         ledger = cls(url, clock, hot=hot)
         try:
             with _translated():
@@ -103,7 +90,7 @@ class PostgresLedger(Ledger):
         return ledger
 
     async def _migrate(self) -> None:
-        queries = sql.queries("postgres")
+        queries = self._queries
         async with self._pool.acquire() as connection, connection.transaction(isolation="read_committed"):
             await connection.execute(queries["migrating"])
             if not await connection.fetchval(queries["has_schema"]):
@@ -113,15 +100,16 @@ class PostgresLedger(Ledger):
                 await connection.execute(queries["migrated"], migration.number, migration.name)
 
     async def close(self) -> None:
-        await self._gather.close()
+        """Finish what was handed over, then close every connection."""
+        await self._group_commit.close()
         self._closed = True
-        if self._look_soon is not None:
-            self._look_soon.cancel()
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
         self._wake_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._line is not None:
-            line, self._line = self._line, None
+        if self._flusher is not None:
+            line, self._flusher = self._flusher, None
             with suppress(*GONE):
                 await line.close(timeout=RELEASE_SECONDS)
         self._watch.close()
@@ -129,7 +117,7 @@ class PostgresLedger(Ledger):
             await self._close_pool()
 
     async def _close_pool(self) -> None:
-        """The pool waits for everybody to say goodbye; not for a server that does not answer."""
+        """Close the pool, which waits for its connections; but not for a server that does not answer."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._pool.close()
@@ -137,10 +125,6 @@ class PostgresLedger(Ledger):
             self._pool.terminate()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
-
-    def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
-        self._gather.not_within()
-        return self._gather.add(CommitBatch(groups))
 
     def _start(self, batches: list[CommitBatch]) -> None:
         self._spawn(self._flush(batches))
@@ -159,7 +143,7 @@ class PostgresLedger(Ledger):
                 batch.error = Stopped(f"the program ended before the ledger had answered; {MAYBE}")
             raise
         finally:
-            self._gather.flushed(batches)
+            self._group_commit.flushed(batches)
 
     async def _commit(self, batches: list[CommitBatch]) -> None:
         try:
@@ -167,21 +151,20 @@ class PostgresLedger(Ledger):
         except Exception as problem:
             if len(batches) == 1 or isinstance(problem, LedgerError):
                 for batch in batches:
-                    batch.error = _as_duly(problem)
+                    batch.error = as_duly(problem)
                 return
             # One caller's trouble must not be everyone's: each gets a transaction of its own.
             for batch in batches:
                 await self._commit([batch])
         else:
-            results = iter(flushed.results)
+            results = iter(flushed)
             for batch in batches:
                 batch.results = list(islice(results, len(batch.groups)))
-            batches[0].applied = flushed.applied
 
-    async def _transact(self, groups: list[w.Group]) -> FlushResult:
+    async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
         for _ in range(ATTEMPTS):
             with _translated():
-                line = await self._ready_line()
+                line = await self._flush_connection()
                 transaction = line.transaction(isolation="read_committed")
                 try:
                     with self._watch.over(line):
@@ -191,7 +174,7 @@ class PostgresLedger(Ledger):
                     await transaction.rollback()
                     continue
                 except BaseException:
-                    self._hang_up()
+                    self._drop_flusher()
                     raise
             with _translated(committing=True):
                 try:
@@ -199,32 +182,33 @@ class PostgresLedger(Ledger):
                         await transaction.commit()
                 except BaseException:
                     self._doubts.add(self._process)
-                    self._hang_up()
+                    self._drop_flusher()
                     raise
             return flushed
         raise LedgerUnavailable(OVERTAKEN)
 
-    async def _ready_line(self) -> Any:
+    async def _flush_connection(self) -> Any:
         if self._doubts:
             await self._doubts.settle()
-        if self._line is None or self._line.is_closed():
-            self._line = await asyncpg.connect(self._url, **CONNECTING)
-            with self._watch.over(self._line):
-                self._process = await process_of(self._line)
-        return self._line
+        if self._flusher is None or self._flusher.is_closed():
+            self._flusher = await asyncpg.connect(self._url, **CONNECTING)
+            with self._watch.over(self._flusher):
+                self._process = await process_of(self._flusher)
+        return self._flusher
 
-    def _hang_up(self) -> None:
-        """Whatever was open on the connection is rolled back by the server."""
-        if self._line is not None:
-            self._line.terminate()
-            self._line = None
+    def _drop_flusher(self) -> None:
+        """Drop the flush connection; the server rolls back what was open on it."""
+        if self._flusher is not None:
+            self._flusher.terminate()
+            self._flusher = None
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction of the caller's own, on a connection from the pool."""
         return self._transaction()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
-        with self._gather.within():
+        with self._group_commit.within():
             async with self._sessions, self._connection() as connection:
                 session = _PostgresSession(connection, self._watch)
                 transaction = connection.transaction(isolation="read_committed")
@@ -241,11 +225,11 @@ class PostgresLedger(Ledger):
                     session.over = True
                 with _translated(committing=True), self._watch.over(connection):
                     await transaction.commit()
-        self._learn(session.applied)
+        self._learn(session.written)
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
-        # The pool is closed last. Whoever was woken by the closing must not find it open and wait again.
+        # The pool is closed last. A caller woken by the closing must not find it open and wait again.
         if self._closed:
             raise Stopped("this ledger is closed")
         try:
@@ -273,160 +257,79 @@ class PostgresLedger(Ledger):
     async def _read(self, name: str, *args: Any) -> list[Any]:
         async with self._connection() as connection:
             with self._asking_the_pool(), self._watch.over(connection):
-                found: list[Any] = await connection.fetch(sql.queries("postgres")[name], *args)
+                found: list[Any] = await connection.fetch(self._queries[name], *args)
         return found
 
-    async def find(self, key: bytes) -> Record | None:
-        found = await self._read("find", key)
-        return rows.record_of(found[0]) if found else None
+    def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
+        return list(keys)
 
-    async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        found = await self._read("key_below", top, count - 1)
-        return found[0][0] if found else None
-
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
-
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
-
-    async def open_deliveries(self, channel: str) -> list[w.OpenDelivery]:
-        return [rows.open_of(row) for row in await self._read("open", channel)]
+    def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
+        return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[w.OpenDelivery]:
+        """Return deliveries for these recipients that no worker holds."""
         return [rows.open_of(row) for row in await self._read("booked", channel, list(recipients))]
 
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[w.OpenDelivery]:
+        """Return what this worker should see to."""
         found = await self._read("strays", channel, list(here), worker, list(living), now)
         return [rows.open_of(row) for row in found]
 
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
+        """Return what is known of these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
+        """Return the last number of each of these streams."""
         return dict(await self._read("lasts", list(streams))) if streams else {}
 
-    async def deliveries(self, key: bytes) -> list[w.Delivery]:
-        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
-
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
-        return [StreamEntry(*row) for row in await self._read("entries", stream, after, limit)]
-
-    async def extent(self, stream: str) -> StreamRange:
-        ((first, last),) = await self._read("extent", stream)
-        last = last or 0
-        return StreamRange(first or last + 1, last)
-
-    async def cursor(self, stream: str, reader: str) -> int:
-        found = await self._read("cursor", stream, reader)
-        return int(found[0][0]) if found else 0
-
-    async def cursors(self, stream: str) -> dict[str, int]:
-        return dict(await self._read("cursors", stream))
-
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
+        """Return how readers stand in streams."""
         if not places:
             return []
         return [StreamPosition(*row) for row in await self._read("standing", *zip(*places, strict=True))]
 
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
-
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        return dict(await self._read("bucket", bucket))
-
-    async def item(self, bucket: str, name: str) -> bytes | None:
-        found = await self._read("item", bucket, name)
-        return found[0][0] if found else None
-
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        """Return many items."""
         buckets, names = [bucket for bucket, _ in places], [name for _, name in places]
         return [body for (body,) in await self._read("items", buckets, names)] if places else []
 
     async def counts(self, buckets: Collection[str]) -> dict[str, int]:
+        """Return how many items are in each of these buckets."""
         return dict(await self._read("counts", list(buckets))) if buckets else {}
-
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
-
-    async def size(self) -> Size:
-        return Size(*(await self._read("size"))[0])
-
-    async def describe(self) -> Description:
-        return Description(*(await self._read("describe"))[0])
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
+        """Give a future of news; while it is open, the server is polled."""
         with super().watch(key) as news:
-            self._schedule_look()
+            self._schedule_poll()
             yield news
 
-    def _schedule_look(self) -> None:
-        if self._look_soon is None and self._waiters and not self._closed:
+    def _schedule_poll(self) -> None:
+        if self._poll_timer is None and self._waiters and not self._closed:
             loop = asyncio.get_running_loop()
-            self._look_soon = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._look()))
+            self._poll_timer = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._poll()))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Wake those whose message was ended by another hub."""
         try:
             with suppress(LedgerUnavailable, Stopped):
                 for (key,) in await self._read("settled", list(self._waiters)):
                     self._wake(key)
         finally:
-            self._look_soon = None
-            self._schedule_look()
+            self._poll_timer = None
+            self._schedule_poll()
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    async def prunable(self, limit: int = 1_000) -> list[Record]:
-        by = (await self._would_raise()).until
-        return [rows.record_of(row) for row in await self._read("would_prune", by, limit)]
-
-    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        queries = sql.queries("postgres")
-        async with self.transaction() as tx:
-            ((*row,),) = await tx.fetch(queries["hold_floor"])
-            floor = self._raised(Floor(*row))
-            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
-            if keys is None:
-                found = await tx.fetch(queries["prunable"], floor.until, limit)
-            else:
-                found = await tx.fetch(queries["prunable_of"], floor.until, list(keys[:limit]))
-            old = [key for (key,) in found]
-            await tx.execute(queries["forget_deliveries"], old)
-            await tx.execute(queries["forget"], old)
-        return len(old)
-
-    async def floor(self) -> Floor:
-        return Floor(*(await self._read("floor"))[0])
-
-    async def _set_floor(self, floor: Floor) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("postgres")["set_floor"], *rows.floor_row(floor))
-
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
-        return rows.aged_of(await self._read("aged", *after, until, limit))
-
-    async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        if not refs:
-            return 0
-        these = zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True)
-        async with self.transaction() as tx:
-            return len(await tx.fetch(sql.queries("postgres")["forget_ended_deliveries"], *these))
-
     async def scrub(self) -> None:
+        """Write the table of items anew."""
         with self._asking_the_pool():
-            await self._pool.execute(sql.queries("postgres")["scrub"])
-
-    async def trim(self, stream: str, through: int) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("postgres")["trim"], stream, through)
+            await self._pool.execute(self._queries["scrub"])
 
 
 class _PostgresSession:
@@ -439,24 +342,27 @@ class _PostgresSession:
         self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
-        self.applied: list[tuple[w.Write, w.Result]] = []
+        self.written: list[w.Results] = []
 
     async def execute(self, statement: str, *args: Any) -> None:
+        """Run a statement."""
         await self.fetch(statement, *args)
 
     async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
         async with self._turn():
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]
 
-    async def write(self, *writes: w.Write) -> w.Results:
+    async def write(self, *operations: w.Write) -> w.Results:
+        """Carry a group out, behind a savepoint: a lost race is done again."""
         async with self._turn():
             for _ in range(ATTEMPTS):
                 with suppress(ConcurrentChange):
                     async with self._connection.transaction():  # a savepoint
-                        flushed = await flush(self._connection, [writes])
-                    self.applied += flushed.applied
-                    return flushed.results[0]
+                        (results,) = await flush(self._connection, [operations])
+                    self.written.append(results)
+                    return results
             raise LedgerUnavailable(OVERTAKEN)
 
     @asynccontextmanager
@@ -478,6 +384,7 @@ class _PostgresSession:
                 raise
 
     def check(self) -> None:
+        """Raise if a statement has failed."""
         if self._error is not None:
             raise ProgramError(
                 f"this transaction was rolled back when a statement failed ({self._error}); "
@@ -517,14 +424,6 @@ def _translated(*, committing: bool = False) -> Iterator[None]:
         if isinstance(error, ValueError):  # an argument that the driver cannot send
             raise
         raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error}); {stored}") from error
-
-
-def _as_duly(problem: Exception) -> DulyError:
-    if isinstance(problem, DulyError):
-        return problem
-    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
-    trouble.__cause__ = problem
-    return trouble
 
 
 async def inspect(url: str) -> tuple[Description | None, Size | None]:

@@ -15,6 +15,8 @@ from duly.errors import LedgerTooNew
 
 
 class Migration(Struct, frozen=True):
+    """One numbered change of the schema."""
+
     number: int
     name: str
     sql: str
@@ -22,7 +24,7 @@ class Migration(Struct, frozen=True):
 
 @cache
 def queries(dialect: str) -> dict[str, str]:
-    """The statements of one dialect by name."""
+    """Return the statements of one dialect by name."""
     text = files(__package__).joinpath(dialect, "queries.sql").read_text(encoding="utf-8")
     blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
     return {name: _bare(sql) for name, sql in zip(blocks[::2], blocks[1::2], strict=True)}
@@ -30,6 +32,7 @@ def queries(dialect: str) -> dict[str, str]:
 
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
+    """Return the migrations of one dialect, in order."""
     named = (
         (re.fullmatch(r"(\d{4})_(\w+)\.sql", path.name), path)
         for path in files(__package__).joinpath(dialect).iterdir()
@@ -39,7 +42,7 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
 
 
 def pending(dialect: str, version: int) -> tuple[Migration, ...]:
-    """What still has to be applied to a ledger of this version."""
+    """Return the migrations that still have to be applied to a ledger of this version."""
     known = migrations(dialect)
     if version > known[-1].number:
         raise LedgerTooNew(

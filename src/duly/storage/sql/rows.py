@@ -24,6 +24,9 @@ from duly.storage.ledger import AgedMessage, Record
 _encode_order: Final = msgspec.msgpack.Encoder().encode
 _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
 
+STATE_NUMBERS: Final = {state: int(state) for state in State}
+"""States as columns hold them; looking one up is five times cheaper than converting it."""
+
 _ACCEPTED: Final = int(State.ACCEPTED)
 _SENT: Final = int(State.SENT)
 _KINDS: Final = tuple(DeliveryKind)
@@ -33,6 +36,7 @@ _KINDS: Final = tuple(DeliveryKind)
 
 
 def admission_row(write: Admit) -> tuple[Any, ...]:
+    """Return the row of a message that is admitted."""
     m = write.message
     at = write.at
     return (
@@ -40,7 +44,7 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
         m.fingerprint,
         m.kind,
         m.recipient,
-        int(write.state),
+        STATE_NUMBERS[write.state],
         write.until,
         at,
         at,
@@ -48,14 +52,17 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
         m.expires,
         None if m.order is None else _encode_order(m.order),
         m.body,
+        write.listed,
     )
 
 
 def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:
+    """Return the columns that name a delivery."""
     return ref.key, ref.channel, ref.recipient, ref.round
 
 
 def delivery_row(write: Deliver) -> tuple[Any, ...]:
+    """Return the row of a new delivery, without its error."""
     ref, attempt = write.ref, write.attempt
     state = _SENT if attempt else _ACCEPTED
     return (
@@ -65,25 +72,24 @@ def delivery_row(write: Deliver) -> tuple[Any, ...]:
 
 
 def row_of(d: Delivery) -> tuple[Any, ...]:
-    state = int(d.state)
+    """Return the row of a delivery."""
+    state = STATE_NUMBERS[d.state]
     error, kind = plain(d.error), int(d.ref.kind)
     return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
 
 
 def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
+    """Return the row of the floor."""
     return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
 
 
-def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
-    return RecordRefusal(message.scope, message.id, verdict.named, verdict.reason, at)
-
-
 def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
+    """Return the row of a refusal."""
     return plain(write.scope), plain(write.id), write.word, plain(write.reason), write.at
 
 
 def plain(text: str) -> str:
-    """Text any database can hold: what strangers and exceptions say must never make a commit fail."""
+    """Return text as any database can hold it: what strangers send must never make a commit fail."""
     return text if text.isprintable() else text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
@@ -91,7 +97,7 @@ def plain(text: str) -> str:
 
 
 def message_of(row: Sequence[Any]) -> Message:
-    """From key, kind, recipient, body, time, expires, position."""
+    """Return a message from key, kind, recipient, body, time, expires, position."""
     key, kind, recipient, body, time, expires, position = row
     scope, id_ = names_in(key)
     order = None if position is None else _decode_order(position)
@@ -99,7 +105,7 @@ def message_of(row: Sequence[Any]) -> Message:
 
 
 def verdict_of(message: Message, row: Sequence[Any]) -> Verdict:
-    """On a repeat, from the fingerprint, state and answer of what is known under its key."""
+    """Return the verdict on a repeat, from the fingerprint, state and answer that are stored."""
     fingerprint, state, answer = row
     if fingerprint != message.fingerprint:
         return CONFLICT
@@ -107,29 +113,34 @@ def verdict_of(message: Message, row: Sequence[Any]) -> Verdict:
 
 
 def answer_of(raw: bytes | None) -> Answer | None:
+    """Return an answer from its column."""
     return None if raw is None else unpack_answer(raw)
 
 
 def record_of(row: Sequence[Any]) -> Record:
+    """Return a record: the columns of a message, then state, answer and times."""
     state, answer, until, accepted_at, moved_at = row[7:]
     return Record(message_of(row[:7]), State(state), answer_of(answer), until, accepted_at, moved_at)
 
 
 def delivery_of(row: Sequence[Any]) -> Delivery:
+    """Return a delivery from its row."""
     key, channel, recipient, round_, state, attempt, due, expires, worker, error, kind, in_doubt = row
     ref = DeliveryRef(key, channel, recipient, round_, _KINDS[kind])
     return Delivery(ref, State(state), attempt, due, expires, worker, error, bool(in_doubt))
 
 
 def open_of(row: Sequence[Any]) -> OpenDelivery:
+    """Return an open delivery: the columns of its message, the message's state, its own columns."""
     return OpenDelivery(message_of(row[:7]), State(row[7]), delivery_of(row[8:]))
 
 
 def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:
-    """From accepted_at, the alert's key, and a delivery's columns, which are null if there is none."""
-    alerts: dict[bytes, AgedMessage] = {}
+    """Return aged messages from accepted_at, a message's key, and a delivery's columns, which are null if
+    there is none."""
+    aged: dict[bytes, AgedMessage] = {}
     for accepted_at, key, *row in found:
-        alert = alerts.setdefault(key, AgedMessage(accepted_at, key, []))
+        one = aged.setdefault(key, AgedMessage(accepted_at, key, []))
         if row[0] is not None:
-            alert.deliveries.append(delivery_of(row))
-    return [*alerts.values()]
+            one.deliveries.append(delivery_of(row))
+    return [*aged.values()]

@@ -1,12 +1,12 @@
-"""Many groups at once in SQLite: what usually happens is carried out with a few statements of many rows.
+"""Many groups at once in SQLite: what usually happens is written with a few statements of many rows.
 
-The law: it is a bet that everything goes as usual, that every message is fresh, every mark rises, every
-attempt still stands and every guard lets pass. The statements count what they changed; if that is less than
-was bet, nothing of it stays, and the writes are carried out one by one. The results are the same either way.
+A flush is optimistic: it expects that every message is fresh, every mark rises, every attempt still stands
+and every check lets pass. The statements count what they changed; if that is less than expected, all of it is
+rolled back and the operations are carried out one by one. The results are the same either way.
 
-Why: a statement per write lets go of the interpreter's lock and takes it again, and the event loop does the
-same between them: each waits for the other at every row. Here SQLite works through dozens of rows while the
-loop goes on. For the same reason writes become rows as they are added, and nobody goes over them twice.
+Why: a statement per operation lets go of the interpreter's lock and takes it again, and the event loop does
+the same between them: each waits for the other at every row. Here SQLite works through dozens of rows while
+the loop goes on. For the same reason operations become rows as they are added, and none is looked at twice.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from duly.core.operations import (
 from duly.core.units import FOREVER
 from duly.storage import sql
 from duly.storage.sql import rows
+from duly.storage.sql.rows import STATE_NUMBERS
 
 ROWS: Final = (128, 64, 32, 16, 8, 4, 2, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
@@ -45,13 +46,16 @@ LASTS_KEPT: Final = 50_000
 _USUAL: Final = frozenset({Admit, CheckItem})
 """A guard usually lets pass: the way it goes is the one that leads to an admission."""
 
+_NOT_YET: Final = {state: min(number, int(State.DONE)) for state, number in STATE_NUMBERS.items()}
+"""A message that moves to this state must be below this number."""
+
 _STATE: Final = 4
 """Where the state stands in the row of an admission."""
-_ADMIT_WIDTH: Final = 12
+_ADMIT_WIDTH: Final = 13
 
 
-class UsualCase:
-    """The writes of a flush as rows, sorted by verb, and what they do if all goes as usual."""
+class OptimisticFlush:
+    """The operations of a flush as rows, sorted by verb, and what they do if all goes as usual."""
 
     def __init__(self, last_of: Callable[[str], int]) -> None:
         self._last_of = last_of
@@ -73,79 +77,75 @@ class UsualCase:
         """for each mark where it rises from and where to: n and ms of the first, n and ms of the last"""
         self.finishes: list[Any] = []
         self.advances: dict[State, list[Any]] = {}
-        self.applied: list[tuple[w.Write, w.Result]] = []
         self._admitted: set[bytes] = set()
-        self._states: dict[bytes, State] = {}
+        self._states: dict[bytes, int] = {}
         self._finished: set[w.DeliveryRef] = set()
         self._ending: set[bytes] = set()
         """the keys of those: a message is found faster than its delivery"""
 
     def add(self, group: w.Group) -> w.Results | None:
-        """What these do, if all goes as usual; None if that cannot be told beforehand."""
-        results: w.Results = []
-        then: w.Group
-        todo = list(group[::-1])
-        while todo:
-            write = todo.pop()
-            then = ()
-            if type(write) is Admit:
-                if not self._add_admit(write):
+        """Add a group; return what it does in the usual case, or None if that cannot be told beforehand."""
+        operations: list[w.Write] = []
+        values: list[w.Result] = []
+        left = list(group[::-1])
+        while left:
+            operation = left.pop()
+            result: w.Result = True
+            then: w.Group = ()
+            if type(operation) is Admit:
+                if not self._add_admit(operation):
                     return None
-                self.applied.append((write, FRESH))
-                results.append(FRESH)
-                then = write.then
-            elif type(write) is RaiseMark:
-                if not self._add_raise(write):
+                result, then = FRESH, operation.then
+            elif type(operation) is RaiseMark:
+                if not self._add_raise(operation):
                     return None
-                results.append(True)
-                then = write.then
-            elif type(write) is Deliver:
-                ref = write.ref
+                then = operation.then
+            elif type(operation) is Deliver:
+                ref = operation.ref
                 if ref.key in self._ending and ref in self._finished:
                     return None
-                self.delivers += rows.delivery_row(write)
-                results.append(True)
-            elif type(write) is Finish:
-                ref = write.ref
-                if ref.key in self._ending and ref in self._finished:
+                self.delivers += rows.delivery_row(operation)
+            elif type(operation) is Finish:
+                if not self._add_finish(operation):
                     return None
-                self._ending.add(ref.key)
-                self._finished.add(ref)
-                self.finishes += (
-                    ref.key, ref.channel, ref.recipient, ref.round,
-                    int(write.state), rows.plain(write.error), write.attempt,
-                )  # fmt: skip
-                results.append(True)
-                then = write.then
-            elif type(write) is Advance:
-                moved = self._add_advance(write)
-                if moved is None:
+                then = operation.then
+            elif type(operation) is Advance:
+                result = self._add_advance(operation)
+                if result is None:
                     return None
-                self.applied.append((write, moved))
-                results.append(moved)
-            elif type(write) is AppendEntry:
-                n = self._add_append(write)
-                if not n:
+            elif type(operation) is AppendEntry:
+                result = self._add_append(operation)
+                if not result:
                     return None
-                self.applied.append((write, n))
-                results.append(n)
-            elif type(write) is MoveCursor:
-                where = (write.stream, write.reader)
-                if where in self.cursors or write.n > self._last(write.stream):
+            elif type(operation) is MoveCursor:
+                where = (operation.stream, operation.reader)
+                if where in self.cursors or operation.n > self._last(operation.stream):
                     return None
-                self.cursors[where] = write.n
-                results.append(write.n)
-            elif type(write) is CheckItem:
-                there = any(type(each) in _USUAL for each in write.then)
+                result = self.cursors[where] = operation.n
+            elif type(operation) is CheckItem:
+                there = any(type(each) in _USUAL for each in operation.then)
                 checked = self.given if there else self.absent
-                checked.add((write.bucket, write.name, write.body))
-                results.append(there)
-                then = write.then if there else write.otherwise
+                checked.add((operation.bucket, operation.name, operation.body))
+                result, then = there, operation.then if there else operation.otherwise
             else:
                 return None
+            operations.append(operation)
+            values.append(result)
             if then:
-                todo += then[::-1]
-        return results
+                left += then[::-1]
+        return w.Results(operations, values)
+
+    def _add_finish(self, finish: Finish) -> bool:
+        ref = finish.ref
+        if ref.key in self._ending and ref in self._finished:
+            return False
+        self._ending.add(ref.key)
+        self._finished.add(ref)
+        self.finishes += (
+            ref.key, ref.channel, ref.recipient, ref.round,
+            STATE_NUMBERS[finish.state], finish.error and rows.plain(finish.error), finish.attempt,
+        )  # fmt: skip
+        return True
 
     def _add_admit(self, write: Admit) -> bool:
         key = write.message.key
@@ -159,13 +159,13 @@ class UsualCase:
     def _add_advance(self, write: Advance) -> w.Advanced | None:
         key, to, answer = write.key, write.to, write.answer
         # States are numbered in the order they are gone through; so are the statements.
-        if self._states.get(key, State.ACCEPTED) >= min(to, State.DONE):
+        if self._states.get(key, 0) >= _NOT_YET[to]:
             return None
-        self._states[key] = to
+        self._states[key] = STATE_NUMBERS[to]
         advances = self.advances.get(to)
         if advances is None:
             advances = self.advances[to] = []
-        advances += (key, int(to), None if answer is None else pack_answer(answer), write.at)
+        advances += (key, STATE_NUMBERS[to], None if answer is None else pack_answer(answer), write.at)
         return w.Advanced(True, to, answer)
 
     def _last(self, stream: str) -> int:
@@ -198,7 +198,7 @@ class UsualCase:
 
 
 class BulkWriter:
-    """Carries bets out on one connection."""
+    """Writes optimistic flushes on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -206,11 +206,12 @@ class BulkWriter:
         self._lasts: OrderedDict[str, int] = OrderedDict()
         """the last numbers of streams, as committed; nobody else writes"""
 
-    def bet(self) -> UsualCase:
-        return UsualCase(self._last_of)
+    def begin(self) -> OptimisticFlush:
+        """Return an empty flush."""
+        return OptimisticFlush(self._last_of)
 
     def forget(self) -> None:
-        """Something was written that we have not seen."""
+        """Forget what is remembered of streams: something was written by other means."""
         self._lasts.clear()
 
     def _last_of(self, stream: str) -> int:
@@ -222,38 +223,40 @@ class BulkWriter:
                 self._lasts.popitem(last=False)
         return last
 
-    def settle(self, bet: UsualCase, floor: int) -> bool:
-        """Whether all went as usual; if not, nothing was done, and the transaction begins anew."""
-        if bet.until <= floor:
+    def write(self, flush: OptimisticFlush, floor: int) -> bool:
+        """Write a flush; return whether all went as usual. If not, the transaction has begun anew, empty."""
+        if flush.until <= floor:
             return False
-        won = self._carry_out(bet)
-        if won:
-            self._lasts.update(bet.lasts)
+        usual = self._run_all(flush)
+        if usual:
+            self._lasts.update(flush.lasts)
         else:
             self._db.execute("ROLLBACK")
             self._db.execute("BEGIN IMMEDIATE")
-        return won
+        return usual
 
-    def _carry_out(self, bet: UsualCase) -> bool:
-        """Statement by statement; of most there is nothing in a flush."""
+    def _run_all(self, flush: OptimisticFlush) -> bool:
+        """Run statement by statement; of most there is nothing in a flush."""
         return (
-            (not bet.given or self._count("there", bet.given) == len(bet.given))
-            and not (bet.absent and self._count("there", bet.absent))
-            and (not bet.admits or self._all("admit", bet.admits, _ADMIT_WIDTH))
-            and (not bet.ended or self._all("admit_ended", bet.ended, _ADMIT_WIDTH + 1))
-            and (not bet.appends or self._all("append", bet.appends, 5))
-            and (not bet.lasts or self._all("extend", _flat(bet.lasts.items()), 2))
+            (not flush.given or self._count("there", flush.given) == len(flush.given))
+            and not (flush.absent and self._count("there", flush.absent))
+            and (not flush.admits or self._all("admit", flush.admits, _ADMIT_WIDTH))
+            and (not flush.ended or self._all("admit_ended", flush.ended, _ADMIT_WIDTH + 1))
+            and (not flush.appends or self._all("append", flush.appends, 5))
+            and (not flush.lasts or self._all("extend", _flat(flush.lasts.items()), 2))
             and (
-                not bet.cursors
-                or self._all("advance_cursors", _flat((*c, n) for c, n in bet.cursors.items()), 3)
+                not flush.cursors
+                or self._all("advance_cursors", _flat((*c, n) for c, n in flush.cursors.items()), 3)
             )
-            and (not bet.delivers or self._all("deliver", bet.delivers, 10))
+            and (not flush.delivers or self._all("deliver", flush.delivers, 10))
             and (
-                not bet.raises
-                or self._all("raise_from", _flat((m, *rise) for m, rise in bet.raises.items()), 5)
+                not flush.raises
+                or self._all("raise_from", _flat((m, *rise) for m, rise in flush.raises.items()), 5)
             )
-            and (not bet.finishes or self._all("finish_all", bet.finishes, 7))
-            and all(self._all("advance_all", bet.advances[to], 4, SOURCES[to]) for to in sorted(bet.advances))
+            and (not flush.finishes or self._all("finish_all", flush.finishes, 7))
+            and all(
+                self._all("advance_all", flush.advances[to], 4, SOURCES[to]) for to in sorted(flush.advances)
+            )
         )
 
     def _count(self, name: str, values: Collection[tuple[Any, ...]]) -> int:

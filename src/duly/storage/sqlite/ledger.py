@@ -1,8 +1,8 @@
 """The embedded ledger: one SQLite file, through apsw (its wheel carries a current SQLite; Debian's own
 3.40 can corrupt a WAL with two writers).
 
-The laws. One writer thread is the only one that writes and checkpoints, and `duly.storage.group_commit` keeps
-it fed with what has come together meanwhile. `synchronous=FULL`: results are given out after the WAL is on
+One writer thread is the only one that writes and checkpoints; `duly.storage.group_commit` hands it what has
+come together meanwhile. `synchronous=FULL`: results are given out after the WAL is on
 the disk. One process writes a file, held by a lock that dies with it; any number may read. A file that is not
 a sound ledger of ours is not touched.
 """
@@ -25,7 +25,6 @@ import apsw
 from duly.core import operations as w
 from duly.core.trusted_time import Floor
 from duly.errors import (
-    DulyError,
     LedgerError,
     LedgerUnavailable,
     ProgramError,
@@ -34,21 +33,8 @@ from duly.errors import (
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch, GroupCommit
-from duly.storage.ledger import (
-    HOT_IDS,
-    NEWEST,
-    AgedMessage,
-    Description,
-    Ledger,
-    Record,
-    Refusal,
-    Size,
-    StreamEntry,
-    StreamPosition,
-    StreamRange,
-    Transaction,
-)
-from duly.storage.sql import rows
+from duly.storage.ledger import HOT_IDS, StreamPosition, Transaction
+from duly.storage.sql.ledger import SqlLedger, as_duly
 from duly.storage.sqlite.bulk import BulkWriter
 from duly.storage.sqlite.file import (
     APPLICATION_ID,
@@ -66,8 +52,11 @@ LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
 
 
-class SqliteLedger(Ledger):
-    """Opened by `duly.open_ledger("sqlite:///app.db")`, or with `?mode=ro` to look into a running one."""
+class SqliteLedger(SqlLedger):
+    """A ledger in one file, opened by `duly.open_ledger("sqlite:///app.db")`; `?mode=ro` reads a running
+    one."""
+
+    dialect = "sqlite"
 
     def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
         super().__init__(clock, hot=hot)
@@ -77,7 +66,6 @@ class SqliteLedger(Ledger):
         self._reading_through: threading.Thread | None = None
         self._closing = threading.Event()
         self._writer: _Writer | None = None
-        self._gather = GroupCommit(self._start, self._learn)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="duly-read")
         self._db: apsw.Connection | None = None
 
@@ -85,6 +73,7 @@ class SqliteLedger(Ledger):
     async def open(
         cls, path: Path, clock: Clock | None = None, *, hot: int = HOT_IDS, readonly: bool = False
     ) -> SqliteLedger:
+        """Open a file, or make it; a file that is not a sound ledger is not touched."""
         ledger = cls(path, clock, hot=hot, readonly=readonly)
         opening = asyncio.get_running_loop().run_in_executor(ledger._reader, ledger._open)
         try:
@@ -124,15 +113,18 @@ class SqliteLedger(Ledger):
             self._reading_through.start()
 
     async def scrub(self) -> None:
+        """Write the file anew."""
         self._check_writable()
-        await self._gather.add(_Scrub())
+        await self._group_commit.add(_Scrub())
 
     def check(self) -> None:
+        """Raise if the file was moved or removed."""
         if not self._readonly:
             self._file.check_in_place()
 
     async def close(self) -> None:
-        await self._gather.close()
+        """Finish what was handed over, then close the threads and the file."""
+        await self._group_commit.close()
         loop = asyncio.get_running_loop()
         self._closing.set()
         if self._reading_through is not None:
@@ -147,29 +139,30 @@ class SqliteLedger(Ledger):
         self._file.release()
         self._wake_all()
 
-    # ── writing: callers gather, the thread commits ──────────────────────────────────────────────
+    # ── writing: callers share a flush, the thread commits it ────────────────────────────────────
 
     def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
+        """Hand groups to the next flush, if this ledger may be written."""
         self._check_writable()
-        self._gather.not_within()
-        return self._gather.add(CommitBatch(groups))
+        return super().commit(groups)
 
     def _start(self, batches: list[CommitBatch]) -> None:
-        cast("_Writer", self._writer).put(batches, self._gather)
+        cast("_Writer", self._writer).put(batches, self._group_commit)
 
     def _check_writable(self) -> None:
         if self._readonly:
             raise ProgramError("this ledger was opened with mode=ro; open it without to write")
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction of the caller's own; the writer thread serves it alone until it ends."""
         return self._transaction()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         self._check_writable()
-        with self._gather.within():
+        with self._group_commit.within():
             session = _SqliteSession()
-            through = self._gather.add(session)
+            through = self._group_commit.add(session)
             through.add_done_callback(_noticed)
             try:
                 await session.begun
@@ -189,7 +182,7 @@ class SqliteLedger(Ledger):
         return self._db
 
     async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        statement, db = sql.queries("sqlite")[name], self._open_db()
+        statement, db = self._queries[name], self._open_db()
 
         def run() -> list[tuple[Any, ...]]:
             with translated(self.path):
@@ -197,45 +190,15 @@ class SqliteLedger(Ledger):
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
-    async def find(self, key: bytes) -> Record | None:
-        found = await self._read("find", key)
-        return rows.record_of(found[0]) if found else None
+    def _key_list(self, keys: Sequence[bytes]) -> str:
+        return json.dumps([key.hex() for key in keys])
 
-    async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        found = await self._read("key_below", top, count - 1)
-        return found[0][0] if found else None
-
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
-
-    async def alerts(self, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("alerts", *before, limit)]
-
-    async def open_deliveries(self, channel: str) -> list[w.OpenDelivery]:
-        return [rows.open_of(row) for row in await self._read("open", channel)]
-
-    async def deliveries(self, key: bytes) -> list[w.Delivery]:
-        return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
-
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
-        return [StreamEntry(*row) for row in await self._read("entries", stream, after, limit)]
-
-    async def extent(self, stream: str) -> StreamRange:
-        ((first, last),) = await self._read("extent", stream)
-        last = last or 0
-        return StreamRange(first or last + 1, last)
-
-    async def cursor(self, stream: str, reader: str) -> int:
-        found = await self._read("cursor", stream, reader)
-        return int(found[0][0]) if found else 0
-
-    async def cursors(self, stream: str) -> dict[str, int]:
-        return dict(await self._read("cursors", stream))
+    def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[str]:
+        return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        statement, db = sql.queries("sqlite")["standing"], self._open_db()
+        """Return how readers stand in streams."""
+        statement, db = self._queries["standing"], self._open_db()
 
         def run() -> list[StreamPosition]:
             with translated(self.path):
@@ -243,68 +206,10 @@ class SqliteLedger(Ledger):
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
-
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        return dict(await self._read("bucket", bucket))
-
-    async def item(self, bucket: str, name: str) -> bytes | None:
-        found = await self._read("item", bucket, name)
-        return found[0][0] if found else None
-
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
-
-    async def size(self) -> Size:
-        return Size(*(await self._read("size"))[0])
-
-    async def describe(self) -> Description:
-        return Description(*(await self._read("describe"))[0])
-
-    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
-
-    async def prunable(self, limit: int = 1_000) -> list[Record]:
-        by = (await self._would_raise()).until
-        return [rows.record_of(row) for row in await self._read("prunable", by, limit)]
-
-    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        queries = sql.queries("sqlite")
-        async with self.transaction() as tx:
-            ((*row,),) = await tx.fetch(queries["floor"])
-            floor = self._raised(Floor(*row))
-            by = floor.until
-            await tx.execute(queries["set_floor"], *rows.floor_row(floor))
-            if keys is None:
-                await tx.execute(queries["forget_deliveries"], by, limit)
-                return len(await tx.fetch(queries["forget"], by, limit))
-            these = json.dumps([key.hex() for key in keys[:limit]])
-            await tx.execute(queries["forget_these_deliveries"], these, by)
-            return len(await tx.fetch(queries["forget_these"], these, by))
-
-    async def floor(self) -> Floor:
-        return Floor(*(await self._read("floor"))[0])
-
-    async def _set_floor(self, floor: Floor) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("sqlite")["set_floor"], *rows.floor_row(floor))
-
-    async def aged(self, after: tuple[int, bytes], until: int, limit: int = 100) -> list[AgedMessage]:
-        return rows.aged_of(await self._read("aged", *after, until, limit))
-
-    async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        these = json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs])
-        async with self.transaction() as tx:
-            return len(await tx.fetch(sql.queries("sqlite")["forget_ended_deliveries"], these))
-
-    async def trim(self, stream: str, through: int) -> None:
-        async with self.transaction() as tx:
-            await tx.execute(sql.queries("sqlite")["trim"], stream, through)
-
 
 class _SqliteSession(CommitBatch):
-    """A transaction driven from the event loop: each call is carried out by the writer thread, which has
-    no ears for anyone else until it ends. The first error ends it, whatever its caller does about it."""
+    """A transaction driven from the event loop: each call is carried out by the writer thread, which
+    serves no other caller until it ends. The first error ends it, whatever its caller does about it."""
 
     alone = True
 
@@ -316,13 +221,18 @@ class _SqliteSession(CommitBatch):
         self.calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
 
     async def execute(self, statement: str, *args: Any) -> None:
+        """Run a statement."""
         await self._call("fetch", statement, args)
 
     async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
-        return cast("list[tuple[Any, ...]]", await self._call("fetch", statement, args))
+        """Run a statement and return its rows."""
+        found: list[tuple[Any, ...]] = await self._call("fetch", statement, args)
+        return found
 
-    async def write(self, *writes: w.Write) -> w.Results:
-        return cast("w.Results", await self._call("write", writes))
+    async def write(self, *operations: w.Write) -> w.Results:
+        """Carry a group of operations out."""
+        results: w.Results = await self._call("write", operations)
+        return results
 
     async def _call(self, verb: str, *args: Any) -> Any:
         if self._over:
@@ -332,12 +242,13 @@ class _SqliteSession(CommitBatch):
         return await future
 
     def end(self, how: str) -> None:
+        """End the transaction by "commit" or "rollback"; only the first word counts."""
         if not self._over:
             self._over = True
             self.calls.put((how, (), None))
 
     def settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-        """Called by the thread: give a call its result."""
+        """Give a call its result; called by the writer thread."""
 
         def give() -> None:
             if future.done():
@@ -347,12 +258,12 @@ class _SqliteSession(CommitBatch):
             else:
                 future.set_exception(error)
 
-        with suppress(RuntimeError):  # the loop is gone: nobody is left to tell
+        with suppress(RuntimeError):  # the loop is gone, and the caller with it
             self._loop.call_soon_threadsafe(give)
 
 
 class _Scrub(CommitBatch):
-    """The file written anew: what was deleted or overwritten is nowhere in it, nor in its log."""
+    """A request to write the file anew: then nothing that was deleted is in it, nor in its log."""
 
     alone = True
 
@@ -387,7 +298,7 @@ class _Writer:
         self._thread.start()
 
     def _connect(self) -> apsw.Connection:
-        """To a database whose pages have checksums, as far as that is possible here."""
+        """Connect to a database whose pages have checksums, as far as that is possible here."""
         db = connect(self._path)
         if not int(db.pragma("page_count")):
             reserve_checksums(db)
@@ -414,12 +325,15 @@ class _Writer:
 
     @property
     def floor(self) -> Floor:
+        """The floor as it was committed last."""
         return self._verbs.floor
 
     def put(self, batches: list[CommitBatch], gather: GroupCommit) -> None:
+        """Hand batches to the thread; `gather` is told when they are flushed."""
         self._queue.put((batches, gather))
 
     def close(self) -> None:
+        """End the thread, and move the write-ahead log into the database."""
         self._queue.put(None)
         self._thread.join()
         with suppress(apsw.Error):
@@ -454,18 +368,17 @@ class _Writer:
             with translated(self._path):
                 self._refuse_if_unfit()
                 run("BEGIN IMMEDIATE")
-                if not self._bet(batches):
+                if not self._write_in_bulk(batches):
                     self._bulk.forget()
                     for batch in batches:
-                        batch.applied = []
-                        batch.results = [w.execute(group, apply, batch.applied) for group in batch.groups]
+                        batch.results = [w.execute(group, apply) for group in batch.groups]
                 run("COMMIT")
                 self._file.committed(self._wal_pages)
         except Exception as problem:
             self._roll_back()
             if len(batches) == 1 or isinstance(problem, LedgerError):
                 for batch in batches:
-                    batch.error = _as_duly(problem)
+                    batch.error = as_duly(problem)
                 return
             # One caller's trouble must not be everyone's: each gets a transaction of its own.
             for batch in batches:
@@ -480,24 +393,23 @@ class _Writer:
                 with suppress(apsw.BusyError):  # somebody reads: the log is cut off when we close
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except Exception as problem:
-            batch.error = _as_duly(problem)
+            batch.error = as_duly(problem)
 
     def _refuse_if_unfit(self) -> None:
         if self._file.problem is not None:
             raise self._file.problem
 
-    def _bet(self, batches: list[CommitBatch]) -> bool:
+    def _write_in_bulk(self, batches: list[CommitBatch]) -> bool:
         """Carry all of it out at once, if it is all of the usual kind and goes the usual way."""
-        bet = self._bulk.bet()
+        flush = self._bulk.begin()
         for batch in batches:
             batch.results = results = []
             for group in batch.groups:
-                expected = bet.add(group)
+                expected = flush.add(group)
                 if expected is None:
                     return False
                 results.append(expected)
-        batches[0].applied = bet.applied
-        return self._bulk.settle(bet, self._verbs.floor.top)
+        return self._bulk.write(flush, self._verbs.floor.top)
 
     def _roll_back(self) -> None:
         self._bulk.forget()
@@ -506,7 +418,7 @@ class _Writer:
                 self._db.execute("ROLLBACK")
 
     def _converse(self, session: _SqliteSession) -> None:
-        applied: list[tuple[w.Write, w.Result]] = []
+        written: list[w.Results] = []
         try:
             with translated(self._path):
                 self._refuse_if_unfit()
@@ -529,13 +441,14 @@ class _Writer:
                         case "fetch":
                             result = self._db.execute(args[0], args[1]).fetchall()
                         case "write":
-                            result = w.execute(args[0], self._verbs.apply, applied)
+                            result = w.execute(args[0], self._verbs.apply)
+                            written.append(result)
                         case "commit":
                             floor = self._verbs.read_floor()
                             self._db.execute("COMMIT")
                             self._file.committed(self._wal_pages)
                             self._verbs.floor = floor
-                            session.applied = applied
+                            session.results = written
                             return
                         case _:
                             self._roll_back()
@@ -553,14 +466,6 @@ class _Writer:
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
-    """Whoever left a session by an error has seen it; asyncio need not complain that nobody did."""
+    """Mark a session's error as seen: its caller has it, and asyncio need not complain."""
     if not future.cancelled():
         future.exception()
-
-
-def _as_duly(problem: Exception) -> DulyError:
-    if isinstance(problem, DulyError):
-        return problem
-    trouble = ProgramError(f"the ledger refused a write: {problem!r}")
-    trouble.__cause__ = problem
-    return trouble

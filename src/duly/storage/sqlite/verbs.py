@@ -1,6 +1,6 @@
-"""The verbs of the ledger in SQLite: one write, one or two statements.
+"""The verbs of the ledger in SQLite: one operation, one or two statements.
 
-The law: a verb means what it means in `duly.storage.memory`; the writer thread calls it within a transaction.
+A verb means what it means in `duly.storage.interpreter`; the writer thread calls it within a transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duly.storage.sql import rows
 
 
 class SqliteVerbs:
-    """Carries writes out on one connection."""
+    """Carries operations out on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -51,10 +51,11 @@ class SqliteVerbs:
         self.floor = self.read_floor()
 
     def read_floor(self) -> Floor:
-        """The floor as this transaction sees it."""
+        """Return the floor as this transaction sees it."""
         return Floor(*self._fetch("floor")[0])
 
     def apply(self, write: w.Write) -> w.Result:
+        """Carry one operation out, without its consequences."""
         return self._verbs[type(write)](write)
 
     def _fetch(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
@@ -73,13 +74,13 @@ class SqliteVerbs:
                 return FRESH
         verdict = self._known(write.message) or FORGOTTEN
         if verdict.word is not Word.DUPLICATE:
-            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+            self._refuse(w.refusal_of(write.message, verdict, write.at))
         return verdict
 
     def _recall(self, write: w.Recall) -> Verdict:
         verdict = self._known(write.message) or write.otherwise
         if verdict.word is not Word.DUPLICATE:
-            self._refuse(rows.refusal_of(write.message, verdict, write.at))
+            self._refuse(w.refusal_of(write.message, verdict, write.at))
         return verdict
 
     def _known(self, message: Message) -> Verdict | None:

@@ -4,7 +4,7 @@ after one, and once dead it writes no more. What is on the `Disk` is what the ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from duly.core import operations as w
 from duly.core.units import SECOND
@@ -43,10 +43,12 @@ class SimLedger(MemoryLedger):
         await self._moment("after")
         return committed
 
-    def _learn(self, applied: Sequence[tuple[w.Write, w.Result]]) -> None:
-        super()._learn(applied)
-        for write, result in applied:
-            self._watch(self.disk, write, result)
+    def _learn(self, committed: Iterable[w.Results]) -> None:
+        committed = list(committed)
+        super()._learn(committed)
+        for results in committed:
+            for operation, result in zip(results.operations, results.values, strict=True):
+                self._watch(self.disk, operation, result)
 
     async def _moment(self, moment: str) -> None:
         if self.dead:

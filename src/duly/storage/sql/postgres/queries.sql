@@ -1,4 +1,4 @@
--- Whoever locks rows locks them in the order of their keys: two hubs cannot wait for each other.
+-- Every statement that locks rows locks them in the order of their keys: two hubs cannot wait for each other.
 
 -- name: migrating
 -- One process migrates at a time; the number is "duly" in ASCII.
@@ -31,10 +31,10 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backen
 -- name: admit
 -- Insert what is absent. What is being inserted by another hub is waited for.
 INSERT INTO duly_messages
-    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body)
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed)
 SELECT * FROM unnest(
     $1::bytea[], $2::bytea[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
-    $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[]
+    $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[], $13::boolean[]
 )
 ON CONFLICT DO NOTHING RETURNING key;
 
@@ -77,20 +77,21 @@ WHERE key >= $1 AND key < $2 AND ($3::bytea IS NULL OR substring(key FROM 7 FOR 
     AND (NOT $4::boolean OR state < 10)
 ORDER BY key DESC LIMIT $5;
 
--- name: alerts
+-- name: of_kind
+-- Listed messages of a kind, the newest first.
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
-FROM duly_messages WHERE kind = 'alert_event' AND (accepted_at, key) < ($1, $2::bytea)
-ORDER BY accepted_at DESC, key DESC LIMIT $3;
+FROM duly_messages WHERE kind = $1 AND listed AND (accepted_at, key) < ($2, $3::bytea)
+ORDER BY accepted_at DESC, key DESC LIMIT $4;
 
 -- name: aged
--- So many alerts, whatever they have of deliveries: a step is a step.
+-- Up to so many listed messages, however many deliveries they have.
 SELECT m.accepted_at, m.key,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM (
     SELECT accepted_at, key, state FROM duly_messages
-    WHERE kind = 'alert_event' AND (accepted_at, key) > ($1, $2::bytea) AND accepted_at < $3
-    ORDER BY accepted_at, key LIMIT $4
+    WHERE kind = $1 AND listed AND (accepted_at, key) > ($2, $3::bytea) AND accepted_at < $4
+    ORDER BY accepted_at, key LIMIT $5
 ) AS m LEFT JOIN duly_deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
 ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
 
@@ -162,7 +163,7 @@ WHERE d.channel = $1 AND d.recipient = ANY($2::text[]) AND d.state = 0
 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: strays
--- For a recipient who is here, but in other hands; in the hands of a hub that is gone; past its end in nobody's.
+-- For a recipient who is here, but held by another hub; held by a hub that is gone; expired and held by none.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
@@ -279,13 +280,13 @@ SELECT name, body FROM duly_items WHERE bucket = $1 ORDER BY name;
 -- name: item
 SELECT body FROM duly_items WHERE bucket = $1 AND name = $2;
 
--- What lies in each of these places, in their order; null: nothing.
+-- The items of these names, in the order asked; null: there is none.
 -- name: items
 SELECT i.body FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (bucket, name, place)
 LEFT JOIN duly_items AS i ON i.bucket = asked.bucket AND i.name = asked.name
 ORDER BY asked.place;
 
--- How much lies on each of these buckets.
+-- How many items are in each of these buckets.
 -- name: counts
 SELECT bucket, count(*) FROM duly_items WHERE bucket = ANY($1::text[]) GROUP BY bucket;
 
@@ -314,18 +315,18 @@ SELECT until, trusted, claim, mended, barrier FROM duly_floor FOR UPDATE;
 -- name: set_floor
 UPDATE duly_floor SET until = $1, trusted = $2, claim = $3, mended = $4, barrier = $5;
 
--- name: prunable
--- What somebody is looking at this moment can wait for the next time.
+-- name: prunable_keys
+-- What is locked at this moment can wait for the next time.
 SELECT key FROM duly_messages
 WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until LIMIT $2
 FOR UPDATE SKIP LOCKED;
 
--- name: would_prune
+-- name: prunable
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM duly_messages
 WHERE until < 4611686018427387903 AND until <= $1 AND state >= 10 ORDER BY until, key LIMIT $2;
 
--- name: prunable_of
+-- name: prunable_keys_of
 SELECT key FROM duly_messages WHERE key = ANY($2::bytea[]) AND until <= $1 AND state >= 10
 FOR UPDATE SKIP LOCKED;
 

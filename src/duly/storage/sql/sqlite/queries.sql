@@ -1,8 +1,8 @@
 -- name: admit
 -- Insert if absent; the number of changed rows says whether it was fresh.
 INSERT OR IGNORE INTO messages
-    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: known
 -- What a repeat needs to be told.
@@ -13,7 +13,7 @@ SELECT key, kind, recipient, body, time, expires, position, state, answer, until
 FROM messages WHERE key = ?;
 
 -- name: key_below
--- Where a look at so many messages ends.
+-- Where a page that looks at so many messages ends.
 SELECT key FROM messages WHERE key < ? ORDER BY key DESC LIMIT 1 OFFSET ?;
 
 -- name: between
@@ -22,19 +22,20 @@ FROM messages
 WHERE key >= ?1 AND key < ?2 AND (?3 IS NULL OR substr(key, 7, length(?3)) = ?3) AND (NOT ?4 OR state < 10)
 ORDER BY key DESC LIMIT ?5;
 
--- name: alerts
+-- name: of_kind
+-- Listed messages of a kind, the newest first.
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
-FROM messages WHERE kind = 'alert_event' AND (accepted_at, key) < (?, ?)
+FROM messages WHERE kind = ? AND listed = 1 AND (accepted_at, key) < (?, ?)
 ORDER BY accepted_at DESC, key DESC LIMIT ?;
 
 -- name: aged
--- So many alerts, whatever they have of deliveries: a step is a step.
+-- Up to so many listed messages, however many deliveries they have.
 SELECT m.accepted_at, m.key,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM (
     SELECT accepted_at, key, state FROM messages
-    WHERE kind = 'alert_event' AND (accepted_at, key) > (?, ?) AND accepted_at < ?
+    WHERE kind = ? AND listed = 1 AND (accepted_at, key) > (?, ?) AND accepted_at < ?
     ORDER BY accepted_at, key LIMIT ?
 ) AS m LEFT JOIN deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
 ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
@@ -131,11 +132,12 @@ ON CONFLICT (stream) DO UPDATE SET last = excluded.last WHERE excluded.last > la
 -- name: admit_ended
 -- Messages whose effect is stored with them.
 INSERT OR IGNORE INTO messages
-    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, answer)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed,
+     answer)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: there
--- How many of these items lie on their buckets, with this body if one is named.
+-- How many of these items exist, with this body if one is named.
 WITH asked (bucket, name, body) AS (VALUES (?, ?, ?))
 SELECT count(*) FROM asked JOIN items AS i ON i.bucket = asked.bucket AND i.name = asked.name
 WHERE asked.body IS NULL OR i.body = asked.body;
@@ -228,35 +230,29 @@ SELECT until, trusted, claim, mended, barrier FROM floor;
 -- name: set_floor
 UPDATE floor SET until = ?, trusted = ?, claim = ?, mended = ?, barrier = ?;
 
+-- name: hold_floor
+-- The same; the writer's transaction keeps everything else out.
+SELECT until, trusted, claim, mended, barrier FROM floor;
+
 -- name: forget_deliveries
--- Of the same messages as the next statement forgets.
-DELETE FROM deliveries WHERE key IN (
-    SELECT key FROM messages
-    WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?
-);
+-- Keys as a JSON array of hex.
+DELETE FROM deliveries WHERE key IN (SELECT unhex(value) FROM json_each(?));
 
 -- name: forget
-DELETE FROM messages WHERE key IN (
-    SELECT key FROM messages
-    WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?
-)
-RETURNING 1;
+DELETE FROM messages WHERE key IN (SELECT unhex(value) FROM json_each(?));
 
 -- name: prunable
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM messages
 WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?;
 
--- name: forget_these_deliveries
--- Keys as a JSON array of hex; of the same messages as the next statement forgets.
-DELETE FROM deliveries WHERE key IN (
-    SELECT m.key FROM json_each(?1) AS asked JOIN messages AS m ON m.key = unhex(asked.value)
-    WHERE m.until <= ?2 AND m.state >= 10
-);
+-- name: prunable_keys
+SELECT key FROM messages
+WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until, key LIMIT ?;
 
--- name: forget_these
-DELETE FROM messages WHERE key IN (SELECT unhex(value) FROM json_each(?1)) AND until <= ?2 AND state >= 10
-RETURNING 1;
+-- name: prunable_keys_of
+SELECT m.key FROM json_each(?2) AS asked JOIN messages AS m ON m.key = unhex(asked.value)
+WHERE m.until <= ?1 AND m.state >= 10;
 
 -- name: size
 SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
