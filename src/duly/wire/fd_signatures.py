@@ -52,7 +52,7 @@ class FdSignatures:
     >>> from duly.core.signing import Algorithm, Key
     >>> key = Key(Algorithm.ED25519, secret=bytes(32))
     >>> a, b = FdSignatures(Keyring("A", own=key)), FdSignatures(Keyring("B").trust("A", key), required=True)
-    >>> task = a.sign(fd.Pending("A", "B", "1", "turn_on"), to="B")
+    >>> task = a.sign(fd.FdPending("A", "B", "1", "turn_on"), to="B")
     >>> b.check(fd.decode_pending(fd.encode(task)), by="A")
     True
     """
