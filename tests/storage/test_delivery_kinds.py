@@ -46,7 +46,7 @@ async def check(ledger: Ledger) -> None:
     shown = [(one.ref.round, one.state, one.error, one.ref.kind, one.in_doubt) for one in found]
     assert shown == OLD
     ref = DeliveryRef(KEY, "alert", "mail", 50, DeliveryKind.RAISED)
-    assert await ledger.write(w.Finish(ref, 1, State.DONE)) == [True], "found by its ref"
+    assert await ledger.apply(w.Finish(ref, 1, State.DONE)), "found by its ref"
 
 
 @pytest.fixture
