@@ -14,7 +14,6 @@ Memory here is only a cache. `look` is the notifier's: something may be new in a
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from duly.apps.chat import conversations as c
 from duly.apps.chat.receipts import AwaitedReceipt, note_waiting
 from duly.core.operations import MoveCursor, Write
 from duly.core.retry import RetryPolicy
+from duly.core.timers import Timers
 from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
@@ -76,7 +76,6 @@ class Subscription:
         "attempt",
         "busy",
         "conv",
-        "due",
         "has",
         "head",
         "noted",
@@ -101,8 +100,6 @@ class Subscription:
         self.attempt = 1
         self.since = 0
         """since when the oldest line that was told, and is not acknowledged, waits"""
-        self.due = 0
-        """when to look whether it was acknowledged; 0: nobody looks"""
         self.busy = False
         """it is just being told what it missed"""
         self.over = False
@@ -141,8 +138,7 @@ class Subscriptions:
         self._subscribers: dict[Session, Subscriber] = {}
         self._by_name: dict[str, list[Subscriber]] = {}
         self._present: dict[str, dict[Subscriber, Subscription]] = {}
-        self._timers: list[tuple[int, int, Subscription]] = []
-        self._count = 0
+        self._timers = Timers[Subscription]()
         self._moves: dict[tuple[str, str], int] = {}
         self._waits: dict[tuple[str, str], AwaitedReceipt | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -252,6 +248,7 @@ class Subscriptions:
         place = subscriber.places.pop(conv, None)
         if place is not None:
             place.over = True
+            self._timers.cancel(place)
             present = self._present[conv]
             del present[subscriber]
             if not present:
@@ -275,7 +272,7 @@ class Subscriptions:
                 place.subscriber.session.push(frame)
                 if place.acked == n - 1:
                     place.since = now
-                if not place.due:
+                if place not in self._timers:
                     self._watch(place, now)
             elif n > place.told:
                 self._go_on(place)
@@ -325,7 +322,7 @@ class Subscriptions:
             pass
         finally:
             place.busy = False
-            if not place.due and not place.over and place.acked < place.head:
+            if place not in self._timers and not place.over and place.acked < place.head:
                 place.since = self._now()
                 self._watch(place, place.since)
 
@@ -443,20 +440,16 @@ class Subscriptions:
         lasts = self._patience(place)
         if place.acked < place.told and not place.waiting:
             lasts = min(lasts, NOTED_AFTER)
-        place.due = since + lasts
-        self._count += 1
-        heapq.heappush(self._timers, (place.due, self._count, place))
-        if self._timers[0][2] is place:
+        self._timers.set(place, since + lasts)
+        if self._timers.next_wake() == since + lasts:
             self._nudge()
 
     def _patience(self, place: Subscription) -> int:
         return self._again.delay(place.attempt, place.conv.encode()) or 0
 
     def wake(self, now: int) -> None:
-        while self._timers and self._timers[0][0] <= now:
-            place = heapq.heappop(self._timers)[2]
-            place.due = 0
-            if place.over or place.acked >= place.head:
+        for place in self._timers.due(now):
+            if place.acked >= place.head:
                 continue
             since = now
             if place.acked >= place.told or place.busy:
@@ -489,13 +482,12 @@ class Subscriptions:
             await self._hand(place, [entry for entry in page if entry.n > place.acked], place.attempt)
 
     def next_wake(self) -> int | None:
-        return self._timers[0][0] if self._timers else None
+        return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
         """The wall clock was set; timers go on as if it had not been."""
-        self._timers = [(due + by, count, place) for due, count, place in self._timers]
-        for due, _, place in self._timers:
-            place.due = due
+        self._timers.shift(by)
+        for place in self._timers:
             place.since += by
 
     def restored(self) -> None:

@@ -5,7 +5,6 @@ It is memory. The truth is in the ledger, and after a restart the active is writ
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Mapping
 
 from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy, RecipientQueues
@@ -13,6 +12,8 @@ from duly.core.lifecycle import State
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef, OpenDelivery
 from duly.core.steps import Origin
+from duly.core.timers import Timers
+from duly.core.units import FOREVER
 
 
 class ActiveMessage:
@@ -36,27 +37,27 @@ class ActiveMessages:
         self.lives: dict[bytes, ActiveMessage] = {}
         self.items: dict[DeliveryRef, QueuedDelivery] = {}
         self.routes = RecipientQueues(route)
-        self._expiries: list[tuple[int, int, QueuedDelivery]] = []
-        self._serial = 0
+        self._expiries = Timers[QueuedDelivery]()
 
     def begin_anew(self) -> tuple[dict[bytes, ActiveMessage], dict[DeliveryRef, QueuedDelivery]]:
         """As after a restart; what was in it."""
         before = self.lives, self.items
         self.lives, self.items = {}, {}
         self.routes = self.routes.afresh()
-        self._expiries = []
+        self._expiries.clear()
         return before
 
     def enter(self, live: ActiveMessage, item: QueuedDelivery) -> None:
         self.items[item.ref] = item
         live.items.add(item.ref)
         if item.expires:
-            self._serial += 1
-            heapq.heappush(self._expiries, (item.expires, self._serial, item))
+            self._expiries.set(item, FOREVER, until=item.expires)
 
     def strike(self, item: QueuedDelivery) -> None:
         """It is no longer ours to deliver."""
         item.gone = True
+        self._expiries.cancel(item)
+        self.routes.drop(item)
         self.items.pop(item.ref, None)
         live = self.lives.get(item.ref.key)
         if live is not None:
@@ -81,12 +82,9 @@ class ActiveMessages:
 
     def expired(self, now: int) -> Iterator[QueuedDelivery]:
         """What has expired; what is just on its way may still arrive."""
-        while self._expiries and self._expiries[0][0] <= now:
-            item = heapq.heappop(self._expiries)[2]
-            if not item.gone and not item.flying:
+        for item in self._expiries.due(now):
+            if not item.flying:
                 yield item
 
     def next_expiry(self) -> int | None:
-        while self._expiries and self._expiries[0][2].gone:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
+        return self._expiries.next_wake()

@@ -11,7 +11,6 @@ Routes are memory. The truth is in the deliveries' rows; after a restart a route
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -21,7 +20,8 @@ from msgspec import Struct
 from duly.core.fanout.plan import DOUBT
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
-from duly.core.units import MINUTE
+from duly.core.timers import Timers
+from duly.core.units import FOREVER, MINUTE
 from duly.errors import Malformed
 
 CLOSED_AFTER: Final = 2
@@ -106,10 +106,7 @@ class RecipientQueue:
 
     def __init__(self, policy: RecipientPolicy) -> None:
         self.policy = policy
-        self.wake: int | None = None
-        """for whoever keeps the timers: when this route was last promised to be looked at"""
-        self._waiting: list[tuple[int, int, QueuedDelivery]] = []
-        self._count = 0
+        self._waiting = Timers[QueuedDelivery]()
         self._under_way = 0
         self._failures = 0
         self._rest = 0
@@ -122,19 +119,21 @@ class RecipientQueue:
 
     def add(self, item: QueuedDelivery) -> None:
         """It waits here until `collect` gives it out. Added again with another due, it waits for that one."""
-        self._count += 1
-        heapq.heappush(self._waiting, (item.due, self._count, item))
+        if item.attempt:
+            self._waiting.set(item, item.due)
+        else:  # planned for a moment of the wall clock
+            self._waiting.set(item, FOREVER, until=item.due)
 
     def drop(self, item: QueuedDelivery) -> None:
         """It does not wait here any more."""
-        self._waiting = [one for one in self._waiting if one[2] is not item]
-        heapq.heapify(self._waiting)
+        self._waiting.cancel(item)
 
     def admits(self, item: QueuedDelivery, now: int) -> bool:
         """Whether it may go out at once, alone; if so it counts as under way."""
         if item.due > now or self.closed or self._held(item, now) or self._room(now) < 1:
             return False
-        if self._waiting and self._waiting[0][0] <= now:
+        first = self._waiting.next_wake()
+        if first is not None and first <= now:
             return False  # not before those who wait already
         self._begin([item], now)
         return True
@@ -182,18 +181,16 @@ class RecipientQueue:
     def hurry(self, now: int) -> None:
         """The way is open again: what waits for its next attempt need not wait any longer."""
         self._failures, self._rest = 0, 0
-        for _, _, item in self._waiting:
-            if item.attempt:
-                item.due = min(item.due, now)
-        self._rebuild()
+        for item in list(self._waiting):
+            if item.attempt and item.due > now:
+                item.due = now
+                self.add(item)
 
     def next_wake(self) -> int | None:
         """When `collect` may have something to give out; None: not before something else happens."""
-        while self._waiting and (self._waiting[0][2].gone or self._waiting[0][2].due != self._waiting[0][0]):
-            heapq.heappop(self._waiting)
-        if not self._waiting or self._under_way >= (1 if self.closed else self.policy.abreast):
+        when = self._waiting.next_wake()
+        if when is None or self._under_way >= (1 if self.closed else self.policy.abreast):
             return None
-        when = self._waiting[0][0]
         if self.closed:
             when = max(when, self._rest)
         if self.policy.most and len(self._sent) >= self.policy.most:
@@ -205,10 +202,9 @@ class RecipientQueue:
         self._rest += by if self._rest else 0
         self._sent = deque(at + by for at in self._sent)
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
-        for _, _, item in self._waiting:
-            if item.attempt:
-                item.due += by
-        self._rebuild()
+        self._waiting.shift(by)
+        for item in self._waiting:
+            item.due += by if item.attempt else 0
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -236,11 +232,8 @@ class RecipientQueue:
     def _pack(self, now: int, most: int | None) -> list[list[QueuedDelivery]]:
         """What is ready, in the order it became due, with those of one episode together."""
         parcels: dict[object, list[QueuedDelivery]] = {}
-        while self._waiting and self._waiting[0][0] <= now:
-            if most is not None and len(parcels) == most:
-                break
-            due, _, item = heapq.heappop(self._waiting)
-            if item.gone or item.flying or item.due != due:
+        while len(parcels) != most and (item := self._waiting.pop(now)) is not None:
+            if item.flying:
                 continue
             if until := self._held(item, now):
                 item.due = until
@@ -264,11 +257,6 @@ class RecipientQueue:
                     self._episodes = {each: at for each, at in self._episodes.items() if at > over}
                 self._episodes[item.episode] = now
 
-    def _rebuild(self) -> None:
-        items = {item: n for _, n, item in self._waiting if not item.gone}
-        self._waiting = [(item.due, n, item) for item, n in items.items()]
-        heapq.heapify(self._waiting)
-
 
 class RecipientQueues:
     """All of them, and which is to be looked at next. A route is made when it is first asked for."""
@@ -276,7 +264,7 @@ class RecipientQueues:
     def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self._policy = policy
         self._routes: dict[Where, RecipientQueue] = {}
-        self._wakes: list[tuple[int, Where]] = []
+        self._wakes = Timers[Where]()
 
     def afresh(self) -> RecipientQueues:
         """As after a restart."""
@@ -294,12 +282,15 @@ class RecipientQueues:
 
     def schedule(self, where: Where) -> None:
         """Something has changed on this one."""
-        route = self[where]
-        wake = route.next_wake()
-        if wake != route.wake:
-            route.wake = wake
-            if wake is not None:
-                heapq.heappush(self._wakes, (wake, where))
+        wake = self[where].next_wake()
+        if wake != self._wakes.get(where):
+            self._wakes.set(where, FOREVER if wake is None else wake)
+
+    def drop(self, item: QueuedDelivery) -> None:
+        """It does not wait any more."""
+        route = self._routes.get(item.where)
+        if route is not None:
+            route.drop(item)
 
     def hurry(self, recipient: str, now: int) -> None:
         """One way of a channel is open again: all of them are."""
@@ -312,22 +303,15 @@ class RecipientQueues:
     def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
         """The parcels that go out now, on all of them."""
         parcels: list[tuple[Where, list[QueuedDelivery]]] = []
-        while (wake := self.next_wake()) is not None and wake <= now:
-            where = heapq.heappop(self._wakes)[1]
-            route = self._routes[where]
-            route.wake = None
-            parcels += ((where, parcel) for parcel in route.collect(now))
+        for where in self._wakes.due(now):
+            parcels += ((where, parcel) for parcel in self._routes[where].collect(now))
             self.schedule(where)
         return parcels
 
     def next_wake(self) -> int | None:
-        while self._wakes and self._routes[self._wakes[0][1]].wake != self._wakes[0][0]:
-            heapq.heappop(self._wakes)
-        return self._wakes[0][0] if self._wakes else None
+        return self._wakes.next_wake()
 
     def shift(self, by: int) -> None:
-        self._wakes = []
         for where, route in self._routes.items():
             route.shift(by)
-            route.wake = None
             self.schedule(where)
