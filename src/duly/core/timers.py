@@ -2,7 +2,7 @@
 
 The laws. A key has at most one timer; setting it again replaces it. Timers that are due at the same moment
 fire in the order in which they were set. A timer that was cancelled or replaced stays in the heap until its
-time has passed, but these never outnumber the live ones by more than `SPARE`.
+time has passed or the heap has doubled: then the heap is built anew from the live ones.
 
 A timer measures a length of time (`when`) and may have a limit on the wall clock (`until`, an expiry). When
 the wall clock is set, `shift` moves the lengths and leaves the limits; no other place tells the two apart.
@@ -19,7 +19,7 @@ from duly.core.units import FOREVER
 K = TypeVar("K", bound=Hashable)
 
 SPARE: Final = 64
-"""Dead timers that the heap may hold besides as many as are alive."""
+"""Timers that the heap may hold besides twice as many as were alive when it was last tidied."""
 
 _Timer: TypeAlias = tuple[int, int, K, int, int]
 """Due, serial number, key, `when`, `until`. The serial number is unique, so keys are never compared."""
@@ -36,12 +36,13 @@ class Timers(Generic[K]):
     (40, ['resend', 'give up'])
     """
 
-    __slots__ = ("_heap", "_live", "_serial")
+    __slots__ = ("_heap", "_live", "_most", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[_Timer[K]] = []
         self._live: dict[K, _Timer[K]] = {}
         self._serial = 0
+        self._most = SPARE
 
     def set(self, key: K, when: int, until: int = FOREVER) -> None:
         """Set or replace the timer of `key`: due at `when`, which moves with the wall clock, or at `until`,
@@ -54,13 +55,12 @@ class Timers(Generic[K]):
         self._live[key] = timer = (due, serial, key, when, until)
         heap = self._heap
         heappush(heap, timer)
-        if len(heap) > 2 * len(self._live) + SPARE:
-            self._compact()
+        if len(heap) > self._most:
+            self._tidy()
 
     def cancel(self, key: K) -> None:
         """Remove the timer of `key`; harmless if it has none."""
-        if self._live.pop(key, None) is not None and len(self._heap) > 2 * len(self._live) + SPARE:
-            self._compact()
+        self._live.pop(key, None)
 
     def get(self, key: K) -> int | None:
         """Return when the timer of `key` is due; None: it has none."""
@@ -101,15 +101,16 @@ class Timers(Generic[K]):
         for key, (_, serial, _, when, until) in self._live.items():
             moved = when + by if when < FOREVER else FOREVER
             self._live[key] = (min(moved, until), serial, key, moved, until)
-        self._compact()
+        self._tidy()
 
     def clear(self) -> None:
         """Remove every timer."""
         self._heap.clear()
         self._live.clear()
 
-    def _compact(self) -> None:
+    def _tidy(self) -> None:
         self._heap = list(self._live.values())
+        self._most = 2 * len(self._heap) + SPARE
         heapify(self._heap)
 
     def __contains__(self, key: K) -> bool:
