@@ -13,7 +13,6 @@ Memory here is only a cache. `look` is the notifier's: something may be new in a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Principal
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, StreamEntry
 from duly.wire.session import Session
 
@@ -141,7 +140,7 @@ class Subscriptions:
         self._timers = Timers[Subscription]()
         self._moves: dict[tuple[str, str], int] = {}
         self._waits: dict[tuple[str, str], AwaitedReceipt | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._saving = False
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
@@ -508,24 +507,14 @@ class Subscriptions:
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(_quietly(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report("a job of chat"))
+        """Do this in the background. A ledger that fails, or is closed, is no bug: what was not told is told
+        again."""
+        self.tasks.do("a job of chat", work, expected=(DulyError,))
 
     async def close(self) -> None:
         """Note what was acknowledged; the rest is in the ledger."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.finish()
+        await self.tasks.stop()
 
     def kill(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-
-async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    """A ledger that fails, or is closed, is nobody's fault here: who was not told is told again."""
-    try:
-        await work
-    except DulyError:
-        return
+        self.tasks.kill()

@@ -14,7 +14,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from duly.core.steps import DeliveriesFound, Origin
 from duly.core.units import SECOND
 from duly.errors import LedgerError, Malformed, Stopped
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames
 from duly.wire.fields import Fields
@@ -128,16 +128,16 @@ class OverheardPushes:
 class CoalescedTask(Generic[T]):
     """Looks into things as they are asked for, all that have gathered at once, one look at a time."""
 
-    def __init__(self, work: Callable[[list[T]], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[list[T]], Awaitable[None]], tasks: Supervisor) -> None:
         self._work = work
+        self._tasks = tasks
         self._wanted: dict[T, None] = {}
         self._task: asyncio.Task[None] | None = None
 
     def want(self, thing: T) -> None:
         self._wanted[thing] = None
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(report("a look at other hubs"))
+            self._task = self._tasks.do("a look at other hubs", self._run())
 
     async def _run(self) -> None:
         try:
@@ -147,11 +147,6 @@ class CoalescedTask(Generic[T]):
                     await self._work(things)
         finally:
             self._task = None
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
 
 class GatewayRemoteHubs:
@@ -172,11 +167,11 @@ class GatewayRemoteHubs:
         self._looking = False
         self.trouble: LedgerError | None = None
         """why the last look saw nothing"""
-        self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch)
-        self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends)
-        self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes)
-        self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves)
-        self._errands: list[CoalescedTask[Any]] = [self._deliveries, self._ends, self._pushes, self._moves]
+        self.tasks = Supervisor()
+        self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch, self.tasks)
+        self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends, self.tasks)
+        self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
+        self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         bell.listen(TO, self._heard_to)
         bell.listen(END, self._heard_end)
         bell.listen(PUSH, self._pushes.want)
@@ -186,8 +181,7 @@ class GatewayRemoteHubs:
         await self.registry.look()
 
     async def stop(self) -> None:
-        for errand in self._errands:
-            await errand.stop()
+        await self.tasks.stop()
         with suppress(LedgerError, Stopped):
             await self.registry.leave()
 

@@ -54,6 +54,7 @@ from duly.errors import DulyError, LedgerError, Malformed, NotAllowed, Overloade
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames
 from duly.wire.fields import Fields, timeout_in
@@ -121,6 +122,10 @@ class GatewayService:
         self.pushes = PushService(ledger, journal, self._listeners, self._stored, accounts.born)
         self._presence = None if bell is not None else DevicePresence(ledger, self.pushes)
         self._trails = TraceLog(ledger.clock)
+        self.tasks = Supervisor()
+        for part in (self.pushes, self._presence, self.remote):
+            if part is not None:
+                self.tasks.adopt(part.tasks)
 
     @property
     def types(self) -> frozenset[str]:
