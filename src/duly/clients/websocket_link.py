@@ -142,6 +142,8 @@ class WebSocketLink:
         self.denial = None
         gone = (aiohttp.ClientError, OSError)
         writer = self.tasks.do("websocket writer", self._write(socket), expected=gone)
+        if writer is not None:
+            writer.add_done_callback(lambda _: self._written(socket))
         try:
             self._up(welcome)
             if not self._first.done():
@@ -159,12 +161,16 @@ class WebSocketLink:
                 self._down()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        try:
-            while True:
-                await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
-        finally:
-            if self._socket is socket:  # nothing more is written: the link begins anew
-                await socket.close()
+        while True:
+            await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+    def _written(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Hang up if nothing more is written to a connection, so that the link begins anew."""
+        if self._socket is socket:
+            self.tasks.do("websocket hang-up", self._hang_up(socket))
+
+    async def _hang_up(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        await socket.close()
 
 
 def hubs(urls: str) -> list[str]:
