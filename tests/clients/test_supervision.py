@@ -68,7 +68,7 @@ async def test_each_task_of_an_app_and_a_device_comes_back(place: Place) -> None
         return "open"
 
     app = App(place.url, place.tokens["phone"])
-    common = {"duly engine", "duly-engine", "duly websocket link", "duly websocket writer"}
+    common = {"duly engine", "duly-engine", "duly websocket link", "duly job: websocket writer"}
     async with killing(device, common | {"duly engine of pushes"}), killing(app, common):
         assert (await app.send("lock", "lock_control")).data == "open"
         assert device.push("event_report", 1) is not None
@@ -81,7 +81,7 @@ async def test_each_task_of_a_chat_comes_back(place: Place) -> None:
     for name in ("ann", "bob"):
         await place.add(Role.USER, name)
     ann, bob = (Chat(place.url, place.tokens[name]) for name in ("ann", "bob"))
-    async with bob, killing(ann, {"duly engine", "duly websocket link", "duly websocket writer"}):
+    async with bob, killing(ann, {"duly engine", "duly websocket link", "duly job: websocket writer"}):
         await ann.send("bob", "hello")
         async for line in bob.lines():
             assert line.text == "hello"

@@ -203,7 +203,7 @@ class Supervisor:
         if self._stopped:
             work.close()
             return None
-        task = asyncio.get_running_loop().create_task(work, name=f"duly {name}")
+        task = asyncio.get_running_loop().create_task(work, name=f"duly job: {name}")
         self._jobs.add(task)
 
         def over(_: asyncio.Task[None]) -> None:

@@ -20,7 +20,7 @@ from duly.core import operations as w
 from duly.core.trusted_time import Floor
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch, GroupCommit
 from duly.storage.ledger import (
@@ -83,7 +83,7 @@ class PostgresLedger(Ledger):
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor()
         self._look_soon: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -118,8 +118,7 @@ class PostgresLedger(Ledger):
         if self._look_soon is not None:
             self._look_soon.cancel()
         self._wake_all()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
         if self._line is not None:
             line, self._line = self._line, None
             with suppress(*GONE):
@@ -146,10 +145,7 @@ class PostgresLedger(Ledger):
         self._spawn(self._flush(batches))
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report("a job of the ledger"))
+        self._tasks.do("a job of the ledger", work)
 
     async def _flush(self, batches: list[CommitBatch]) -> None:
         try:
