@@ -1,6 +1,6 @@
-"""The active: what a fanout has under way, by message, by delivery and by route, and when it expires.
+"""What a fanout has under way: by message, by delivery and by recipient queue, and when each expires.
 
-It is memory. The truth is in the ledger, and after a restart the active is written anew from there.
+This is memory. The truth is in the ledger; after a restart everything here is read from there again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.core.units import FOREVER
 
 
 class ActiveMessage:
-    """A message under way here."""
+    """A message that has open deliveries here, and the senders that wait for its end."""
 
     __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
 
@@ -31,33 +31,34 @@ class ActiveMessage:
 
 
 class ActiveMessages:
-    """One fanout's."""
+    """The messages and deliveries that one fanout has under way."""
 
-    def __init__(self, route: Callable[[str], RecipientPolicy]) -> None:
+    def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self.lives: dict[bytes, ActiveMessage] = {}
         self.items: dict[DeliveryRef, QueuedDelivery] = {}
-        self.routes = RecipientQueues(route)
+        self.queues = RecipientQueues(policy)
         self._expiries = Timers[QueuedDelivery]()
 
     def begin_anew(self) -> tuple[dict[bytes, ActiveMessage], dict[DeliveryRef, QueuedDelivery]]:
-        """As after a restart; what was in it."""
+        """Forget everything, as a restart does, and return what was here."""
         before = self.lives, self.items
         self.lives, self.items = {}, {}
-        self.routes = self.routes.afresh()
+        self.queues = self.queues.afresh()
         self._expiries.clear()
         return before
 
     def enter(self, live: ActiveMessage, item: QueuedDelivery) -> None:
+        """Add a delivery of this message."""
         self.items[item.ref] = item
         live.items.add(item.ref)
         if item.expires:
             self._expiries.set(item, FOREVER, until=item.expires)
 
     def strike(self, item: QueuedDelivery) -> None:
-        """It is no longer ours to deliver."""
+        """Remove a delivery: it has ended, or belongs to another worker."""
         item.gone = True
         self._expiries.cancel(item)
-        self.routes.drop(item)
+        self.queues.drop(item)
         self.items.pop(item.ref, None)
         live = self.lives.get(item.ref.key)
         if live is not None:
@@ -66,7 +67,7 @@ class ActiveMessages:
                 del self.lives[item.ref.key]
 
     def revive(self, one: OpenDelivery, before: Mapping[bytes, ActiveMessage]) -> ActiveMessage:
-        """The message of an open delivery, and who was waiting for it before."""
+        """Return the message of an open delivery, with the senders that waited for it before a restart."""
         key = one.message.key
         live = self.lives.get(key)
         if live is None:
@@ -76,15 +77,17 @@ class ActiveMessages:
         return live
 
     def state(self, live: ActiveMessage) -> State:
+        """Return how far a message has come."""
         if live.reached:
             return State.DELIVERED
         return State.SENT if any(self.items[ref].attempt for ref in live.items) else State.ACCEPTED
 
     def expired(self, now: int) -> Iterator[QueuedDelivery]:
-        """What has expired; what is just on its way may still arrive."""
+        """Yield the deliveries that have expired. One whose attempt is under way may still arrive."""
         for item in self._expiries.due(now):
             if not item.flying:
                 yield item
 
     def next_expiry(self) -> int | None:
+        """Return when the next delivery expires; None: none does."""
         return self._expiries.next_wake()
