@@ -62,6 +62,7 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
+from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.storage.ledger import Ledger
 
 R = TypeVar("R")
@@ -493,28 +494,20 @@ class _Leases:
         self._ledger = ledger
         self._lease = lease
         self._runs: dict[DeliveryRef, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._tasks = Supervisor()
+        self._renewing: SupervisedTask | None = None
 
     def add(self, ref: DeliveryRef, attempt: int) -> None:
         if not self._ledger.sole:
             self._runs[ref] = attempt
-            if self._timer is None:
-                self._schedule()
+            if self._renewing is None:
+                self._renewing = self._tasks.every("renewing leases", self._lease / SECOND / 3, self._renew)
 
     def remove(self, ref: DeliveryRef) -> None:
         self._runs.pop(ref, None)
-        if not self._runs and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._lease / SECOND / 3, self._start)
-
-    def _start(self) -> None:
-        self._renewal = asyncio.get_running_loop().create_task(self._renew())
-        self._schedule()
+        if not self._runs and self._renewing is not None:
+            self._renewing.kill()
+            self._renewing = None
 
     async def _renew(self) -> None:
         due = self._ledger.clock.now() + self._lease

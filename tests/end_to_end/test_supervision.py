@@ -54,15 +54,19 @@ def background(hub: Hub) -> list[asyncio.Task[object]]:
 
 
 async def lasting(hub: Hub) -> list[asyncio.Task[object]]:
-    """What runs in the background and stays, without what is under way at this moment: a notification that is
-    being sent, a commit of an engine. Those have tasks of their own, which end by themselves."""
+    """What runs in the background and stays, without small jobs and without what is under way at this moment:
+    a notification that is being sent, a commit of an engine. Those end by themselves."""
     before: list[asyncio.Task[object]] = []
     over = time.monotonic() + STEP
-    while not before or set(before) != set(background(hub)):
-        assert time.monotonic() < over, [task.get_name() for task in background(hub)]
-        before = background(hub)
+    while not before or set(before) != set(staying(hub)):
+        assert time.monotonic() < over, [task.get_name() for task in staying(hub)]
+        before = staying(hub)
         await asyncio.sleep(0.3)
     return before
+
+
+def staying(hub: Hub) -> list[asyncio.Task[object]]:
+    return [task for task in background(hub) if not task.get_name().startswith("duly job: ")]
 
 
 async def kill_each(hub: Hub, tokens: dict[str, str]) -> list[str]:
@@ -73,7 +77,7 @@ async def kill_each(hub: Hub, tokens: dict[str, str]) -> list[str]:
             continue  # it went down with another one, and is back already
         victim.cancel()
         await until(victim.done, victim.get_name())
-        await until(lambda: sorted(t.get_name() for t in background(hub)) == names, victim.get_name())
+        await until(lambda: sorted(t.get_name() for t in lasting(hub)) == names, victim.get_name())
         await healthy(hub)
     await obeys(hub, tokens)
     assert sorted(task.get_name() for task in await lasting(hub)) == names

@@ -161,6 +161,114 @@ def test_a_job_that_fails_is_counted() -> None:
     virtual(program())
 
 
+def test_what_a_job_is_expected_to_fail_of_is_not_counted() -> None:
+    async def program() -> None:
+        tasks = Supervisor()
+
+        async def work() -> None:
+            raise KeyError("as usual")
+
+        tasks.do("refreshing", work(), expected=(KeyError,))
+        await tasks.finish()
+        assert not tasks.failures
+
+    virtual(program())
+
+
+def test_jobs_may_finish_with_those_that_they_begin_and_what_takes_longer_is_ended() -> None:
+    async def program() -> None:
+        tasks = Supervisor()
+        done: list[str] = []
+
+        async def first() -> None:
+            await asyncio.sleep(1)
+            done.append("first")
+            tasks.do("second", second())
+
+        async def second() -> None:
+            await asyncio.sleep(1)
+            done.append("second")
+
+        tasks.do("first", first())
+        assert tasks.busy
+        await tasks.finish()
+        assert done == ["first", "second"]
+        tasks.do("first", first())
+        tasks.do("long", asyncio.sleep(100))
+        await tasks.finish(1.5)
+        assert done == ["first", "second", "first"]
+        assert not tasks.busy
+        assert not tasks.failures
+        tasks.do("first", first())  # it finishes jobs, and stops nothing
+        await tasks.finish()
+        assert done[-1] == "second"
+
+    virtual(program())
+
+
+def test_an_owner_answers_for_its_parts() -> None:
+    async def program() -> None:
+        hub, app, part = Supervisor(), Supervisor(), Supervisor()
+        hub.adopt(app)
+        app.adopt(part)
+
+        async def work() -> None:
+            raise KeyError("a bug")
+
+        part.spawn("feed", work, tries=2)
+        with pytest.raises(KeyError, match="a bug"):
+            await hub.ended()
+        assert hub.failures == app.failures == part.failures == {"feed": 2}
+        assert list(hub.problems) == ["feed"]
+        with pytest.raises(KeyError, match="a bug"):
+            await hub.ended()
+        await hub.stop()
+        assert part.do("late", asyncio.sleep(1)) is None
+
+    virtual(program())
+
+
+def test_a_killed_owner_kills_its_parts_and_a_stopped_one_begins_nothing() -> None:
+    async def program() -> None:
+        hub, part, runs = Supervisor(), Supervisor(), 0
+        hub.adopt(part)
+
+        async def work() -> None:
+            nonlocal runs
+            runs += 1
+
+        part.every("chore", 1, work)
+        hub.kill()
+        part.every("late chore", 1, work)
+        part.spawn("late reader", asyncio.Event().wait)  # type: ignore[arg-type]
+        await asyncio.sleep(5)
+        assert runs == 0
+        assert not part.lives
+        assert len(asyncio.all_tasks()) == 1
+
+    virtual(program())
+
+
+def test_work_that_is_let_finish_is_not_started_again() -> None:
+    async def program() -> None:
+        tasks, runs = Supervisor(), 0
+
+        async def work() -> None:
+            nonlocal runs
+            runs += 1
+            await asyncio.sleep(1)
+            raise KeyError("a bug")
+
+        life = tasks.spawn("reader", work)
+        await asyncio.sleep(0.5)
+        await life.finish()
+        await asyncio.sleep(5)
+        assert runs == 1
+        assert not tasks.lives
+
+    virtual(program())
+
+
 def test_of_each_kind_one_record_a_second_is_logged_and_the_next_says_how_many_were_not() -> None:
     now, seen = 0.0, []
 

@@ -31,6 +31,7 @@ from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Repl
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.fields import load_fields, values_in
@@ -140,12 +141,14 @@ class App:
         """ended as unknown here, so far"""
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
         self._cursors: dict[str, int] = {}
+        self.tasks = Supervisor()
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
         self.online: set[str] = set()
         """our devices that are online, as far as the hub has told"""
 
     async def __aenter__(self) -> Self:
+        self.tasks = Supervisor()
         self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._ids = await minted_ids(self._ledger)
@@ -158,6 +161,7 @@ class App:
             welcome = await self._link.ready()
             self.name = welcome.you or ""
             await self._engine.start()
+            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
         except BaseException:
             await self._close()
             raise
@@ -179,6 +183,8 @@ class App:
     async def _close(self) -> None:
         await self._engine.stop()
         await self._link.stop()
+        await self.tasks.finish()
+        await self.tasks.stop()
         await self._ledger.close()
         for command in (*self._commands.values(), *self._doubts.values()):
             command._abandon(Stopped("the app was closed before the command ended"))
@@ -364,7 +370,7 @@ class App:
             (self.online.add if data.get("online") else self.online.discard)(device)
         self._tell(Push(device, frame.type, data, cursor, load_fields(frames.more_in_push(frame))))
         if self._saving is None:
-            self._saving = asyncio.get_running_loop().create_task(self._save_cursors())
+            self._saving = self.tasks.do("saving cursors", self._save_cursors())
 
     def _tell(self, news: Push | Gap) -> None:
         if self._pushes.full():

@@ -29,6 +29,7 @@ from duly.core.steps import Answered, Arrived, Effect, Reachable, Reply, ReportO
 from duly.core.units import DAY, MS, SECOND, seconds
 from duly.errors import DulyError, LedgerUnavailable, NotAuthenticated, Refused, Stopped, Unknown
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -149,6 +150,7 @@ class Chat:
         """what else we make use of meanwhile is acknowledged when it ends"""
         self._unsaid = 0
         self._questions = 0
+        self.tasks = Supervisor()
         self._saving: asyncio.Task[None] | None = None
         self.name = ""
 
@@ -178,6 +180,7 @@ class Chat:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
+        self.tasks = Supervisor()
         self._ledger = await self._open_ledger()
         self._ids = await minted_ids(self._ledger)
         self._done_to = {conv: int(n) for conv, n in (await self._ledger.bucket(CURSORS)).items()}
@@ -192,6 +195,7 @@ class Chat:
             await self._link.start()
             self.name = (await self._link.ready()).you or ""
             await self._engine.start()
+            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
         except BaseException:
             await self._close()
             raise
@@ -212,12 +216,12 @@ class Chat:
 
     async def _close(self) -> None:
         self._acknowledge()
+        await self._engine.stop()
+        await self.tasks.finish()
+        await self._link.stop()
         if self._acking is not None:
             self._acking.cancel()
-        await self._engine.stop()
-        if self._saving is not None:
-            await self._saving
-        await self._link.stop()
+        await self.tasks.stop()
         await self._ledger.close()
         closed = Stopped("the chat was closed before the hub answered")
         waiting: list[asyncio.Future[Any]] = [*self._sending.values()]
@@ -405,7 +409,7 @@ class Chat:
             self._link.send(frames.encode(Frame("ack", conv=conv, n=n)))
         self._said |= dirty
         if self._data is not None and self._saving is None:
-            self._saving = asyncio.get_running_loop().create_task(self._save_cursors())
+            self._saving = self.tasks.do("saving cursors", self._save_cursors())
 
     async def _save_cursors(self) -> None:
         """How far we have come; a cursor that is not saved costs a repeat, never a line."""

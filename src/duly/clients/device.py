@@ -8,7 +8,6 @@ order, one at a time per order key. What a device pushes is kept until the hub h
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -31,9 +30,10 @@ from duly.core.outbox import OutboxPolicy
 from duly.core.signing import Keyring
 from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
 from duly.core.units import DAY, FOREVER, MINUTE
-from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError
+from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError, Stopped
 from duly.identity.keyring import load
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.fields import values_in
@@ -104,7 +104,7 @@ class Device:
         self._url, self._token, self._data, self._node = url, token, data, name
         self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._media: MediaStore | None = None
         self.name = ""
 
@@ -128,6 +128,7 @@ class Device:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
+        self.tasks = Supervisor()
         self._link = self._open_link()
         self._ledger = await self._open_ledger()
         self._inbox = Inbox(
@@ -141,7 +142,9 @@ class Device:
         self._pushes = PushOutbox(self._ledger, self._send)
         try:
             await self._engine.start()
+            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
             await self._pushes.start()
+            self.tasks.spawn("engine of pushes", self._pushes.engine.live, tries=ENGINE_TRIES)
             await self._link.start()
             self.name = (await self._link.ready()).you or ""
         except BaseException:
@@ -168,17 +171,16 @@ class Device:
 
     async def _close(self) -> None:
         await self._link.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.finish(0)
         await self._engine.stop()
         await self._pushes.stop()
+        await self.tasks.stop()
         await self._ledger.close()
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with self:
-            await self._engine.wait()
+            await self.tasks.ended()
 
     def serve(self, name: str, path: str | Path) -> None:
         """Give a file out under this name, to apps that `download` it."""
@@ -229,9 +231,7 @@ class Device:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message, attempt=attempt):
-                task = asyncio.get_running_loop().create_task(self._run(message, attempt))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self.tasks.do(f"handler of {message.kind}", self._run(message, attempt), expected=(Stopped,))
             case ReportOutcome(key=key, state=state, answer=answer):
                 self._report(key, state, answer)
             case Reply(message=message, verdict=verdict):

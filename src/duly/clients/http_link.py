@@ -20,6 +20,7 @@ import msgspec
 from duly.clients.websocket_link import RECONNECT
 from duly.errors import NotAuthenticated, SenderError
 from duly.runtime.backoff import Backoff
+from duly.runtime.tasks import Supervisor
 from duly.wire import frames
 from duly.wire.frames import Frame
 
@@ -50,16 +51,14 @@ class HttpLink:
         self._up, self._heard, self._down, self._denied = up, heard, down, denied
         self._tls: SSLContext | bool = tls or True
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self.tasks = Supervisor()
         self.connected = False
 
     async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.tasks.spawn("http link", self._run)
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self.tasks.stop()
 
     def send(self, frame: bytes) -> None:
         if self.connected:

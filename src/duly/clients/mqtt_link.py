@@ -21,6 +21,7 @@ import msgspec
 from duly.core.signing import Keyring
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import ConnectionRefused, DulyError, Malformed, NotAuthenticated, SenderError
+from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink, Will
 from duly.wire import fd, frames
@@ -56,7 +57,8 @@ class MqttDeviceLink:
         self._heard = heard
         self._prefix = prefix
         self._session = ""
-        self._beating: asyncio.TimerHandle | None = None
+        self.tasks = Supervisor()
+        self._beating: SupervisedTask | None = None
         self._seal = None if keys is None else FdSignatures(keys, prefix=prefix)
         self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
         """who sent each command, and under which msg_id; the hub sends what is unanswered again to a device
@@ -86,7 +88,7 @@ class MqttDeviceLink:
 
     async def stop(self) -> None:
         """Say goodbye properly: the will is for those who cannot."""
-        self._still()
+        await self.tasks.stop()
         if self._link.up:
             with suppress(DulyError, TimeoutError):
                 async with asyncio.timeout(1):
@@ -103,16 +105,21 @@ class MqttDeviceLink:
         return Will(self._topic(self.name, FdKind.STATUS), self._status(online=False))
 
     def _connected(self, session_present: bool) -> None:
-        self._beat()
+        self._still()
+        self._say_online()
+        self._beating = self.tasks.every("heartbeat", HEARTBEAT, self._beat)
         self._up(Frame("welcome", you=self.name))
 
-    def _beat(self) -> None:
+    async def _beat(self) -> None:
+        self._say_online()
+
+    def _say_online(self) -> None:
         self._link.post(self._topic(self.name, FdKind.STATUS), self._status(online=True), retain=True)
-        self._beating = asyncio.get_running_loop().call_later(HEARTBEAT, self._beat)
 
     def _still(self) -> None:
         if self._beating is not None:
-            self._beating.cancel()
+            self._beating.kill()
+            self._beating = None
 
     def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:

@@ -62,6 +62,7 @@ from duly.core.steps import (
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import ConnectionLost, DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -222,14 +223,17 @@ class Sentinel:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
+        self.tasks = Supervisor()
         self._ledger = await self._open_ledger()
         try:
             self._monitor = Monitor(self.policy, await self._identify(), self._ledger.worker)
             self._engine = Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
             await self._engine.start()
+            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
             self._link = self._open_link()
             await self._link.start()
         except BaseException:
+            await self.tasks.stop()
             await self._ledger.close()
             raise
         return self
@@ -239,6 +243,7 @@ class Sentinel:
     ) -> None:
         await self._link.stop()
         await self._engine.stop()
+        await self.tasks.stop()
         await self._ledger.close()
         self._closed = True
         self._fresh_news.set()

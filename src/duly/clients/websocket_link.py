@@ -27,6 +27,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed, NotAuthenticated, SenderError
 from duly.runtime.backoff import Backoff
+from duly.runtime.tasks import Supervisor
 from duly.wire import frames
 from duly.wire.frames import FRAME_LIMIT, Frame
 
@@ -59,7 +60,7 @@ class WebSocketLink:
         self._tls: SSLContext | bool = tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self.tasks = Supervisor()
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.denial: NotAuthenticated | None = None
         """why the hub does not want us, since it last said so"""
@@ -70,7 +71,7 @@ class WebSocketLink:
         return self._socket is not None
 
     async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.tasks.spawn("websocket link", self._run)
 
     async def ready(self) -> Frame:
         """The first welcome. Raises `NotAuthenticated` if the hub does not want us."""
@@ -78,9 +79,7 @@ class WebSocketLink:
 
     async def stop(self) -> None:
         self._stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self.tasks.stop()
         if not self._first.done():
             self._first.cancel()
 
@@ -141,7 +140,10 @@ class WebSocketLink:
             self._queue.get_nowait()  # meant for the connection that broke
         self._socket = socket
         self.denial = None
-        writer = asyncio.get_running_loop().create_task(self._write(socket))
+        gone = (aiohttp.ClientError, OSError)
+        writer = self.tasks.do("websocket writer", self._write(socket), expected=gone)
+        if writer is not None:
+            writer.add_done_callback(lambda _: self._written(socket))
         try:
             self._up(welcome)
             if not self._first.done():
@@ -152,14 +154,23 @@ class WebSocketLink:
                         self._heard(frames.decode(message.data))
         finally:
             self._socket = None
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
             if not self._stopping.is_set():
                 self._down()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
+
+    def _written(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Hang up if nothing more is written to a connection, so that the link begins anew."""
+        if self._socket is socket:
+            self.tasks.do("websocket hang-up", self._hang_up(socket))
+
+    async def _hang_up(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        await socket.close()
 
 
 def hubs(urls: str) -> list[str]:

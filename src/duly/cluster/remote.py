@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from duly.errors import LedgerError, Stopped
-from duly.runtime.tasks import Supervisor, report
+from duly.runtime.tasks import Supervisor
 
 POLL_SECONDS: Final = 1.0
 """Seconds between two readings of what the other hubs have written to the ledger."""
@@ -86,8 +86,9 @@ class PolledRemoteHubs(ABC):
 class CoalescedTask(Generic[T]):
     """Works on things as they are asked for: all that have gathered at once, one batch at a time."""
 
-    def __init__(self, work: Callable[[list[T]], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[list[T]], Awaitable[None]], tasks: Supervisor) -> None:
         self._work = work
+        self._tasks = tasks
         self._wanted: dict[T, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -95,8 +96,7 @@ class CoalescedTask(Generic[T]):
         """Put a thing into the next batch."""
         self._wanted[thing] = None
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(report("a hint of another hub"))
+            self._task = self._tasks.do("a hint of another hub", self._run())
 
     async def _run(self) -> None:
         try:
@@ -106,9 +106,3 @@ class CoalescedTask(Generic[T]):
                     await self._work(things)
         finally:
             self._task = None
-
-    async def stop(self) -> None:
-        """Cancel the batch that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)

@@ -13,7 +13,6 @@ finds it there, orders it and takes it.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -72,7 +71,8 @@ from duly.core.steps import (
     Todo,
     Unreachable,
 )
-from duly.core.units import MS
+from duly.core.timers import Timers
+from duly.core.units import FOREVER, MS
 
 
 class _Live(Struct, eq=False, gc=False):
@@ -143,7 +143,7 @@ class Inbox:
         self.lanes = Lanes(self._lane_policy)
         self._horizon = horizon
         self._live: dict[bytes, _Live] = {}
-        self._expiries: list[tuple[int, bytes]] = []
+        self._expiries = Timers[bytes]()
 
     @property
     def channel(self) -> str:
@@ -244,8 +244,7 @@ class Inbox:
     def wake(self, now: int) -> list[Todo]:
         todo = self.outbox.wake(now)
         todo += self._move_all(self.lanes.wake(now), now)
-        while self._expiries and self._expiries[0][0] <= now:
-            _, key = heapq.heappop(self._expiries)
+        for key in self._expiries.due(now):
             live = self._live.get(key)
             if live is not None and self.outbox.state(key) is None:
                 todo.append(self._finish(live.message, State.EXPIRED, EXPIRED, now))
@@ -255,13 +254,15 @@ class Inbox:
         wake, gap = self.outbox.next_wake(), self.lanes.next_wake()
         if gap is not None and (wake is None or gap < wake):
             wake = gap
-        if self._expiries and (wake is None or self._expiries[0][0] < wake):
-            wake = self._expiries[0][0]
+        expiry = self._expiries.next_wake()
+        if expiry is not None and (wake is None or expiry < wake):
+            wake = expiry
         return wake
 
     def shift(self, by: int) -> None:
         self.outbox.shift(by)
         self.lanes.shift(by)
+        self._expiries.shift(by)
 
     @property
     def keys(self) -> list[bytes]:
@@ -314,7 +315,12 @@ class Inbox:
         """While it waits for its turn it is counted, and nobody else watches its clock."""
         self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
         if message.expires:
-            heapq.heappush(self._expiries, (message.expires, message.key))
+            self._expiries.set(message.key, FOREVER, until=message.expires)
+
+    def _stop_waiting(self, key: bytes) -> None:
+        """Stop counting a message, and watching its expiry; harmless if it does not wait."""
+        self.backlog.remove(key)
+        self._expiries.cancel(key)
 
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
@@ -405,7 +411,7 @@ class Inbox:
         message = live.message
         if self._live.get(message.key) is live:
             del self._live[message.key]
-            self.backlog.remove(message.key)
+            self._stop_waiting(message.key)
         todo: list[Todo] = [Reply(origin, message, verdict) for origin in live.origins]
         return todo + self._next(message, now, counts=False)
 
@@ -427,7 +433,7 @@ class Inbox:
             if live is None:
                 self._live[message.key] = _Live(message, [], committed=True)
             self.lanes.occupy(message)
-            self.backlog.remove(message.key)
+            self._stop_waiting(message.key)
             return self.outbox.resume(item, now)
         if live is not None:
             return []
@@ -444,7 +450,7 @@ class Inbox:
         ]  # fmt: skip
         for key in waiting:
             del self._live[key]
-            self.backlog.remove(key)
+            self._stop_waiting(key)
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
@@ -487,7 +493,7 @@ class Inbox:
             if not results.of(take if raised else late):
                 return self._lost(message, now)
             if raised:
-                self.backlog.remove(message.key)
+                self._stop_waiting(message.key)
                 return [self.outbox.launched(message, 1, move.after, now)]
             return self._superseded(message, LATE, now)
 
@@ -518,7 +524,7 @@ class Inbox:
         if self.outbox.state(message.key) is not None:
             return []
         self._live.pop(message.key, None)
-        self.backlog.remove(message.key)
+        self._stop_waiting(message.key)
         return self._next(message, now)
 
     def _cancel(self, messages: Sequence[Message], reason: str, now: int) -> list[Todo]:
@@ -543,7 +549,7 @@ class Inbox:
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         live = self._live.pop(message.key, None)
         if self.backlog.waiting:
-            self.backlog.remove(message.key)
+            self._stop_waiting(message.key)
         origins = tuple(live.origins) if live is not None else ()
         todo: list[Todo] = [ReportOutcome(message.key, state, answer, origins, message.recipient)]
         if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):

@@ -26,7 +26,7 @@ Nothing here is the truth: the durable high-water mark is, and the ledger asks i
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -37,7 +37,8 @@ from msgspec import Struct
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
-from duly.core.units import MS, SECOND
+from duly.core.timers import Timers
+from duly.core.units import FOREVER, MS, SECOND
 from duly.core.window import Outstanding, Window
 from duly.errors import Malformed
 
@@ -105,6 +106,13 @@ class _Chain:
         self.ahead: dict[int, int] = {}
         """numbers behind a gap that need no lane, and until when the gap is waited for"""
         self.held: list[_Waiting] = []
+        """messages behind a gap, sorted by their numbers"""
+
+    @property
+    def deadline(self) -> int:
+        """Until when its oldest gap is waited for; `FOREVER` if there is none."""
+        held = min((waiting.deadline for waiting in self.held), default=FOREVER)
+        return min(held, min(self.ahead.values(), default=FOREVER))
 
     @property
     def idle(self) -> bool:
@@ -130,7 +138,8 @@ class Lanes:
         """the number last left to another hub, by its mark"""
         self._lanes: dict[str, dict[str | None, Lane]] = {}
         self.reachable: set[str] = set()
-        self._deadlines: list[tuple[int, str]] = []
+        self._deadlines = Timers[str]()
+        """of each chain with a gap, perhaps too early: `next_wake` puts that right"""
         self._turn = 0
         for mark, (n, ms) in (marks or {}).items():
             if mark.startswith("["):  # others keep marks too, under other names
@@ -183,9 +192,8 @@ class Lanes:
         if n <= chain.mark:
             # Its number was given up or came through another hub; only its lane can say if it is late.
             return moves + self._let_go([waiting])
-        heapq.heappush(chain.held, waiting)
-        if needs > chain.mark:
-            heapq.heappush(self._deadlines, (waiting.deadline, name))
+        insort(chain.held, waiting)
+        self._wait_until(waiting.deadline, name)
         return moves + self._let_go(self._follow(chain))
 
     def _has_only_time(self, order: Order, chain: _Chain, ms: int) -> bool:
@@ -202,8 +210,8 @@ class Lanes:
             return self._let_go([self._waiting(message, mark, ms, ms, ms, now)])
         name = f"{mark}t"
         waiting = self._waiting(message, mark, ms, ms, _NEVER, now)
-        heapq.heappush(self._chain(name).held, waiting)
-        heapq.heappush(self._deadlines, (waiting.deadline, name))
+        insort(self._chain(name).held, waiting)
+        self._wait_until(waiting.deadline, name)
         return []
 
     def _stop_sorting(self, scope: str) -> list[Move]:
@@ -224,7 +232,7 @@ class Lanes:
         if n > chain.mark:
             chain.ahead[n] = deadline = now + self._policy.window
             if n > chain.mark + 1:
-                heapq.heappush(self._deadlines, (deadline, scope))
+                self._wait_until(deadline, scope)
             if len(chain.ahead) > AHEAD_KEPT:
                 chain.mark = min(chain.ahead) - 1
         return moves + self._let_go(self._follow(chain))
@@ -284,11 +292,10 @@ class Lanes:
         self._lanes.pop(recipient, None)
         for mark in self._marks.forget(recipient):
             self._chains.pop(mark, None)
-        for name in {name for _, name in self._deadlines}:
+        for name in self._deadlines:
             chain = self._chains.get(name)
             if chain is not None and chain.held:
                 chain.held = [held for held in chain.held if held.message.recipient != recipient]
-                heapq.heapify(chain.held)
 
     def occupy(self, message: Message) -> None:
         """A message that was released before a restart is still under way."""
@@ -360,8 +367,7 @@ class Lanes:
     def wake(self, now: int) -> list[Move]:
         """Gaps that were waited for long enough are given up."""
         moves: list[Move] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, name = heapq.heappop(self._deadlines)
+        for name in self._deadlines.due(now):
             chain = self._chains.get(name)
             if chain is None:
                 continue
@@ -371,7 +377,13 @@ class Lanes:
                 moves += self._let_go(self._follow(chain, max(overdue)))
                 if chain.idle and name.endswith("]t"):
                     self._sorted(name)
+            self._deadlines.set(name, chain.deadline)
         return moves
+
+    def _wait_until(self, deadline: int, name: str) -> None:
+        earlier = self._deadlines.get(name)
+        if earlier is None or deadline < earlier:
+            self._deadlines.set(name, deadline)
 
     def _sorted(self, name: str) -> None:
         scope = names_in(name[:-1])[2]
@@ -381,26 +393,22 @@ class Lanes:
             self._timed.pop(scope, None)
 
     def next_wake(self) -> int | None:
-        while self._deadlines:
-            deadline, name = self._deadlines[0]
+        while (first := self._deadlines.first()) is not None:
+            name, deadline = first
             chain = self._chains.get(name)
-            if chain is not None and (
-                any(waiting.deadline == deadline for waiting in chain.held)
-                or deadline in chain.ahead.values()
-            ):
+            real = FOREVER if chain is None else chain.deadline
+            if real == deadline:
                 return deadline
-            heapq.heappop(self._deadlines)
+            self._deadlines.set(name, real)
         return None
 
     def shift(self, by: int) -> None:
         """The wall clock was set; windows go on as if it had not been."""
-        self._deadlines.clear()
-        for name, chain in self._chains.items():
-            chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
-            chain.ahead = {n: until + by for n, until in chain.ahead.items()}
-            self._deadlines += [(w.deadline, name) for w in chain.held]
-            self._deadlines += [(until, name) for until in chain.ahead.values()]
-        heapq.heapify(self._deadlines)
+        self._deadlines.shift(by)
+        for chain in self._chains.values():
+            if not chain.idle:
+                chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
+                chain.ahead = {n: until + by for n, until in chain.ahead.items()}
 
     @property
     def waiting(self) -> int:
@@ -440,15 +448,14 @@ class Lanes:
 
     def _follow(self, chain: _Chain, given_up: int = -1) -> list[_Waiting]:
         """Everything held that follows on now; gaps up to `given_up` are no longer waited for."""
-        free: list[_Waiting] = []
+        held, count = chain.held, 0
         while True:
             if chain.mark + 1 in chain.ahead:
                 chain.mark += 1
                 del chain.ahead[chain.mark]
-            elif chain.held and (chain.held[0].needs <= chain.mark or chain.held[0].n <= given_up):
-                waiting = heapq.heappop(chain.held)
-                chain.mark = max(chain.mark, waiting.n)
-                free.append(waiting)
+            elif count < len(held) and (held[count].needs <= chain.mark or held[count].n <= given_up):
+                chain.mark = max(chain.mark, held[count].n)
+                count += 1
             elif given_up > chain.mark and any(n <= given_up for n in chain.ahead):
                 skipped = min(chain.ahead)
                 del chain.ahead[skipped]
@@ -457,6 +464,8 @@ class Lanes:
                 break
         if chain.ahead:
             chain.ahead = {n: until for n, until in chain.ahead.items() if n > chain.mark}
+        free = held[:count]
+        del held[:count]
         return free
 
     def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:

@@ -13,7 +13,6 @@ a memory of its own is sent each message once, whatever happens; then silence is
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -60,6 +59,7 @@ from duly.core.steps import (
     Transmit,
     Unreachable,
 )
+from duly.core.timers import Timers
 from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
 
@@ -109,7 +109,6 @@ class _Entry(Struct, eq=False, gc=False):
     own: int = 0
     """the message's own patience; 0: the policy's"""
     give_up: int = FOREVER
-    timer: int = FOREVER
     next_try: int = FOREVER
     tries: int = 0
     """transmissions since we started, or since the recipient came back: what `resend` counts. The number
@@ -175,7 +174,7 @@ class Outbox:
         self._ended = ended
         self._lost = lost
         self._entries: dict[bytes, _Entry] = {}
-        self._timers: list[tuple[int, bytes]] = []
+        self._timers = Timers[bytes]()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -293,6 +292,7 @@ class Outbox:
             self._entries[message.key] = known
             return []
         entry = self._entries[message.key] = _Entry(message, delivery.attempt, known.after if known else -1)
+        self._timers.cancel(message.key)
         entry.received = item.state is State.DELIVERED
         entry.resting = delivery.state is State.ACCEPTED
         entry.own = self._patience(message)
@@ -396,11 +396,8 @@ class Outbox:
 
     def wake(self, now: int) -> list[Todo]:
         todo: list[Todo] = []
-        while self._timers and self._timers[0][0] <= now:
-            when, key = heapq.heappop(self._timers)
-            entry = self._entries.get(key)
-            if entry is None or entry.timer != when:
-                continue
+        for key in self._timers.due(now):
+            entry = self._entries[key]
             if entry.resting and now >= self._expiry(entry):
                 todo += self._end(entry, State.EXPIRED, EXPIRED, entry.attempt, now)
             elif now >= self._deadline(entry):
@@ -410,34 +407,24 @@ class Outbox:
         return todo
 
     def next_wake(self) -> int | None:
-        while self._timers:
-            when, key = self._timers[0]
-            entry = self._entries.get(key)
-            if entry is not None and entry.timer == when:
-                return when
-            heapq.heappop(self._timers)
-        return None
+        return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
         """The wall clock was set; timers go on as if it had not been."""
-        self._timers.clear()
+        self._timers.shift(by)
         for entry in self._entries.values():
             if entry.give_up < FOREVER:
                 entry.give_up += by
             if entry.next_try < FOREVER:
                 entry.next_try += by
-            if entry.timer < FOREVER:
-                entry.timer += by
-                self._timers.append((entry.timer, entry.message.key))
-        heapq.heapify(self._timers)
 
     def _set_timer(self, entry: _Entry, next_try: int) -> None:
         if entry.own and next_try >= self._expiry(entry) and not entry.resting:
             next_try = FOREVER  # after that it must not start any more
         entry.next_try = next_try
-        entry.timer = min(next_try, self._deadline(entry))
-        if entry.timer < FOREVER:
-            heapq.heappush(self._timers, (entry.timer, entry.message.key))
+        give_up = entry.give_up
+        until = FOREVER if entry.own and not entry.resting else self._expiry(entry)
+        self._timers.set(entry.message.key, min(give_up, next_try), until)
 
     def _give_up(self, entry: _Entry, now: int) -> int:
         begins = max(now, entry.message.expires) if self.policy.beyond_expiry else now
@@ -473,7 +460,7 @@ class Outbox:
                 return [self.launched(entry.message, attempt + 1, entry.after, now)]
             return self._give_away(entry, attempt, now)
 
-        entry.timer = FOREVER
+        self._timers.cancel(entry.message.key)
         take = self.relaunch(entry.message, attempt, now)
         return [Step((take,), done)]
 
@@ -509,6 +496,7 @@ class Outbox:
             return self._give_away(entry, finish.attempt, now)
         message = entry.message
         self._entries.pop(message.key, None)
+        self._timers.cancel(message.key)
         return self._ended(message, finish.state, answer, now)
 
     def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
@@ -518,6 +506,7 @@ class Outbox:
         if self._entries.get(message.key) is not entry or attempt not in (None, entry.attempt):
             return []
         del self._entries[message.key]
+        self._timers.cancel(message.key)
         return self._lost(message, now)
 
 

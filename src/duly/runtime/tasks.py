@@ -28,6 +28,8 @@ LOG.addFilter(RateLimitedLog())
 RESTART: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
 STABLE: Final = 10.0
 """Seconds after which a start counts as a success."""
+ENGINE_TRIES: Final = 5
+"""How often in a row an engine may die of a bug; then it is given up, and `ended` raises what it died of."""
 UNSTEADY: Final = 3
 """Failures in a row after which work is a problem even while it has just been started again."""
 
@@ -102,6 +104,7 @@ class SupervisedTask:
     def kill(self) -> None:
         """End at once, as a crash would."""
         self._stopped = True
+        self._supervisor.forget(self)
         if self._timer is not None:
             self._timer.cancel()
         if self.task is not None:
@@ -165,6 +168,14 @@ class Supervisor:
         self._jobs: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None
         self._stopped = False
+        self._parent: Supervisor | None = None
+        self._parts: list[Supervisor] = []
+
+    def adopt(self, part: Supervisor) -> None:
+        """Answer for the work of a part of the owner: its failures and problems are counted here, too, and it
+        is stopped with the rest."""
+        part._parent = self
+        self._parts.append(part)
 
     def spawn(self, name: str, work: Work, *, tries: int | None = None) -> SupervisedTask:
         """Run `work` and start it again whenever it fails; it is over when it returns. After `tries` failures
@@ -184,18 +195,21 @@ class Supervisor:
         life = SupervisedTask(self, name, again, periodic=True)
         return self._live(life)
 
-    def do(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Do this once, in the background; what it fails of is logged and counted."""
+    def do(
+        self, name: str, work: Coroutine[Any, Any, None], *, expected: tuple[type[Exception], ...] = ()
+    ) -> asyncio.Task[None] | None:
+        """Do this once, in the background; what it fails of is logged and counted, unless it is `expected`.
+        None: everything was stopped, and this is not begun."""
         if self._stopped:
             work.close()
             return None
-        task = asyncio.get_running_loop().create_task(work, name=f"duly {name}")
+        task = asyncio.get_running_loop().create_task(work, name=f"duly job: {name}")
         self._jobs.add(task)
 
         def over(_: asyncio.Task[None]) -> None:
             self._jobs.discard(task)
             problem = None if task.cancelled() else task.exception()
-            if problem is not None:
+            if problem is not None and not isinstance(problem, expected):
                 self.failed(name, problem)
 
         task.add_done_callback(over)
@@ -203,23 +217,34 @@ class Supervisor:
 
     def failed(self, name: str, problem: BaseException) -> None:
         """Log and count a failure: of work here, or of a step that its work has survived."""
-        self.failures[name] += 1
         LOG.error(f"{name} failed: %r", problem, exc_info=problem)
+        owner: Supervisor | None = self
+        while owner is not None:
+            owner.failures[name] += 1
+            owner = owner._parent
 
     def give_up(self, name: str, problem: BaseException) -> None:
         """This cannot be started again; whoever waits for the end hears of it."""
         LOG.error(f"{name} is given up: %r", problem)
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(problem)
+        owner: Supervisor | None = self
+        while owner is not None:
+            if owner._ended is not None and not owner._ended.done():
+                owner._ended.set_exception(problem)
+            owner = owner._parent
 
     @property
     def problems(self) -> dict[str, str]:
         """The parts that do not run, or do not stay up, and what they failed of."""
-        return {life.name: repr(life.problem) for life in self.lives if life.problem is not None}
+        return {life.name: repr(life.problem) for life in self._all() if life.problem is not None}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a small job is under way here."""
+        return bool(self._jobs)
 
     async def ended(self) -> None:
         """Wait until a part is given up, and raise what it failed of."""
-        for life in self.lives:
+        for life in self._all():
             if life.given_up and life.problem is not None:
                 raise life.problem
         if self._ended is None:
@@ -233,18 +258,34 @@ class Supervisor:
     async def stop(self) -> None:
         """End everything, in reverse order, and start nothing more."""
         self._stopped = True
+        for part in reversed(self._parts):
+            await part.stop()
         for life in reversed(list(self.lives)):
             await life.stop()
-        for task in self._jobs:
+        await self._end_jobs()
+
+    async def finish(self, within: float | None = None) -> None:
+        """Let the small jobs finish, and those that they begin meanwhile. What takes longer than `within`
+        seconds is ended. Work that is meant to go on does, until `stop`."""
+        loop = asyncio.get_running_loop()
+        over = None if within is None else loop.time() + within
+        while self._jobs and (over is None or loop.time() < over):
+            await asyncio.wait(self._jobs, timeout=None if over is None else over - loop.time())
+        await self._end_jobs()
+
+    async def _end_jobs(self) -> None:
+        jobs = self._jobs - {asyncio.current_task()}
+        for task in jobs:
             task.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await asyncio.gather(*jobs, return_exceptions=True)
 
     def kill(self) -> None:
         """End everything at once, as a crash would."""
         self._stopped = True
-        for life in self.lives:
+        for part in self._parts:
+            part.kill()
+        for life in list(self.lives):
             life.kill()
-        self.lives.clear()
         for task in self._jobs:
             task.cancel()
 
@@ -253,6 +294,12 @@ class Supervisor:
         for life in [life for life in self.lives if life.periodic]:
             await life.stop()
 
+    def _all(self) -> list[SupervisedTask]:
+        return [*self.lives, *(life for part in self._parts for life in part._all())]
+
     def _live(self, life: SupervisedTask) -> SupervisedTask:
-        self.lives.append(life)
+        if self._stopped:
+            life.kill()
+        else:
+            self.lives.append(life)
         return life

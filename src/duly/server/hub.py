@@ -48,7 +48,7 @@ from duly.identity.authenticator import Authenticator
 from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.audit import AuditLog
-from duly.runtime.tasks import Supervisor
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.server import checkup, data_folder, runfile
 from duly.server.floor_watch import FloorWatch
 from duly.server.router import Router
@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from duly.cluster.notifier import Notifier
     from duly.server.mqtt_service import MqttService
 
-ENGINE_TRIES: Final = 5
-"""How often in a row an engine may die of a bug; then the process ends, and is started again from outside."""
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 75.0
@@ -164,6 +162,7 @@ class Hub:
         for application in self._applications:
             await application.start()
             closing.push_async_callback(application.stop)
+            self.tasks.adopt(application.tasks)
             self.tasks.spawn(f"{application.name} engine", application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))

@@ -11,6 +11,7 @@ import asyncio
 from typing import TypeAlias
 
 from duly.errors import DulyError
+from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger
 
 Place: TypeAlias = tuple[str, str]
@@ -33,6 +34,7 @@ class ItemLoader:
         self._asked.append((places, answer))
         if self._reading is None or self._reading.done():
             self._reading = loop.create_task(self._read())
+            self._reading.add_done_callback(report("reading items"))
         return await answer
 
     async def _read(self) -> None:

@@ -300,13 +300,13 @@ async def test_who_was_told_is_told_once_more_when_it_becomes_critical(place: To
     await place.profile("home", hook.url, escalate=((600, hook.url + "/boss"),))
     await place.post(event())
     await place.until(lambda: hook.events == ["event-1"])
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     for n, severity in enumerate(["critical", "warning", "critical"]):
         assert (await place.post(worse(f"u{n}", severity)))[1]["code"] == 0
     await hook.got(2)
     told = json.loads(hook.requests[1][1])
     assert (told["type"], told["data"]["severity"]) == ("alert.raised", "critical")
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     await place.do("alert.resolve", event="event-1", by="ann")
     shown = await place.until_state("event-1", "done")
     assert {(one["round"], one["state"]) for one in shown["deliveries"]} == {
@@ -353,7 +353,7 @@ async def test_a_late_cancel_brings_one_correction_to_those_who_were_told(
     await place.profile("home", hook.url, escalate=((600, hook.url + "/boss"),))
     await place.post(event())
     await place.until(lambda: hook.events == ["event-1"])
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     cancel = {
         "type": "alert_cancel",
         "seq_id": "c1",
@@ -453,7 +453,7 @@ async def test_what_waits_goes_out_after_a_restart_and_what_is_done_does_not(
     place.hub.alerts._fanout.policy = FanoutPolicy("alert")
     await place.post(event("event-2"))
     await hook.got(2)
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     await place.stop()
     await place.start()
     assert (await place.show("event-2"))["state"] == "sent"

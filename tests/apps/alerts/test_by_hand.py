@@ -18,7 +18,7 @@ async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, h
     place.hub.alerts._fanout.policy = FanoutPolicy("alert")
     await place.post(event())
     await hook.got(1)
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     await place.do("deliveries.retry", event="event-1")
     shown = await place.until_state("event-1", "delivered")
     first, boss = sorted(shown["deliveries"], key=lambda one: one["round"])

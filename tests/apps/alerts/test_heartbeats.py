@@ -196,5 +196,5 @@ async def test_several_hubs_tell_of_one_silence_once(
 async def test_a_sentinel_that_only_posts_was_heard(place: Tower, hook: Receiver) -> None:
     await place.profile("home", hook.url)
     assert (await place.post(event()))[1]["code"] == 0
-    await place.until(lambda: not place.hub.alerts._on_the_way)
+    await place.until(lambda: not place.hub.alerts.tasks.busy)
     assert "gate" in (await presence(place.hub.ledger, {"gate"}))["heard"]

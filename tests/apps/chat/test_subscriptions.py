@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
@@ -77,8 +75,8 @@ class Room:
 
     async def settle(self) -> None:
         """Until everything is done that was begun."""
-        while self.subscriptions._tasks:
-            await asyncio.gather(*self.subscriptions._tasks)
+        await self.subscriptions.tasks.finish()
+        assert not self.subscriptions.tasks.failures
 
     async def noted(self) -> AwaitedReceipt | None:
         """What the ledger says of Bob's silence."""

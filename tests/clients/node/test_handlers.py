@@ -207,8 +207,8 @@ async def die(node: Node) -> None:
     assert node._ledger is not None
     node._incoming.engine.kill()
     node._outgoing.engine.kill()
-    for task in node._incoming._running:
-        task.cancel()
+    node._incoming.tasks.kill()
+    node.tasks.kill()
     node._mailbox.link._stopping.set()
     session = node._mailbox.link._session
     if session is not None:

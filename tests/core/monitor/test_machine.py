@@ -529,7 +529,7 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
         watch.effects.clear()
         watch.wait(600)
     assert len(watch.ledger.disk.buckets[DEVICES]) < 400
-    assert len(watch.monitor._watched) < 400
+    assert len(watch.monitor._devices) < 400
 
 
 @pytest.mark.parametrize(

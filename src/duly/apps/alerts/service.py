@@ -74,7 +74,7 @@ from duly.errors import (
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
@@ -158,7 +158,7 @@ class AlertService:
         """alerts that were just read, and will be planned next"""
         self._silences: list[Silence] = []
         self._channels: dict[str, tuple[ChannelAddress, Channel]] = {}
-        self._on_the_way: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
 
     async def start(self) -> None:
         await self.refresh()
@@ -176,12 +176,9 @@ class AlertService:
         await self._untold.catch_up()
 
     async def stop(self) -> None:
-        if self._on_the_way:
-            await asyncio.wait(self._on_the_way, timeout=STOP_SECONDS)
-        for task in self._on_the_way:
-            task.cancel()
-        await asyncio.gather(*self._on_the_way, return_exceptions=True)
+        await self.tasks.finish(STOP_SECONDS)
         await self.engine.stop()
+        await self.tasks.stop()
         for _, channel in self._channels.values():
             await channel.close()
 
@@ -420,10 +417,7 @@ class AlertService:
             origin.push(ended)
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._on_the_way.add(task)
-        task.add_done_callback(self._on_the_way.discard)
-        task.add_done_callback(report("a job of alerts"))
+        self.tasks.do("a job of alerts", work)
 
     async def refresh(self, unless: bytes | None = None) -> None:
         """Read again who is told, and what is silenced; `unless` this version was read meanwhile."""

@@ -123,6 +123,7 @@ class ChatService:
             nudge=self._nudge,
             again=self.policy.again,
         )
+        self.tasks = self.subscriptions.tasks
         self.engine = Engine(LineStore(self.subscriptions), ledger, self._perform)
         self._groups = Groups(ledger, self._may_add)
         self._friends = Friends(ledger, self._knows)

@@ -14,8 +14,6 @@ Memory here is only a cache. `look` is called by a hint: something may be new in
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -23,11 +21,12 @@ from duly.apps.chat import conversations as c
 from duly.apps.chat.receipts import AwaitedReceipt, note_waiting
 from duly.core.operations import MoveCursor, Write
 from duly.core.retry import RetryPolicy
+from duly.core.timers import Timers
 from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Principal
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, StreamEntry
 from duly.wire.fields import NOTHING
 from duly.wire.outgoing import LineFrame, OutgoingFrame
@@ -80,7 +79,6 @@ class Subscription:
         "attempt",
         "busy",
         "conv",
-        "due",
         "has",
         "head",
         "noted",
@@ -105,8 +103,6 @@ class Subscription:
         self.attempt = 1
         self.since = 0
         """since when the oldest line that was sent, and is not acknowledged, waits"""
-        self.due = 0
-        """when to check whether it was acknowledged; 0: no timer is set"""
         self.busy = False
         """it is just being sent what it missed"""
         self.over = False
@@ -146,11 +142,10 @@ class Subscriptions:
         self._subscribers: dict[Session, Subscriber] = {}
         self._by_name: dict[str, list[Subscriber]] = {}
         self._present: dict[str, dict[Subscriber, Subscription]] = {}
-        self._timers: list[tuple[int, int, Subscription]] = []
-        self._count = 0
+        self._timers = Timers[Subscription]()
         self._moves: dict[tuple[str, str], int] = {}
         self._waits: dict[tuple[str, str], AwaitedReceipt | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._saving = False
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
@@ -262,6 +257,7 @@ class Subscriptions:
         subscription = subscriber.subscriptions.pop(conv, None)
         if subscription is not None:
             subscription.over = True
+            self._timers.cancel(subscription)
             present = self._present[conv]
             del present[subscriber]
             if not present:
@@ -285,7 +281,7 @@ class Subscriptions:
                 subscription.subscriber.session.push(frame)
                 if subscription.acked == n - 1:
                     subscription.since = now
-                if not subscription.due:
+                if subscription not in self._timers:
                     self._watch(subscription, now)
             elif n > subscription.told:
                 self._read_on(subscription)
@@ -335,7 +331,8 @@ class Subscriptions:
             pass
         finally:
             subscription.busy = False
-            if not subscription.due and not subscription.over and subscription.acked < subscription.head:
+            waits = not subscription.over and subscription.acked < subscription.head
+            if waits and subscription not in self._timers:
                 subscription.since = self._now()
                 self._watch(subscription, subscription.since)
 
@@ -449,10 +446,8 @@ class Subscriptions:
         lasts = self._patience(subscription)
         if subscription.acked < subscription.told and not subscription.waiting:
             lasts = min(lasts, NOTED_AFTER)
-        subscription.due = since + lasts
-        self._count += 1
-        heapq.heappush(self._timers, (subscription.due, self._count, subscription))
-        if self._timers[0][2] is subscription:
+        self._timers.set(subscription, since + lasts)
+        if self._timers.next_wake() == since + lasts:
             self._nudge()
 
     def _patience(self, subscription: Subscription) -> int:
@@ -460,10 +455,8 @@ class Subscriptions:
 
     def wake(self, now: int) -> None:
         """Handles the timers that are due: what is not acknowledged is noted, and sent again."""
-        while self._timers and self._timers[0][0] <= now:
-            subscription = heapq.heappop(self._timers)[2]
-            subscription.due = 0
-            if subscription.over or subscription.acked >= subscription.head:
+        for subscription in self._timers.due(now):
+            if subscription.acked >= subscription.head:
                 continue
             since = now
             if subscription.acked >= subscription.told or subscription.busy:
@@ -504,13 +497,12 @@ class Subscriptions:
 
     def next_wake(self) -> int | None:
         """When the next timer is due."""
-        return self._timers[0][0] if self._timers else None
+        return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
         """The wall clock was set; timers go on as if it had not been."""
-        self._timers = [(due + by, count, subscription) for due, count, subscription in self._timers]
-        for due, _, subscription in self._timers:
-            subscription.due = due
+        self._timers.shift(by)
+        for subscription in self._timers:
             subscription.since += by
 
     def restored(self) -> None:
@@ -531,26 +523,15 @@ class Subscriptions:
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a job in the background; `close` waits for it."""
-        task = asyncio.get_running_loop().create_task(_quietly(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report("a job of chat"))
+        """Runs a job in the background; `close` waits for it. A ledger that fails, or is closed, is no bug:
+        what was not sent is sent later."""
+        self.tasks.do("a job of chat", work, expected=(DulyError,))
 
     async def close(self) -> None:
         """Waits until what was acknowledged is noted; the rest is in the ledger."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.finish()
+        await self.tasks.stop()
 
     def kill(self) -> None:
         """Cancels the jobs, as a crash would."""
-        for task in self._tasks:
-            task.cancel()
-
-
-async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a job; a ledger that fails, or is closed, ends it: what was not sent is sent later."""
-    try:
-        await work
-    except DulyError:
-        return
+        self.tasks.kill()

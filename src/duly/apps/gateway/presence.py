@@ -10,12 +10,12 @@ offline if it does not.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Final
 
 from duly.apps.gateway.pushes import PushService
 from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
 from duly.errors import DulyError
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire.frames import DEVICE_STATUS, dump
 
@@ -37,22 +37,17 @@ class DevicePresence:
         self._pushes = pushes
         self._missing: set[str] = set()
         """devices that were online when the hub died, and have not come back"""
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.tasks = Supervisor()
 
     async def start(self) -> None:
         """Read which devices were online when the hub last stopped."""
         self._missing = set(await self._ledger.bucket(PRESENT))
         if self._missing:
-            self._later(GRACE)
+            self.tasks.spawn("report of devices that did not come back", self._give_up)
 
     async def stop(self) -> None:
         """Stop waiting for devices that have not come back."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self.tasks.stop()
 
     async def came(self, device: str) -> None:
         """Tell apps that a device is connected, unless they believe so already."""
@@ -70,18 +65,14 @@ class DevicePresence:
         if n is not None:
             await self._pushes.tell(device, n, entry.body)
 
-    def _later(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
-
-    def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._give_up())
-
     async def _give_up(self) -> None:
         """Report the devices that did not come back."""
-        with suppress(DulyError):
-            while self._missing:
-                device = next(iter(self._missing))
+        await asyncio.sleep(GRACE)
+        while self._missing:
+            device = next(iter(self._missing))
+            try:
                 await self.went(device)
+            except DulyError:
+                await asyncio.sleep(RETRY)
+            else:
                 self._missing.discard(device)
-        if self._missing:
-            self._later(RETRY)

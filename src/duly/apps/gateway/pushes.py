@@ -24,6 +24,7 @@ from duly.core.units import DAY, MINUTE, MS
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable
 from duly.runtime.audit import AuditLog
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
 from duly.wire.fields import Fields, pack
@@ -71,7 +72,7 @@ class PushService:
         """the number of the last push of each device that each connection has been sent"""
         self._behind: dict[Session, dict[str, None]] = {}
         """the devices of which a connection is just being sent what it missed"""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._turns: dict[str, asyncio.Lock] = {}
         """one push of a device after the other"""
         self._cut: WeakSet[Session] = WeakSet()
@@ -198,9 +199,7 @@ class PushService:
             behind[device] = None
             return
         self._behind[session] = {device: None}
-        task = asyncio.get_running_loop().create_task(self._feed(session))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.do("a feed of pushes", self._feed(session), expected=(DulyError,))
 
     async def _feed(self, session: Session) -> None:
         behind = self._behind[session]
@@ -209,8 +208,9 @@ class PushService:
                 device = next(iter(behind))
                 del behind[device]
                 await self._catch_up(session, device)
-        except DulyError as problem:  # then it must not go on as if it had been sent everything
+        except Exception as problem:  # then it must not go on as if it had been sent everything
             session.close(f"come back soon: {problem}")
+            raise
         finally:
             del self._behind[session]
 
@@ -237,9 +237,7 @@ class PushService:
 
     async def stop(self) -> None:
         """Ends what is being read for connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.stop()
 
 
 def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ from duly.core.steps import DeliveriesFound, Origin
 from duly.core.units import SECOND
 from duly.errors import LedgerError, Malformed, Stopped
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire.fields import Fields
 from duly.wire.frames import DEVICE_STATUS
@@ -174,6 +175,7 @@ class SingleHub(NoRemoteHubs):
         self._channel = channel
         self._local = local
         self._presence = DevicePresence(ledger, local.pushes)
+        self.tasks = self._presence.tasks
 
     @property
     def hubs(self) -> frozenset[str]:
@@ -266,11 +268,11 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._before: set[bytes] = set()
         """the commands that were followed at the last refresh"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
-        self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch)
-        self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends)
-        self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes)
-        self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves)
-        self._background: list[CoalescedTask[Any]] = [self._deliveries, self._ends, self._pushes, self._moves]
+        self.tasks = Supervisor()
+        self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch, self.tasks)
+        self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends, self.tasks)
+        self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
+        self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         notifier.listen(TO, self._heard_to)
         notifier.listen(END, self._heard_end)
         notifier.listen(PUSH, self._pushes.want)
@@ -287,8 +289,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def stop(self) -> None:
         """End what runs in the background, and say that this hub is gone."""
-        for task in self._background:
-            await task.stop()
+        await self.tasks.stop()
         with suppress(LedgerError, Stopped):
             await self.registry.leave()
 

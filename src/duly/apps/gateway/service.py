@@ -50,6 +50,7 @@ from duly.errors import DulyError, LedgerError, Malformed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
 from duly.wire.fields import Fields, timeout_in
@@ -121,6 +122,9 @@ class GatewayService:
         )
         self._unaddressed = self.answers.unaddressed
         self._traces = TraceLog(ledger.clock)
+        self.tasks = Supervisor()
+        self.tasks.adopt(self.pushes.tasks)
+        self.tasks.adopt(self.remote.tasks)
 
     @property
     def types(self) -> frozenset[str]:

@@ -30,6 +30,7 @@ from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Tra
 from duly.core.units import FOREVER
 from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TaskFailed, TooLarge
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import fd
 from duly.wire.fd import FdKind, Form
@@ -94,17 +95,13 @@ class Incoming:
         self._held: deque[tuple[Arrived, Acknowledge]] = deque()
         self._offered = 0
         """tasks that the engine has and that are not stored"""
-        self._running: set[asyncio.Task[None]] = set()
+        self.tasks = Supervisor()
         self._asked: dict[bytes, Message] = {}
         """the tasks that run"""
 
     async def drain(self, within: float) -> None:
         """Let handlers finish, and cancel those that do not."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=within)
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self.tasks.finish(within)
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,9 +183,7 @@ class Incoming:
         match effect:
             case Transmit(message=message, attempt=attempt):
                 self._asked[message.key] = message
-                task = asyncio.get_running_loop().create_task(self._run(message, attempt))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self.tasks.do(f"handler of {message.kind}", self._run(message, attempt), expected=(Stopped,))
             case Reply(message=message, verdict=verdict):
                 self._reply(message, verdict)
             case ReportOutcome(key=key, state=state, answer=answer):

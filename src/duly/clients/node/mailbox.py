@@ -25,6 +25,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import seconds
 from duly.errors import ConnectionLost, ConnectionRefused, DulyError, SenderError
 from duly.runtime.clock import Clock
+from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink, Will
 from duly.wire import fd
@@ -104,7 +105,8 @@ class Mailbox:
         self._closed = False
         self._ours = asyncio.Event()
         self._kept: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
-        self._timer: asyncio.TimerHandle | None = None
+        self.tasks = Supervisor()
+        self._beating: SupervisedTask | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._mine = self.topic(self.name, FdKind.STATUS)
         self._topics = {self.topic(self.name, kind): kind for kind in kinds}
@@ -270,7 +272,7 @@ class Mailbox:
         self._settling = loop.call_later(0 if self._was_ours else SETTLE, self._waited)
         self._question = question = fd.question(secrets.token_hex(4))
         self.link.post(self._mine, self._seal.encode(FdStatus(session=question)))
-        self._timer = loop.call_later(self._heartbeat, self._beat)
+        self._beating = self.tasks.every("heartbeat", self._heartbeat, self._beat)
 
     def _looked_again(self) -> None:
         """Claim the mailbox, now that the broker has brought the question back and, before it, what it
@@ -313,15 +315,15 @@ class Mailbox:
         self._held = []  # they come again
         self._sure = self._told = self._claimed = False
 
-    def _beat(self) -> None:
+    async def _beat(self) -> None:
         self.report()
-        self._timer = asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
 
     def _cancel_timers(self) -> None:
-        for timer in (self._timer, self._settling):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._settling = None
+        if self._settling is not None:
+            self._settling.cancel()
+        if self._beating is not None:
+            self._beating.kill()
+        self._beating = self._settling = None
 
     # ── one at a time ────────────────────────────────────────────────────────────────────────────
 

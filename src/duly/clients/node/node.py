@@ -45,6 +45,7 @@ from duly.errors import (
     Unknown,
 )
 from duly.identity.keyring import load
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage import file_url, open_ledger
 from duly.storage.ledger import Ledger
 from duly.transports.mqtt.address import BrokerAddress
@@ -128,8 +129,7 @@ class Node:
         self._ledger: Ledger | None = None
         self._begun = asyncio.Event()
         self._standby = ""
-        self._chores: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self.tasks = Supervisor()
 
     def _sealed(self, keys: str | Keyring | None, required: bool) -> FdSignatures:
         ring = load(keys) if isinstance(keys, str) else keys or Keyring(self.name)
@@ -204,6 +204,7 @@ class Node:
         """Begin, without waiting for the broker."""
         if self._ledger is not None:
             raise ProgramError("this node is running already")
+        self.tasks = Supervisor()
         serve = bool(self._actions) if self._serve is None else self._serve
         ledger = await self._open_ledger(serve)
         self._budget = Budget(await ledger.bucket(_BUDGET))
@@ -217,6 +218,8 @@ class Node:
         self._outgoing = Outgoing(
             self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals, self._do
         )
+        for part in (mailbox.tasks, self._incoming.tasks):
+            self.tasks.adopt(part)
         self._statuses = Statuses(ledger.clock, self._seal, self._heartbeat, self._listen, self._ignore)
         self._ledger = ledger
         try:
@@ -228,7 +231,7 @@ class Node:
         except BaseException:
             await self.stop()
             raise
-        self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
+        self.tasks.every("forgetting what is over", CHORES_EVERY, self._forget)
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
         """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost`: it was not
@@ -241,16 +244,16 @@ class Node:
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        await self.tasks.stop_periodic()
         self._mailbox.hold()
         await self._incoming.drain(DRAIN)
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self.tasks.finish()
         await self._incoming.engine.stop()
         self._outgoing.flush()
         await self._outgoing.engine.stop()
         await self._mailbox.stop()
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self.tasks.finish()
+        await self.tasks.stop()
         await self._save(ledger)
         await ledger.close()
         self._outgoing.close()
@@ -305,6 +308,8 @@ class Node:
     async def _begin(self) -> None:
         await self._incoming.engine.start()
         await self._outgoing.engine.start()
+        for name, part in (("incoming", self._incoming), ("outgoing", self._outgoing)):
+            self.tasks.spawn(f"engine of {name} tasks", part.engine.live, tries=ENGINE_TRIES)
         self._begun.set()
 
     def _up(self, present: bool) -> None:
@@ -312,7 +317,7 @@ class Node:
             self._incoming.reconnected()
             self._outgoing.reconnected()
         else:
-            self._do(self._begin_late())
+            self.tasks.do("the node's beginning", self._begin_late())
 
     async def _begin_late(self) -> None:
         await self._begin()
@@ -434,10 +439,6 @@ class Node:
 
     # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(CHORES_EVERY, self._tick)
-        self._do(self._forget())
-
     async def _forget(self) -> None:
         if self._ledger is not None:
             await self._save(self._ledger)
@@ -451,9 +452,7 @@ class Node:
                 await ledger.write(*changed)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+        self.tasks.do("a job of the node", work, expected=(DulyError,))
 
     def _running(self) -> None:
         if self._ledger is None:

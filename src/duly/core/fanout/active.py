@@ -1,11 +1,10 @@
-"""The active: what a fanout has under way, by message, by delivery and by route, and when it expires.
+"""What a fanout has under way: by message, by delivery and by recipient queue, and when each expires.
 
-It is memory. The truth is in the ledger, and after a restart the active is written anew from there.
+This is memory. The truth is in the ledger; after a restart everything here is read from there again.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Mapping
 
 from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy, RecipientQueues
@@ -13,10 +12,12 @@ from duly.core.lifecycle import State
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef, OpenDelivery
 from duly.core.steps import Origin
+from duly.core.timers import Timers
+from duly.core.units import FOREVER
 
 
 class ActiveMessage:
-    """A message under way here."""
+    """A message that has open deliveries here, and the senders that wait for its end."""
 
     __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
 
@@ -30,33 +31,34 @@ class ActiveMessage:
 
 
 class ActiveMessages:
-    """One fanout's."""
+    """The messages and deliveries that one fanout has under way."""
 
-    def __init__(self, route: Callable[[str], RecipientPolicy]) -> None:
+    def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self.lives: dict[bytes, ActiveMessage] = {}
         self.items: dict[DeliveryRef, QueuedDelivery] = {}
-        self.routes = RecipientQueues(route)
-        self._expiries: list[tuple[int, int, QueuedDelivery]] = []
-        self._serial = 0
+        self.queues = RecipientQueues(policy)
+        self._expiries = Timers[QueuedDelivery]()
 
     def begin_anew(self) -> tuple[dict[bytes, ActiveMessage], dict[DeliveryRef, QueuedDelivery]]:
-        """As after a restart; what was in it."""
+        """Forget everything, as a restart does, and return what was here."""
         before = self.lives, self.items
         self.lives, self.items = {}, {}
-        self.routes = self.routes.afresh()
-        self._expiries = []
+        self.queues = self.queues.afresh()
+        self._expiries.clear()
         return before
 
     def enter(self, live: ActiveMessage, item: QueuedDelivery) -> None:
+        """Add a delivery of this message."""
         self.items[item.ref] = item
         live.items.add(item.ref)
         if item.expires:
-            self._serial += 1
-            heapq.heappush(self._expiries, (item.expires, self._serial, item))
+            self._expiries.set(item, FOREVER, until=item.expires)
 
     def strike(self, item: QueuedDelivery) -> None:
-        """It is no longer ours to deliver."""
+        """Remove a delivery: it has ended, or belongs to another worker."""
         item.gone = True
+        self._expiries.cancel(item)
+        self.queues.drop(item)
         self.items.pop(item.ref, None)
         live = self.lives.get(item.ref.key)
         if live is not None:
@@ -65,7 +67,7 @@ class ActiveMessages:
                 del self.lives[item.ref.key]
 
     def revive(self, one: OpenDelivery, before: Mapping[bytes, ActiveMessage]) -> ActiveMessage:
-        """The message of an open delivery, and who was waiting for it before."""
+        """Return the message of an open delivery, with the senders that waited for it before a restart."""
         key = one.message.key
         live = self.lives.get(key)
         if live is None:
@@ -75,18 +77,17 @@ class ActiveMessages:
         return live
 
     def state(self, live: ActiveMessage) -> State:
+        """Return how far a message has come."""
         if live.reached:
             return State.DELIVERED
         return State.SENT if any(self.items[ref].attempt for ref in live.items) else State.ACCEPTED
 
     def expired(self, now: int) -> Iterator[QueuedDelivery]:
-        """What has expired; what is just on its way may still arrive."""
-        while self._expiries and self._expiries[0][0] <= now:
-            item = heapq.heappop(self._expiries)[2]
-            if not item.gone and not item.flying:
+        """Yield the deliveries that have expired. One whose attempt is under way may still arrive."""
+        for item in self._expiries.due(now):
+            if not item.flying:
                 yield item
 
     def next_expiry(self) -> int | None:
-        while self._expiries and self._expiries[0][2].gone:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
+        """Return when the next delivery expires; None: none does."""
+        return self._expiries.next_wake()

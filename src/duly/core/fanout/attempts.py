@@ -1,4 +1,5 @@
-"""Endings: how attempts fared, and what follows. Another one, or the end; the last one ends the message.
+"""How attempts ended, and what follows: another attempt, or the end of the delivery. The last delivery to end
+ends the message.
 
 The laws. An end is recorded before anything builds on it. An attempt that was cut off (a crash between
 sending and recording, a connection that broke in the middle) is in doubt, and its recipient's channel has
@@ -37,7 +38,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import MachineEffect, ReportOutcome, Step, Todo
 
 AT_ONCE: Final = 500
-"""Writes of a large parcel that are committed together: others want to store something, too."""
+"""Most writes of a large parcel in one commit, so that others can store something in between."""
 
 Ends: TypeAlias = list[tuple[QueuedDelivery, State, Answer]]
 
@@ -76,7 +77,7 @@ class FanoutQueries(Struct, frozen=True):
 
 
 class Attempts:
-    """One fanout's. `sole`: nobody else could be delivering what is not in the active."""
+    """Ends and repeats the attempts of one fanout. `sole`: no other worker delivers from the same ledger."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Attempts:
     def carried(self, carried: AttemptEnded, now: int) -> list[Todo]:
         parcel, fate, reason = carried.parcel, carried.fate, carried.reason
         where = (parcel.recipient, parcel.urgent)
-        route = self._active.routes[where]
+        queue = self._active.queues[where]
         items = [
             item
             for load in parcel.loads
@@ -107,12 +108,12 @@ class Attempts:
         todo: list[Todo] = []
         if fate in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
             # A refusal is an answer, too: the way is open.
-            if route.arrived():
-                self._active.routes.hurry(parcel.recipient, now)
+            if queue.arrived():
+                self._active.queues.hurry(parcel.recipient, now)
         elif fate is AttemptResult.CALLED_OFF:
-            route.abandoned()
+            queue.abandoned()
         else:
-            route.failed(now + max(carried.rest, self._delay(items)))
+            queue.failed(now + max(carried.rest, self._delay(items)))
         ends: Ends = []
         for item in items:
             item.flying = False
@@ -131,11 +132,11 @@ class Attempts:
                 case AttemptResult.IN_DOUBT:
                     todo += self._in_doubt(item, reason, carried.rest, now, ends)
         todo += self.end_all(ends, now)
-        self._active.routes.schedule(where)
+        self._active.queues.schedule(where)
         return todo
 
     def _delay(self, items: Sequence[QueuedDelivery]) -> int:
-        """How long a way is left alone after these could not go it."""
+        """Return how long a recipient is left alone after these did not reach it."""
         delays = (self._retry().delay(item.attempt, item.salt) for item in items)
         return min((delay for delay in delays if delay is not None), default=self._retry().first)
 
@@ -144,7 +145,7 @@ class Attempts:
         if item.in_doubt:
             reason = DOUBT + reason  # this one, or an earlier one, may have arrived all the same
         item.error = reason
-        # Who travelled together tries again together.
+        # What went out together is tried again together.
         delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
         if delay is None or 1 <= self._asks.tries(item.message) <= item.attempt:
             ends.append(given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
@@ -162,8 +163,8 @@ class Attempts:
             if not results.of(write):
                 return self.lose(item, now)
             if not item.gone:
-                self._active.routes[item.where].add(item)
-                self._active.routes.schedule(item.where)
+                self._active.queues[item.where].add(item)
+                self._active.queues.schedule(item.where)
             return []
 
         return [Step((write,), done)]
@@ -236,7 +237,7 @@ class Attempts:
         return state, answer
 
     def cut_off(self, item: QueuedDelivery, now: int) -> list[Todo]:
-        """Whoever was delivering it died over it."""
+        """Put in doubt an attempt whose worker died before it recorded the end."""
         item.leased = False
         ends: Ends = []
         todo = self._in_doubt(item, CUT_OFF, None, now, ends)

@@ -5,9 +5,9 @@ The laws. A message and its deliveries are committed together, before anybody is
 may go out at once is born claimed: one commit. The message ends when its last delivery has: `done` if
 somebody was reached, `failed` if nobody could be, `unknown` if nobody can tell.
 
-To whom and when is the application's plan; with whom it travels, `Route` decides; what follows an attempt,
-`Attempts` does; what is under way is in the `ActiveMessages`. Here is how a message comes in, goes out, and
-is taken up again after somebody died over it.
+The application's plan says to whom and when. `RecipientQueue` decides what goes out together, `Attempts` what
+follows an attempt, and `ActiveMessages` holds what is under way. This module takes messages in, sends them
+out, and takes them up again after a restart or the death of another worker.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Fanout:
         for one in plan.deliveries:
             ref = DeliveryRef(message.key, self.channel, one.recipient, one.round)
             item = self._item(ref, message, one.due, one.expires, traits)
-            if self._active.routes[item.where].admits(item, now):
+            if self._active.queues[item.where].admits(item, now):
                 item.attempt = 1
                 launched.append(item)
                 writes.append(Deliver(ref, now + self.policy.lease, one.expires, 1, self.worker))
@@ -189,8 +189,8 @@ class Fanout:
             todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
             for item in waiting:
                 self._active.enter(live, item)
-                self._active.routes[item.where].add(item)
-                self._active.routes.schedule(item.where)
+                self._active.queues[item.where].add(item)
+                self._active.queues.schedule(item.where)
             for item in launched:
                 self._active.enter(live, item)
                 todo.append(self._carry([item], item.urgent))
@@ -203,8 +203,8 @@ class Fanout:
     def _not_fresh(self, live: ActiveMessage, launched: Iterable[QueuedDelivery]) -> None:
         self.counts.duplicates += 1
         for item in launched:
-            self._active.routes[item.where].abandoned()
-            self._active.routes.schedule(item.where)
+            self._active.queues[item.where].abandoned()
+            self._active.queues.schedule(item.where)
         if self._active.lives.get(live.message.key) is live:
             del self._active.lives[live.message.key]
 
@@ -244,7 +244,7 @@ class Fanout:
     def _launch(self, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
         """Claim all of a parcel, some at a time, and send what is ours."""
         if not parcel:
-            self._active.routes[where].abandoned()
+            self._active.queues[where].abandoned()
             return []
         ours: list[QueuedDelivery] = []
 
@@ -266,8 +266,8 @@ class Fanout:
                     return [*todo, claim(start + AT_ONCE, now)]
                 if ours:
                     return [*todo, self._carry(ours, where[1])]
-                self._active.routes[where].abandoned()
-                self._active.routes.schedule(where)
+                self._active.queues[where].abandoned()
+                self._active.queues.schedule(where)
                 return todo
 
             return Step(writes, done)
@@ -297,8 +297,8 @@ class Fanout:
             elif still[ref].delivery.due < item.due:
                 # Somebody wants it tried now, so the way is tried.
                 item.due = still[ref].delivery.due
-                self._active.routes[item.where].add(item)
-                self._active.routes.hurry(ref.recipient, now)
+                self._active.queues[item.where].add(item)
+                self._active.queues.hurry(ref.recipient, now)
         return todo + self._attempts.end_all(ends, now)
 
     def _hasten(self, item: QueuedDelivery) -> None:
@@ -307,12 +307,12 @@ class Fanout:
         if item.urgent or not self._asks.traits(item.message).urgent:
             return
         if not item.flying:
-            self._active.routes[item.where].drop(item)
-            self._active.routes.schedule(item.where)
+            self._active.queues[item.where].drop(item)
+            self._active.queues.schedule(item.where)
         item.urgent, item.episode, item.bundle = True, "", None
         if not item.flying:
-            self._active.routes[item.where].add(item)
-            self._active.routes.schedule(item.where)
+            self._active.queues[item.where].add(item)
+            self._active.queues.schedule(item.where)
 
     def restore(
         self,
@@ -352,8 +352,8 @@ class Fanout:
             item.leased = True
         elif not self._asks.wanted(item.ref):
             return self._attempts.end_all([given_up(item, State.CANCELLED, NOT_WANTED)], now)
-        self._active.routes[item.where].add(item)
-        self._active.routes.schedule(item.where)
+        self._active.queues[item.where].add(item)
+        self._active.queues.schedule(item.where)
         return []
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
@@ -365,7 +365,7 @@ class Fanout:
             why = f"; the last attempt: {item.error}" if item.error else ""
             late.append(given_up(item, State.EXPIRED, EXPIRED.reason + why))
         todo += self._attempts.end_all(late, now)
-        for where, parcel in self._active.routes.collect(now):
+        for where, parcel in self._active.queues.collect(now):
             dead = [item for item in parcel if item.leased]
             for item in dead:
                 item.flying = False
@@ -374,8 +374,8 @@ class Fanout:
         return todo
 
     def next_wake(self) -> int | None:
-        wakes = (self._active.routes.next_wake(), self._active.next_expiry())
+        wakes = (self._active.queues.next_wake(), self._active.next_expiry())
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        self._active.routes.shift(by)
+        self._active.queues.shift(by)

@@ -1,17 +1,16 @@
-"""A route: the way to one recipient. What goes out together, how often, and whether the way is open.
+"""The queue of one recipient: which deliveries go out together, how often, and whether the way is open.
 
 The laws. Nothing that waits here is lost: what may not go out one by one goes out as one parcel. A recipient
 gets at most so many parcels in a minute; when more is waiting, all of it goes as one. Events of one episode
-follow their first one together, not each for itself. A way that has failed twice in a row is closed: one
-parcel at a time asks whether it is open again, and as soon as it is, everything goes. What is urgent has a
-way of its own without such limits: each goes alone, and at once.
+follow their first one together, not each for itself. A recipient that two attempts in a row did not reach is
+closed: one parcel at a time tries it, and as soon as one arrives, everything goes. Urgent deliveries have a
+queue of their own without such limits: each goes alone, and at once.
 
-Routes are memory. The truth is in the deliveries' rows; after a restart a route begins as if it were open.
+Queues are memory. The truth is in the deliveries' rows; after a restart every recipient counts as open.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -20,11 +19,12 @@ from msgspec import Struct
 
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
-from duly.core.units import MINUTE
+from duly.core.timers import Timers
+from duly.core.units import FOREVER, MINUTE
 from duly.errors import Malformed
 
 CLOSED_AFTER: Final = 2
-"""Failures in a row, of any parcel: one alone may be the parcel's own fault."""
+"""Attempts that fail in a row, of any parcel: one alone may be the parcel's own fault."""
 
 PARCEL: Final = 5_000
 """Most items in one parcel."""
@@ -34,7 +34,7 @@ EPISODES: Final = 10_000
 
 
 Where: TypeAlias = tuple[str, bool]
-"""A route's name: the recipient, and whether it is the way for what is urgent."""
+"""The name of a queue: the recipient, and whether it is the queue of urgent deliveries."""
 
 
 class RecipientPolicy(Struct, frozen=True):
@@ -50,16 +50,16 @@ class RecipientPolicy(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.most < 0 or self.window <= 0 or self.together < 0 or self.abreast < 1:
-            raise Malformed("a route needs most >= 0, window > 0, together >= 0 and abreast >= 1")
+            raise Malformed("a recipient's limits need most >= 0, window > 0, together >= 0 and abreast >= 1")
 
     @property
     def urgent(self) -> RecipientPolicy:
-        """The same recipient's for what is urgent: nothing waits for a window or for others."""
+        """The policy of the same recipient's urgent queue: nothing waits for a window or for others."""
         return RecipientPolicy(0, self.window, 0, self.abreast)
 
 
 class QueuedDelivery:
-    """A delivery on its way: where it stands, and what decides with whom it travels."""
+    """A delivery on its way: its attempt, its next time, and what decides which others go with it."""
 
     __slots__ = (
         "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "in_doubt", "leased",
@@ -75,18 +75,18 @@ class QueuedDelivery:
         self.expires = expires
         self.episode = episode
         self.urgent = urgent
-        """whether it goes the way for what is urgent"""
+        """whether it is in the queue of urgent deliveries"""
         self.bundle: object = None
-        """what it travelled with the last time: a repeat should look the same"""
+        """the parcel of its last attempt: a repeat should look the same"""
         self.attempt = 0
         self.error = ""
         self.in_doubt = False
         """whether an attempt of it may have arrived"""
         self.flying = False
         self.leased = False
-        """another worker's, until it is due: then his attempt is in doubt"""
+        """another worker has claimed it until it is due: then that attempt is in doubt"""
         self.gone = False
-        """ended, or no longer ours: to be passed over"""
+        """it has ended, or belongs to another worker"""
 
     @property
     def where(self) -> Where:
@@ -98,14 +98,11 @@ class QueuedDelivery:
 
 
 class RecipientQueue:
-    """One recipient's."""
+    """The deliveries that wait for one recipient."""
 
     def __init__(self, policy: RecipientPolicy) -> None:
         self.policy = policy
-        self.wake: int | None = None
-        """for whoever keeps the timers: when this route was last promised to be looked at"""
-        self._waiting: list[tuple[int, int, QueuedDelivery]] = []
-        self._count = 0
+        self._waiting = Timers[QueuedDelivery]()
         self._under_way = 0
         self._failures = 0
         self._rest = 0
@@ -114,23 +111,26 @@ class RecipientQueue:
 
     @property
     def closed(self) -> bool:
+        """Whether the last attempts did not reach the recipient."""
         return self._failures >= CLOSED_AFTER
 
     def add(self, item: QueuedDelivery) -> None:
-        """It waits here until `collect` gives it out. Added again with another due, it waits for that one."""
-        self._count += 1
-        heapq.heappush(self._waiting, (item.due, self._count, item))
+        """Add a delivery, which waits until `collect` gives it out. Added again, it waits for its new due."""
+        if item.attempt:
+            self._waiting.set(item, item.due)
+        else:  # planned for a moment of the wall clock
+            self._waiting.set(item, FOREVER, until=item.due)
 
     def drop(self, item: QueuedDelivery) -> None:
-        """It does not wait here any more."""
-        self._waiting = [one for one in self._waiting if one[2] is not item]
-        heapq.heapify(self._waiting)
+        """Remove a delivery; harmless if it does not wait here."""
+        self._waiting.cancel(item)
 
     def admits(self, item: QueuedDelivery, now: int) -> bool:
         """Whether it may go out at once, alone; if so it counts as under way."""
         if item.due > now or self.closed or self._held(item, now) or self._room(now) < 1:
             return False
-        if self._waiting and self._waiting[0][0] <= now:
+        first = self._waiting.next_wake()
+        if first is not None and first <= now:
             return False  # not before those who wait already
         self._begin([item], now)
         return True
@@ -178,18 +178,16 @@ class RecipientQueue:
     def hurry(self, now: int) -> None:
         """The way is open again: what waits for its next attempt need not wait any longer."""
         self._failures, self._rest = 0, 0
-        for _, _, item in self._waiting:
-            if item.attempt:
-                item.due = min(item.due, now)
-        self._rebuild()
+        for item in list(self._waiting):
+            if item.attempt and item.due > now:
+                item.due = now
+                self.add(item)
 
     def next_wake(self) -> int | None:
         """When `collect` may have something to give out; None: not before something else happens."""
-        while self._waiting and (self._waiting[0][2].gone or self._waiting[0][2].due != self._waiting[0][0]):
-            heapq.heappop(self._waiting)
-        if not self._waiting or self._under_way >= (1 if self.closed else self.policy.abreast):
+        when = self._waiting.next_wake()
+        if when is None or self._under_way >= (1 if self.closed else self.policy.abreast):
             return None
-        when = self._waiting[0][0]
         if self.closed:
             when = max(when, self._rest)
         if self.policy.most and len(self._sent) >= self.policy.most:
@@ -201,10 +199,9 @@ class RecipientQueue:
         self._rest += by if self._rest else 0
         self._sent = deque(at + by for at in self._sent)
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
-        for _, _, item in self._waiting:
-            if item.attempt:
-                item.due += by
-        self._rebuild()
+        self._waiting.shift(by)
+        for item in self._waiting:
+            item.due += by if item.attempt else 0
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
@@ -232,11 +229,8 @@ class RecipientQueue:
     def _pack(self, now: int, most: int | None) -> list[list[QueuedDelivery]]:
         """What is ready, in the order it became due, with those of one episode together."""
         parcels: dict[object, list[QueuedDelivery]] = {}
-        while self._waiting and self._waiting[0][0] <= now:
-            if most is not None and len(parcels) == most:
-                break
-            due, _, item = heapq.heappop(self._waiting)
-            if item.gone or item.flying or item.due != due:
+        while len(parcels) != most and (item := self._waiting.pop(now)) is not None:
+            if item.flying:
                 continue
             if until := self._held(item, now):
                 item.due = until
@@ -260,70 +254,64 @@ class RecipientQueue:
                     self._episodes = {each: at for each, at in self._episodes.items() if at > over}
                 self._episodes[item.episode] = now
 
-    def _rebuild(self) -> None:
-        items = {item: n for _, n, item in self._waiting if not item.gone}
-        self._waiting = [(item.due, n, item) for item, n in items.items()]
-        heapq.heapify(self._waiting)
-
 
 class RecipientQueues:
-    """All of them, and which is to be looked at next. A route is made when it is first asked for."""
+    """The queues of all recipients, and when each may next give something out. A queue is made when it is
+    first asked for."""
 
     def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self._policy = policy
-        self._routes: dict[Where, RecipientQueue] = {}
-        self._wakes: list[tuple[int, Where]] = []
+        self._queues: dict[Where, RecipientQueue] = {}
+        self._wakes = Timers[Where]()
 
     def afresh(self) -> RecipientQueues:
-        """As after a restart."""
+        """Return empty queues under the same policy, as a restart would."""
         return RecipientQueues(self._policy)
 
     def __getitem__(self, where: Where) -> RecipientQueue:
-        route = self._routes.get(where)
+        queue = self._queues.get(where)
         policy = self._policy(where[0])
         if where[1]:
             policy = policy.urgent
-        if route is None:
-            route = self._routes[where] = RecipientQueue(policy)
-        route.policy = policy
-        return route
+        if queue is None:
+            queue = self._queues[where] = RecipientQueue(policy)
+        queue.policy = policy
+        return queue
 
     def schedule(self, where: Where) -> None:
-        """Something has changed on this one."""
-        route = self[where]
-        wake = route.next_wake()
-        if wake != route.wake:
-            route.wake = wake
-            if wake is not None:
-                heapq.heappush(self._wakes, (wake, where))
+        """Set the timer of a queue that has changed."""
+        wake = self[where].next_wake()
+        if wake != self._wakes.get(where):
+            self._wakes.set(where, FOREVER if wake is None else wake)
+
+    def drop(self, item: QueuedDelivery) -> None:
+        """Remove a delivery from its queue; harmless if it does not wait."""
+        queue = self._queues.get(item.where)
+        if queue is not None:
+            queue.drop(item)
 
     def hurry(self, recipient: str, now: int) -> None:
-        """One way of a channel is open again: all of them are."""
+        """Open every queue of a channel, since one of its recipients was reached again."""
         channel = recipient.partition("#")[0]
-        for where, route in self._routes.items():
+        for where, queue in self._queues.items():
             if where[0].partition("#")[0] == channel:
-                route.hurry(now)
+                queue.hurry(now)
                 self.schedule(where)
 
     def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
-        """The parcels that go out now, on all of them."""
+        """Return the parcels that go out now, of all queues."""
         parcels: list[tuple[Where, list[QueuedDelivery]]] = []
-        while (wake := self.next_wake()) is not None and wake <= now:
-            where = heapq.heappop(self._wakes)[1]
-            route = self._routes[where]
-            route.wake = None
-            parcels += ((where, parcel) for parcel in route.collect(now))
+        for where in self._wakes.due(now):
+            parcels += ((where, parcel) for parcel in self._queues[where].collect(now))
             self.schedule(where)
         return parcels
 
     def next_wake(self) -> int | None:
-        while self._wakes and self._routes[self._wakes[0][1]].wake != self._wakes[0][0]:
-            heapq.heappop(self._wakes)
-        return self._wakes[0][0] if self._wakes else None
+        """Return when `collect` may have something to give out."""
+        return self._wakes.next_wake()
 
     def shift(self, by: int) -> None:
-        self._wakes = []
-        for where, route in self._routes.items():
-            route.shift(by)
-            route.wake = None
+        """Follow a wall clock that was set."""
+        for where, queue in self._queues.items():
+            queue.shift(by)
             self.schedule(where)

@@ -109,9 +109,9 @@ class Monitor:
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
         self._identity = identity
-        self._watched = MonitoredDevices(policy.suppress)
+        self._devices = MonitoredDevices(policy.suppress)
         self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
-        self._booked = PendingEvents()
+        self._pending = PendingEvents()
         self._starting: set[bytes] = set()
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
@@ -126,17 +126,17 @@ class Monitor:
 
     @property
     def keys(self) -> list[bytes]:
-        return [*self._outbox.keys, *self._booked]
+        return [*self._outbox.keys, *self._pending]
 
     def __len__(self) -> int:
         """How much has not ended: messages, and signals that may become one."""
-        return len(self._outbox) + len(self._booked) + len(self._starting) + self._watched.holding
+        return len(self._outbox) + len(self._pending) + len(self._starting) + self._devices.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
     def remember(self, devices: Mapping[str, bytes], offset: bytes | None) -> None:
         """Take in what lies on the buckets."""
-        self._watched.remember(devices)
+        self._devices.remember(devices)
         if offset is not None:
             self.offset = int(offset)
 
@@ -150,16 +150,16 @@ class Monitor:
         before = self._outbox.keys
         n, ms = marks.get(MINTED, (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
-        self._booked = PendingEvents()
+        self._pending = PendingEvents()
         self._starting.clear()
-        self._watched.bound(now)
+        self._devices.bound(now)
         # What was stored together is not kept in order; the signals' own times say what it was.
         open_ = sorted(open_, key=lambda item: item.message.time)
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
         todo += self._outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
         for item in open_:
             if not item.delivery.attempt:
-                todo += self._rebook(PendingEvent(item.message, item.delivery.due), now)
+                todo += self._restore_pending(PendingEvent(item.message, item.delivery.due), now)
         told = {end.key for end in ended}.union(item.message.key for item in open_)
         # What went out and is gone without a trace was withdrawn: the tower has it.
         todo += [ReportOutcome(key, State.DONE, Answer()) for key in before if key not in told]
@@ -205,7 +205,7 @@ class Monitor:
         the alarms of a clock that starts in 1970 would be refused for ever."""
         self.offset = offset
         todo: list[Todo] = [Step((PutItem(SELF, OFFSET, b"%d" % offset),), _nothing)]
-        for waiting in self._booked.all():
+        for waiting in self._pending.all():
             if waiting.data is not None and waiting.data.offset_ms is None:
                 data = msgspec.structs.replace(waiting.data, offset_ms=offset // MS)
                 todo.append(self._rewrite(waiting, data, now))
@@ -214,12 +214,12 @@ class Monitor:
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
     def _signal(self, signal: Signal, now: int) -> list[Todo]:
-        device, suppressor = self._watched.at(signal.device), self._watched.suppressor
+        device, suppressor = self._devices.at(signal.device), self._devices.suppressor
         fell = signal.lasting and device.back != 0
         if fell:
             device.back, device.covered = 0, ""
         id_ = self._id_of(signal, device)
-        counting = self._booked.counting(signal.device, signal.reason, signal.critical)
+        counting = self._pending.counting(signal.device, signal.reason, signal.critical)
         changed = fell
         if id_ in device.events:
             decision = SuppressionDecision(Ruling.PASS)  # the same signal again, after a ledger that failed
@@ -240,14 +240,14 @@ class Monitor:
         ruled = MachineEffect(SignalRuling(signal.origin, signal.device, signal.reason, decision, id_))
         if not changed:
             return [ruled]
-        return [Step((self._watched.save(signal.device),), lambda results, now: [ruled])]
+        return [Step((self._devices.save(signal.device),), lambda results, now: [ruled])]
 
     def _hold(self, signal: Signal, device: MonitoredDevice, decision: SuppressionDecision) -> bool:
         """Remember what is held back, if no event tells of it; whether there is something to save. A repeat
         of a moment is told by the event it repeats, and what the limit holds back by the summary; but
         what lasts is an event of its own when the summary is due, if it still stands."""
         limited = decision.ruling is Ruling.LIMITED
-        until = self._watched.suppressor.told_by(signal.device) if limited else decision.until
+        until = self._devices.suppressor.told_by(signal.device) if limited else decision.until
         told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
         if not told and until is not None:
             device.hold(signal, until, limited=limited)
@@ -256,11 +256,11 @@ class Monitor:
     def _judge_again(self, now: int) -> list[Todo]:
         """Windows have ended: what was held back, and still stands, becomes an event."""
         todo: list[Todo] = []
-        for name, reason, held in self._watched.lapsed(now):
-            device, suppressor = self._watched.at(name), self._watched.suppressor
+        for name, reason, held in self._devices.lapsed(now):
+            device, suppressor = self._devices.at(name), self._devices.suppressor
             signal = held.signal(name, reason)
             if signal.lasting and (device.back or device.covered):
-                todo.append(Step((self._watched.save(name),), _nothing))
+                todo.append(Step((self._devices.save(name),), _nothing))
                 continue
             decision = suppressor.signal(name, now, signal.critical, reason, limit=not held.limited)
             if decision.passes:
@@ -270,7 +270,7 @@ class Monitor:
                 todo.append(self._pass(signal, device, id_, now, now))
             else:
                 self._hold(signal, device, decision)
-                todo.append(Step((self._watched.save(name),), _nothing))
+                todo.append(Step((self._devices.save(name),), _nothing))
         return todo
 
     def _pass(self, signal: Signal, device: MonitoredDevice, id_: str, begins: int, now: int) -> Step:
@@ -282,7 +282,7 @@ class Monitor:
         lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
         message = self._message(EVENT, id_, signal.at, self._data(signal), now)
         due = begins + lasts if lasts else min(begins, now)
-        more: Group = tuple(self._watched.sweep(now))
+        more: Group = tuple(self._devices.sweep(now))
         then: list[Todo] = [
             MachineEffect(
                 SignalRuling(
@@ -290,13 +290,13 @@ class Monitor:
                 )
             )
         ]
-        milder = self._booked.counting(signal.device, signal.reason, False) if signal.critical else None
+        milder = self._pending.counting(signal.device, signal.reason, False) if signal.critical else None
         if milder is not None:
             key = milder.message.key
             more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(ReportOutcome(key, State.SUPERSEDED, OVERTAKEN))
             device.events.pop(event_in(key), None)
-        return self._send(message, due, now, then, (*more, self._watched.save(signal.device)))
+        return self._send(message, due, now, then, (*more, self._devices.save(signal.device)))
 
     def _data(self, signal: Signal, summary: SummaryData | None = None) -> EventData:
         return EventData(
@@ -306,7 +306,7 @@ class Monitor:
             self._identity.session,
             signal.at // MS,
             signal.severity,
-            self._watched.at(signal.device).cancels,
+            self._devices.at(signal.device).cancels,
             raw(signal.meta),
             raw(signal.location),
             None if self.offset is None else self.offset // MS,
@@ -327,18 +327,18 @@ class Monitor:
         )  # fmt: skip
 
     def _back(self, back: DeviceBack) -> list[Todo]:
-        device = self._watched.get(back.device)
+        device = self._devices.get(back.device)
         if device is None or device.back:
             return []  # nothing of it is remembered, so nothing depends on it
         device.back, device.covered = back.at, ""
         device.held.pop(DISCONNECT, None)
-        return [Step((self._watched.save(back.device),), _nothing)]
+        return [Step((self._devices.save(back.device),), _nothing)]
 
     # ── what a person says ───────────────────────────────────────────────────────────────────────
 
     def _call_off(self, call: CancelRequest, now: int) -> list[Todo]:
-        name = call.device or self._watched.of(call.event)
-        device = self._watched.get(name)
+        name = call.device or self._devices.of(call.event)
+        device = self._devices.get(name)
         if device is None or (call.event and call.event not in device.events):
             return [MachineEffect(CancelResult(name))]
         events = [call.event] if call.event else device.recent(call.at)
@@ -354,11 +354,11 @@ class Monitor:
         for event in events:
             del device.events[event]
             key = key_of(SCOPE, event)
-            if key in self._booked:
+            if key in self._pending:
                 dropped.append(event)
                 writes += [
                     self._drop(one, State.CANCELLED, CALLED_OFF, now)
-                    for one in (key, *self._booked.behind(event))
+                    for one in (key, *self._pending.behind(event))
                 ]
             else:
                 corrected.append(event)
@@ -366,16 +366,16 @@ class Monitor:
         if device.covered in events:
             device.covered = ""
         device.cancels += 1
-        self._watched.suppressor.cancelled(name, call.at)
+        self._devices.suppressor.cancelled(name, call.at)
         told = CancelResult(name, tuple(dropped), tuple(corrected), held)
         ends: list[Todo] = [ReportOutcome(finish.ref.key, State.CANCELLED, CALLED_OFF) for finish in writes]
-        done = Step((*writes, self._watched.save(name)), lambda results, now: [MachineEffect(told), *ends])
+        done = Step((*writes, self._devices.save(name)), lambda results, now: [MachineEffect(told), *ends])
         return [done, *steps]
 
     def _change(self, change: EventChange, now: int) -> list[Todo]:
-        if not self._watched.of(change.event):
+        if not self._devices.of(change.event):
             return [MachineEffect(NothingToChange(change.event))]
-        waiting = self._booked.get(key_of(SCOPE, change.event))
+        waiting = self._pending.get(key_of(SCOPE, change.event))
         meta, location = raw(change.meta), raw(change.location)
         if waiting is None or waiting.data is None:
             data = UpdateData(change.event, change.severity, meta, location)
@@ -392,9 +392,9 @@ class Monitor:
 
     def _rewrite(self, waiting: PendingEvent, data: EventData, now: int) -> Step:
         message = self._message(EVENT, waiting.event, waiting.message.time, data, now)
-        self._booked.stop_counting(waiting)
-        self._booked.add(PendingEvent(message, waiting.due, queued=waiting.queued))
-        return Step((Withdraw(message.key), self._booking(message, waiting.due, now)), _nothing)
+        self._pending.stop_counting(waiting)
+        self._pending.add(PendingEvent(message, waiting.due, queued=waiting.queued))
+        return Step((Withdraw(message.key), self._admit_pending(message, waiting.due, now)), _nothing)
 
     def _follow(self, kind: str, event: str, at: int, data: UpdateData | CancelData, now: int) -> Step:
         minted = self._ids.next(at)
@@ -420,8 +420,8 @@ class Monitor:
         else:
             if due <= now:
                 then = [*then, *self._queue(waiting)]
-            self._booked.add(waiting)
-            admit = self._booking(message, due, now)
+            self._pending.add(waiting)
+            admit = self._admit_pending(message, due, now)
 
         def done(results: Results, now: int) -> list[Todo]:
             if not at_once:
@@ -432,7 +432,7 @@ class Monitor:
 
         return Step((admit, *more), done)
 
-    def _booking(self, message: Message, due: int, now: int) -> Admit:
+    def _admit_pending(self, message: Message, due: int, now: int) -> Admit:
         return Admit(message, FOREVER, now, then=(Deliver(self._outbox.ref(message), due, message.expires),))
 
     def _may_start(self, waiting: PendingEvent) -> bool:
@@ -441,11 +441,11 @@ class Monitor:
         return waiting.data is not None or not self._open(key_of(SCOPE, waiting.event))
 
     def _open(self, key: bytes) -> bool:
-        return key in self._booked or key in self._starting or self._outbox.state(key) is not None
+        return key in self._pending or key in self._starting or self._outbox.state(key) is not None
 
     def _start(self, waiting: PendingEvent, now: int) -> Step:
         message = waiting.message
-        self._booked.remove(waiting)
+        self._pending.remove(waiting)
         self._starting.add(message.key)
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -457,8 +457,8 @@ class Monitor:
 
     def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
         """It never left, and never will."""
-        waiting = self._booked[key]
-        self._booked.remove(waiting)
+        waiting = self._pending[key]
+        self._pending.remove(waiting)
         ref = self._outbox.ref(waiting.message)
         return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
 
@@ -466,7 +466,7 @@ class Monitor:
         """It and what waits for it never left, and never will."""
         keys, data = [waiting.message.key], waiting.data
         if data is not None:
-            keys += self._booked.behind(waiting.event)
+            keys += self._pending.behind(waiting.event)
         writes: list[Write] = [self._drop(key, state, answer, now) for key in keys]
         if data is not None:
             writes += self._forget(data, waiting.event, settled=answer is SETTLED)
@@ -479,8 +479,8 @@ class Monitor:
         critical = data.severity is Severity.CRITICAL
         if critical or not settled:
             name, reason = data.device_address, data.trigger_reason
-            self._watched.suppressor.forgive(name, reason, critical=critical)
-        return self._watched.forget(data.device_address, event)
+            self._devices.suppressor.forgive(name, reason, critical=critical)
+        return self._devices.forget(data.device_address, event)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         """The outbox is through with one: what waited for it may go."""
@@ -488,8 +488,8 @@ class Monitor:
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
         if never and (writes := self._forget(read_event(message.body), message.id)):
             todo.append(Step(tuple(writes), _nothing))
-        for key in self._booked.behind(message.id):
-            waiting = self._booked[key]
+        for key in self._pending.behind(message.id):
+            waiting = self._pending[key]
             if never:
                 todo.append(self._end(waiting, State.CANCELLED, answer, now))
             elif self._may_start(waiting):
@@ -498,9 +498,9 @@ class Monitor:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
-    def _rebook(self, waiting: PendingEvent, now: int) -> list[Todo]:
+    def _restore_pending(self, waiting: PendingEvent, now: int) -> list[Todo]:
         """After a restart: a person may still want to call it off."""
-        self._booked.add_again(waiting, now)
+        self._pending.add_again(waiting, now)
         data = waiting.data
         if data is None:
             return []
@@ -526,8 +526,8 @@ class Monitor:
 
     def wake(self, now: int) -> list[Todo]:
         todo = self._outbox.wake(now) + self._judge_again(now)
-        todo += [self._sum_up(summary, now) for summary in self._watched.suppressor.wake(now)]
-        for waiting in self._booked.due(now):
+        todo += [self._sum_up(summary, now) for summary in self._devices.suppressor.wake(now)]
+        for waiting in self._pending.due(now):
             todo += self._due(waiting, now)
         if self._beat_at is not None and self._beat_at <= now:
             self._beat_at = now + seconds(self._policy.heartbeat)
@@ -541,39 +541,39 @@ class Monitor:
         todo: list[Todo] = []
         data = waiting.data
         if data is not None and not waiting.queued:
-            device = self._watched.get(data.device_address)
+            device = self._devices.get(data.device_address)
             disconnect = data.trigger_reason == DISCONNECT and self._policy.settle
             if disconnect and device is not None and 0 < device.back <= waiting.due:
                 return [self._end(waiting, State.CANCELLED, SETTLED, now)]
-            self._booked.stop_counting(waiting)
+            self._pending.stop_counting(waiting)
             todo += self._queue(waiting)
         if self._may_start(waiting):
             return [*todo, self._start(waiting, now)]
-        self._booked.rest(waiting)
+        self._pending.rest(waiting)
         return todo
 
     def _advance(self, now: int) -> list[Todo]:
         """Everything that is due and may go, in the order it was made."""
         return [
-            todo for waiting in self._booked.all() if waiting.due <= now for todo in self._due(waiting, now)
+            todo for waiting in self._pending.all() if waiting.due <= now for todo in self._due(waiting, now)
         ]
 
     def _sum_up(self, summary: Summary, now: int) -> Step:
         data = SummaryData(summary.held, dict(summary.reasons), summary.since // MS)
-        self._watched.at(summary.device)
+        self._devices.at(summary.device)
         id_ = self._mint(SUMMARY, summary.device, summary.since)
         event = self._data(Signal(summary.device, SUMMARY, now), data)
         ruled = MachineEffect(
             SignalRuling(None, summary.device, SUMMARY, SuppressionDecision(Ruling.PASS), id_, now)
         )
         message = self._message(EVENT, id_, now, event, now)
-        return self._send(message, now, now, [ruled], (self._watched.save(summary.device),))
+        return self._send(message, now, now, [ruled], (self._devices.save(summary.device),))
 
     def next_wake(self) -> int | None:
-        watched = self._watched
+        devices = self._devices
         wakes = (
-            self._outbox.next_wake(), watched.suppressor.next_wake(), watched.next_wake(),
-            self._booked.next_wake(), self._beat_at,
+            self._outbox.next_wake(), devices.suppressor.next_wake(), devices.next_wake(),
+            self._pending.next_wake(), self._beat_at,
         )  # fmt: skip
         return min((when for when in wakes if when is not None), default=None)
 
@@ -582,8 +582,8 @@ class Monitor:
         self._outbox.shift(by)
         if self.offset is not None:
             self.offset -= by
-        self._booked.shift(by)
-        self._watched.shift(by)
+        self._pending.shift(by)
+        self._devices.shift(by)
         if self._beat_at is not None:
             self._beat_at += by
 

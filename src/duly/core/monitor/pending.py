@@ -7,11 +7,11 @@ longer than it would have from its beginning.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 from duly.core.messages import Message
 from duly.core.monitor.signals import EVENT, EventData, Severity, event_of, read_event
+from duly.core.timers import Timers
 from duly.core.units import FOREVER
 
 
@@ -50,7 +50,7 @@ class PendingEvents:
         """what is in its countdown, by device, reason and whether it is critical"""
         self._behind: dict[str, list[bytes]] = {}
         """what waits for its event, by the event's id"""
-        self._timers: list[tuple[int, bytes]] = []
+        self._timers = Timers[bytes]()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -85,7 +85,7 @@ class PendingEvents:
             self._behind.setdefault(waiting.event, []).append(key)
         elif not waiting.queued:
             self._counting[waiting.cause] = key
-        heapq.heappush(self._timers, (waiting.due, key))
+        self._timers.set(key, waiting.due)
 
     def add_again(self, waiting: PendingEvent, now: int) -> None:
         """After a restart. A clock that was set back must not make its countdown longer than it ever was."""
@@ -95,6 +95,7 @@ class PendingEvents:
     def remove(self, waiting: PendingEvent) -> None:
         key = waiting.message.key
         self._waiting.pop(key, None)
+        self._timers.cancel(key)
         self.stop_counting(waiting)
         behind = self._behind.get(waiting.event)
         if behind is not None and key in behind:
@@ -109,25 +110,18 @@ class PendingEvents:
 
     def rest(self, waiting: PendingEvent) -> None:
         """It can do nothing but wait for the tower, or expire."""
-        if waiting.message.expires:
-            heapq.heappush(self._timers, (waiting.message.expires, waiting.message.key))
+        self._timers.set(waiting.message.key, FOREVER, until=waiting.expires)
 
     def due(self, now: int) -> Iterator[PendingEvent]:
         """What is due by now, each once."""
-        while self._timers and self._timers[0][0] <= now:
-            _, key = heapq.heappop(self._timers)
-            waiting = self._waiting.get(key)
-            if waiting is not None and waiting.due <= now:
-                yield waiting
+        for key in self._timers.due(now):
+            yield self._waiting[key]
 
     def next_wake(self) -> int | None:
-        while self._timers and self._timers[0][1] not in self._waiting:
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
         """The wall clock was set: countdowns go on as if it had not been."""
         for waiting in self._waiting.values():
             waiting.due += by
-        self._timers = [(waiting.due, key) for key, waiting in self._waiting.items()]
-        heapq.heapify(self._timers)
+        self._timers.shift(by)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from duly.core import operations as w
 from duly.errors import LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
-from duly.runtime.tasks import report
+from duly.runtime.tasks import Supervisor
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
@@ -69,7 +69,7 @@ class PostgresLedger(SqlLedger):
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Supervisor()
         self._poll_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -106,8 +106,7 @@ class PostgresLedger(SqlLedger):
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         self._wake_all()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
         if self._flusher is not None:
             line, self._flusher = self._flusher, None
             with suppress(*GONE):
@@ -130,10 +129,7 @@ class PostgresLedger(SqlLedger):
         self._spawn(self._flush(batches))
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report("a job of the ledger"))
+        self._tasks.do("a job of the ledger", work)
 
     async def _flush(self, batches: list[CommitBatch]) -> None:
         try:

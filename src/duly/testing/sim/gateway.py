@@ -279,6 +279,8 @@ class GatewayHub(SimProcess):
 
     def die(self) -> None:
         super().die()
+        if hasattr(self, "gateway"):
+            self.gateway.tasks.kill()
         for wire in self.wires:
             wire.break_()
 
@@ -308,6 +310,7 @@ class GatewayHub(SimProcess):
 
 def end_client(client: App | Device | Chat) -> None:
     """A process is gone: its engine stands still and its socket breaks."""
+    client.tasks.kill()
     if hasattr(client, "_engine"):
         client._engine.kill()
     if hasattr(client, "_pushes") and isinstance(client, Device):
@@ -414,8 +417,6 @@ class GatewayDevice(SimProcess):
 
     def die(self) -> None:
         end_client(self.device)
-        for task in self.device._tasks:
-            task.cancel()
 
     async def _handle(self, command: Command) -> object:
         world, draw = self.world, self.world.rng.random

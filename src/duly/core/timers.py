@@ -1,0 +1,123 @@
+"""The timer queue of every machine: which key is due when.
+
+The laws. A key has at most one timer; setting it again replaces it. Timers that are due at the same moment
+fire in the order in which they were set. A timer that was cancelled or replaced stays in the heap until its
+time has passed or the heap has doubled: then the heap is built anew from the live ones.
+
+A timer measures a length of time (`when`) and may have a limit on the wall clock (`until`, an expiry). When
+the wall clock is set, `shift` moves the lengths and leaves the limits; no other place tells the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from duly.core.units import FOREVER
+
+K = TypeVar("K", bound=Hashable)
+
+SPARE: Final = 64
+"""Timers that the heap may hold besides twice as many as were alive when it was last tidied."""
+
+_Timer: TypeAlias = tuple[int, int, K, int, int]
+"""Due, serial number, key, `when`, `until`. The serial number is unique, so keys are never compared."""
+
+
+class Timers(Generic[K]):
+    """Timers by key, in microseconds.
+
+    >>> timers = Timers[str]()
+    >>> timers.set("resend", 30)
+    >>> timers.set("give up", 100, until=50)
+    >>> timers.shift(10)
+    >>> timers.next_wake(), list(timers.due(60))
+    (40, ['resend', 'give up'])
+    """
+
+    __slots__ = ("_heap", "_live", "_most", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[_Timer[K]] = []
+        self._live: dict[K, _Timer[K]] = {}
+        self._serial = 0
+        self._most = SPARE
+
+    def set(self, key: K, when: int, until: int = FOREVER) -> None:
+        """Set or replace the timer of `key`: due at `when`, which moves with the wall clock, or at `until`,
+        which does not. With `FOREVER` for both it has no timer."""
+        due = min(until, when)
+        if due >= FOREVER:
+            self.cancel(key)
+            return
+        self._serial = serial = self._serial + 1
+        self._live[key] = timer = (due, serial, key, when, until)
+        heap = self._heap
+        heappush(heap, timer)
+        if len(heap) > self._most:
+            self._tidy()
+
+    def cancel(self, key: K) -> None:
+        """Remove the timer of `key`; harmless if it has none."""
+        self._live.pop(key, None)
+
+    def get(self, key: K) -> int | None:
+        """Return when the timer of `key` is due; None: it has none."""
+        timer = self._live.get(key)
+        return None if timer is None else timer[0]
+
+    def first(self) -> tuple[K, int] | None:
+        """Return the key of the next timer, and when it is due; None: there is none."""
+        due = self.next_wake()
+        return None if due is None else (self._heap[0][2], due)
+
+    def next_wake(self) -> int | None:
+        """Return when the next timer is due; None: there is none."""
+        heap, live = self._heap, self._live
+        while heap:
+            timer = heap[0]
+            if live.get(timer[2]) is timer:
+                return timer[0]
+            heappop(heap)
+        return None
+
+    def pop(self, now: int) -> K | None:
+        """Remove the next timer that is due at `now`, and return its key; None: none is due."""
+        wake = self.next_wake()
+        if wake is None or wake > now:
+            return None
+        key = heappop(self._heap)[2]
+        del self._live[key]
+        return key
+
+    def due(self, now: int) -> Iterator[K]:
+        """Remove and yield the keys that are due at `now`. Timers may be set and cancelled meanwhile."""
+        while (key := self.pop(now)) is not None:
+            yield key
+
+    def shift(self, by: int) -> None:
+        """Follow a wall clock that was set: lengths go on as if it had not been."""
+        for key, (_, serial, _, when, until) in self._live.items():
+            moved = when + by if when < FOREVER else FOREVER
+            self._live[key] = (min(moved, until), serial, key, moved, until)
+        self._tidy()
+
+    def clear(self) -> None:
+        """Remove every timer."""
+        self._heap.clear()
+        self._live.clear()
+
+    def _tidy(self) -> None:
+        self._heap = list(self._live.values())
+        self._most = 2 * len(self._heap) + SPARE
+        heapify(self._heap)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._live
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
