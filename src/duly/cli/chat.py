@@ -134,18 +134,11 @@ async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, jso
     """Whether everything that a script said was taken. `ours`: the login was made for this run, and ends
     with it."""
     from duly.clients.chat import Chat
-    from duly.clients.websocket_link import WebSocketLink
-
-    class Client(Chat):
-        def _open_link(self) -> WebSocketLink:
-            return WebSocketLink(
-                self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to,
-                tls=hub.tls,
-            )  # fmt: skip
+    from duly.clients.websocket_link import Access
 
     async with AsyncExitStack() as stack:
         typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
-        client = await stack.enter_async_context(Client(urls, hub.token, data=keep))
+        client = await stack.enter_async_context(Chat(urls, hub.token, data=keep, access=Access(tls=hub.tls)))
         out = stack.enter_context(typed.printing())
         talk = _Talk(client, out, json=json)
         if to is not None:

@@ -220,17 +220,12 @@ Make = Callable[[Callable[[str], None]], "Device"]
 def _at_hub(hub: HubClient, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
     """A device at this hub. Without a token of its own it borrows one."""
     from duly.clients.device import Device
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access
 
-    where = borrower(hub, name, data) if token is None else None
-
-    class CommandLineDevice(Device):
-        def _open_link(self) -> WebSocketLink:
-            return WebSocketLink(
-                self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls
-            )
-
-    return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
+    access = Access(borrower(hub, name, data) if token is None else None, hub.tls)
+    return lambda online: Device(
+        hub.url, token or hub.token, data=_memory(store), online=online, access=access
+    )
 
 
 def _through_broker(url: str, name: str, token: str | None, store: Path | None, keys: str | None) -> Make:

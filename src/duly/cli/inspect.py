@@ -355,7 +355,7 @@ def _show_refusals(refusals: list[dict[str, Any]]) -> None:
 
 
 async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: bool) -> None:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access, WebSocketLink
     from duly.wire import frames
     from duly.wire.frames import Frame
 
@@ -374,7 +374,7 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
 
     hub.knock()
     link = WebSocketLink(
-        hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, where=where, tls=hub.tls
+        hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, access=Access(where, hub.tls)
     )
     await link.start()
     try:

@@ -242,7 +242,7 @@ def _nth(again: int) -> str:
 
 
 async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> None:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access, WebSocketLink
     from duly.core.retry import COMMAND
     from duly.core.units import SECOND
     from duly.wire import frames
@@ -250,7 +250,11 @@ async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> Non
     raw = frames.encode(frame)
     news: asyncio.Queue[Frame | None] = asyncio.Queue()
     link = WebSocketLink(
-        hub.url, hub.token, up=lambda _: news.put_nowait(None), heard=news.put_nowait, tls=hub.tls
+        hub.url,
+        hub.token,
+        up=lambda _: news.put_nowait(None),
+        heard=news.put_nowait,
+        access=Access(tls=hub.tls),
     )
     await link.start()
     try:

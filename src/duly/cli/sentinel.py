@@ -109,6 +109,7 @@ class _Who:
 
     def open(self) -> Sentinel:
         from duly.clients.sentinel import Sentinel
+        from duly.clients.websocket_link import Access
         from duly.core.monitor.signals import SentinelPolicy
         from duly.settings import section
 
@@ -118,7 +119,7 @@ class _Who:
         token = given.token or hub.token
         if self.name and given.http:
             token = hub.borrow(self.name)
-        it = Sentinel(
+        return Sentinel(
             hub.url,
             token,
             data=str(self.store.absolute()),
@@ -126,10 +127,8 @@ class _Who:
             session=given.session or "",
             policy=policy,
             transport="http" if given.http else "websocket",
+            access=Access(borrower(hub, self.name, given.data) if self.name else None, hub.tls),
         )
-        it._tls = hub.tls
-        it._where = borrower(hub, self.name, given.data) if self.name else None
-        return it
 
 
 def _named(hub: HubClient, as_: str | None) -> str:
