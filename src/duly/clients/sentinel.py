@@ -322,7 +322,7 @@ class Sentinel(Client):
         """Report an event of a device. `countdown` is in seconds, and the policy's if not given; `severity`
         is `info`, `warning` or `critical`."""
         if _name("reason", reason) == SUMMARY:
-            raise Malformed(f"{SUMMARY!r} is a reason that only the sentinel uses; choose another")
+            raise Malformed(f"{SUMMARY!r} is the sentinel's own reason; choose another")
         about, where = _json("meta", meta), _json("location", location)
         if countdown is not None and not 0 <= countdown < self.policy.keep:
             raise Malformed(f"countdown is a number of seconds, 0 or more, not {countdown}")
