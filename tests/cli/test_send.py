@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from duly.cli.common import duration
+from duly.cli.options import duration
 from duly.cli.device import Effects
 from tests.cli.conftest import Place
 

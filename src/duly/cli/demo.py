@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from duly.cli.common import Exit, Json, count, note, print_json, say, style, table
+from duly.cli.common import Exit, count, note, print_json, say, style, table
 from duly.cli.device import Effects, SimulatedThing
+from duly.cli.options import Json
 from duly.errors import DulyError
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, count, print_json, say
+from duly.cli.common import Exit, count, print_json, say
+from duly.cli.options import Json
 
 if TYPE_CHECKING:
     from duly.testing.sim import SimReport

@@ -78,8 +78,8 @@ class SimPeer(SimProcess):
 
     def die(self) -> None:
         peer = getattr(self, "peer", None)
-        if peer is not None and peer._timer is not None:
-            peer._timer.cancel()
+        if peer is not None and hasattr(peer, "_housekeeping"):
+            peer._housekeeping.stop()
         if peer is not None and hasattr(peer, "_mailbox"):
             peer._mailbox._cancel_timers()
             peer._mailbox.link._tasks.kill()
