@@ -90,7 +90,7 @@ class Board:
         (folder / "main.py").write_text(DEVICE)
 
     async def start(self) -> None:
-        library = files("duly").joinpath("micropython")
+        library = files("duly").joinpath("clients/micropython")
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 "micropython", self._folder / "main.py", self._folder, self._place.url,
@@ -378,7 +378,7 @@ async def test_the_hub_serves_the_client(place: Place) -> None:
 
     async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly_device.py") as answer:
         assert answer.content_type == "text/x-python"
-        assert await answer.read() == files("duly").joinpath("micropython/duly_device.py").read_bytes()
+        assert await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
 
 
 def _acks(place: Place) -> list[dict[str, object]]:
