@@ -378,7 +378,9 @@ async def test_the_hub_serves_the_client(place: Place) -> None:
 
     async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly_device.py") as answer:
         assert answer.content_type == "text/x-python"
-        assert await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
+        assert (
+            await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
+        )
 
 
 def _acks(place: Place) -> list[dict[str, object]]:

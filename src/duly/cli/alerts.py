@@ -87,26 +87,26 @@ def _me(by: str | None) -> str:
 
     try:
         return by or getpass.getuser()
-    except (OSError, KeyError):  # nobody has given this user a name
+    except (OSError, KeyError):  # this user has no name
         return ""
 
 
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@alert.command("trigger")
-@grouped
-def trigger(
-    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why: disconnect, smoke, panic, …")],
-    profile_: Annotated[
+@dataclass(frozen=True)
+class AlertOptions:
+    """What an alert says."""
+
+    profile: Annotated[
         str, typer.Option("--profile", metavar="NAME", help="The profile that says who is told.")
-    ] = "default",
+    ] = "default"
     device: Annotated[
         str,
         typer.Option(
             "--device", metavar="ADDRESS", help="The device it is about. [none]", show_default=False
         ),
-    ] = "",
+    ] = ""
     session: Annotated[
         str,
         typer.Option(
@@ -115,14 +115,38 @@ def trigger(
             help="Alerts of one session are one episode. [none]",
             show_default=False,
         ),
-    ] = "",
-    severity: Annotated[str, typer.Option("--severity", help="info, warning or critical.")] = "warning",
+    ] = ""
+    severity: Annotated[str, typer.Option("--severity", help="info, warning or critical.")] = "warning"
     location: Annotated[
         str | None, typer.Option("--location", metavar="JSON", help="Where it happened. [none]")
-    ] = None,
+    ] = None
     meta: Annotated[
         str | None, typer.Option("--meta", metavar="JSON", help="More about the device. [none]")
-    ] = None,
+    ] = None
+
+    def event(self, reason: str) -> JsonObject:
+        """Returns the alert as the hub takes it."""
+        from duly.core.monitor.signals import Severity
+
+        if self.severity not in [one.value for one in Severity]:
+            raise CommandFailed(Exit.USAGE, f"--severity is info, warning or critical, not {self.severity!r}")
+        event: JsonObject = {
+            "profile_id": self.profile,
+            "trigger_reason": reason,
+            "device_address": self.device,
+            "session_id": self.session,
+            "severity": self.severity,
+        }
+        for name, text in (("location", self.location), ("device_meta", self.meta)):
+            if text is not None:
+                event[name] = _json_or_text(name, text)
+        return event
+
+
+@alert.command("trigger")
+@grouped
+def trigger(
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why: disconnect, smoke, panic, …")],
     id_: MessageId = None,
     as_: Annotated[
         str | None,
@@ -133,6 +157,7 @@ def trigger(
         length("--wait", "Wait so long until everyone is told. [do not wait]", metavar="10s"),
     ] = None,
     *,
+    about: AlertOptions,
     at: HubOptions,
     json: Json = False,
 ) -> None:
@@ -144,26 +169,12 @@ def trigger(
     """
     import secrets
 
-    from duly.core.monitor.signals import Severity
-
-    if severity not in [one.value for one in Severity]:
-        raise CommandFailed(Exit.USAGE, f"--severity is info, warning or critical, not {severity!r}")
-    hub = at.need()
+    data, hub = about.event(reason), at.need()
     if as_ is not None:
         hub.token = hub.temporary_token(as_)
-    event: JsonObject = {
-        "profile_id": profile_,
-        "trigger_reason": reason,
-        "device_address": device,
-        "session_id": session,
-        "severity": severity,
-    }
-    for name, text in (("location", location), ("device_meta", meta)):
-        if text is not None:
-            event[name] = _json_or_text(name, text)
     # The time is beside the alert, not in it: the same id with the same words is a repeat, also later.
-    now = time.time_ns() // 1_000_000
-    frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "time": now, "data": event}
+    id_, now = id_ or secrets.token_hex(16), time.time_ns() // 1_000_000
+    frame = {"type": "alert_event", "seq_id": id_, "time": now, "data": data}
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
     code, ack = answer.get("code"), answer.get("ack")
     if code not in (0, 5):
@@ -174,13 +185,13 @@ def trigger(
         print_json(answer)
     else:
         word = "accepted" if code == 0 else f"known already, {answer.get('state', '')}"
-        say(f"{word}: {frame['seq_id']}")
+        say(f"{word}: {id_}")
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
         elif wait:
-            note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
-    if severity == Severity.CRITICAL.value:
-        _insist(hub, str(frame["seq_id"]), 0 if wait else URGENT_SECONDS)
+            note(f"duly: not everybody was told yet; 'duly alert show {id_}' says who was")
+    if about.severity == "critical":
+        _insist(hub, id_, 0 if wait else URGENT_SECONDS)
     elif wait and (ack is None or ack["state"] != "done"):
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
 

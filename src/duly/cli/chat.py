@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from duly.clients.chat import Chat, Line, News
 
 HELP = """\
-  /to NAME|GROUP          talk to somebody, or in a group; then just type
+  /to NAME|GROUP          talk to a person, or in a group; then just type
   /list                   your conversations            /history [HOW MANY]
   /edit N TEXT            say line N differently        /delete N
   /receipts N             who has line N, who has read it

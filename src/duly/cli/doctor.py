@@ -204,7 +204,7 @@ def _broker(found: _Findings, mqtt: JsonObject | None) -> None:
         found.add("broker", mqtt["problem"], "bad")
         return
     durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
-    found.add("broker", f"{mqtt['url']}: {durable}; what nobody answers is sent again")
+    found.add("broker", f"{mqtt['url']}: {durable}; what is not answered is sent again")
 
 
 async def _offset(hub: HubClient) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`duly node call status`: be a node, call one, see how they are. They need a broker and nobody else.
+"""`duly node call status`: runs a node, calls one, shows their statuses. They need a broker, and no hub.
 
 The law: a node run here keeps every promise of `duly.Node`; the shell command it runs for a task is its
 handler. What the command prints is the result, what it says on stderr is why it failed.
@@ -152,14 +152,16 @@ def node(
         keys=at.keys,
         require_signed=at.require_signed,
     )
-    for pair in run:
-        action, equals, command = pair.partition("=")
-        if not (action and equals and command):
-            raise CommandFailed(
-                Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {pair!r}"
-            )
+    for action, command in map(_action, run):
         it.task(action, effect=effect.value, deadline=deadline)(_runner(command, json))
     asyncio.run(_serve(it, json))
+
+
+def _action(text: str) -> tuple[str, str]:
+    action, equals, command = text.partition("=")
+    if not (action and equals and command):
+        raise CommandFailed(Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {text!r}")
+    return action, command
 
 
 def _runner(command: str, json: bool) -> Any:
@@ -187,7 +189,7 @@ async def _shell(command: str, task: bytes) -> tuple[int, bytes, bytes]:
     try:
         out, err = await process.communicate(task + b"\n")
     finally:
-        if process.returncode is None:  # cancelled: nobody waits for it, nor for its children
+        if process.returncode is None:  # cancelled: its process group is killed
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode or 0, out, err

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
@@ -24,10 +25,10 @@ channel = typer.Typer(help="Test an address.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@profile.command("set")
-@grouped
-def set_profile(
-    name: Name,
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Who is told of the alerts of a profile, when, and how often."""
+
     send: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,7 +36,7 @@ def set_profile(
             metavar="URL",
             help="Tell this address at once: https://…, mailto://…, ntfy://…, file:/… [none]",
         ),
-    ] = None,
+    ] = None
     escalate: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,7 +44,7 @@ def set_profile(
             metavar="10m=URL",
             help="Tell this address after that time, unless the alert is acknowledged. [none]",
         ),
-    ] = None,
+    ] = None
     quiet: Annotated[
         str,
         typer.Option(
@@ -52,15 +53,15 @@ def set_profile(
             help="Only critical alerts then, the others after. [none]",
             show_default=False,
         ),
-    ] = "",
-    zone: Annotated[str, typer.Option("--zone", metavar="ZONE", help="The time zone of --quiet.")] = "UTC",
+    ] = ""
+    zone: Annotated[str, typer.Option("--zone", metavar="ZONE", help="The time zone of --quiet.")] = "UTC"
     lasts: Annotated[
         float | None,
         length("--for", "How long a delivery is tried. [24h]", metavar="24h"),
-    ] = None,
+    ] = None
     tries: Annotated[
         int, typer.Option("--tries", min=0, help="How often a delivery is tried at most; 0: no limit.")
-    ] = 0,
+    ] = 0
     most: Annotated[
         int,
         typer.Option(
@@ -68,11 +69,11 @@ def set_profile(
             min=0,
             help="Messages a minute to one recipient, not counting critical ones; 0: no limit.",
         ),
-    ] = 10,
+    ] = 10
     together: Annotated[
         float | None,
         length("--together", "Later alerts of an episode wait so long, and go together. [1m]", metavar="1m"),
-    ] = None,
+    ] = None
     secret: Annotated[
         str,
         typer.Option(
@@ -81,48 +82,47 @@ def set_profile(
             help="The secret that signs webhooks. [a new one]",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     heartbeat: Annotated[
         float | None,
         length("--heartbeat", "How often its sentinels must report. [as each promises]", metavar="60s"),
-    ] = None,
+    ] = None
     grace: Annotated[
         float | None,
         length("--grace", "How late a heartbeat may come. [1m]", metavar="1m"),
-    ] = None,
+    ] = None
     silent: Annotated[
         str, typer.Option("--silent", help="The severity of a silent sentinel: info, warning or critical.")
-    ] = "critical",
-    nobody: Annotated[
-        bool, typer.Option("--nobody", help="Tell no one: its alerts are only listed.")
-    ] = False,
-    *,
-    at: LedgerOptions,
-    json: Json = False,
-) -> None:
+    ] = "critical"
+    nobody: Annotated[bool, typer.Option("--nobody", help="Tell no one: its alerts are only listed.")] = False
+
+    def draft(self) -> str:
+        """Returns the profile as JSON, as the hub takes it."""
+        import msgspec
+
+        draft: JsonObject = {field.name: getattr(self, field.name) for field in fields(self)}
+        draft |= {"send": self.send or [], "escalate": [_step(one) for one in self.escalate or []]}
+        given = {name: value for name, value in draft.items() if value is not None}
+        return msgspec.json.encode(given).decode()
+
+
+def _step(text: str) -> tuple[float, str]:
+    after, found, address = text.partition("=")
+    if not found:
+        raise CommandFailed(
+            Exit.USAGE, f"--escalate is a time and an address, like 10m=https://…, not {text[:20]!r}"
+        )
+    return duration(after), address
+
+
+@profile.command("set")
+@grouped
+def set_profile(name: Name, *, options: ProfileOptions, at: LedgerOptions, json: Json = False) -> None:
     """Set who is told of the alerts of a profile. The profile 'default' is used for names that have none.
 
     A webhook's secret is printed once, when it is made.
     """
-    import msgspec
-
-    steps: list[tuple[float, str]] = []
-    for one in escalate or []:
-        after, found, address = one.partition("=")
-        if not found:
-            raise CommandFailed(
-                Exit.USAGE, f"--escalate is a time and an address, like 10m=https://…, not {one[:20]!r}"
-            )
-        steps.append((duration(after), address))
-    draft: JsonObject = {
-        "send": send or [], "escalate": steps, "secret": secret, "quiet": quiet, "zone": zone, "tries": tries,
-        "most": most, "silent": silent, "nobody": nobody,
-    }  # fmt: skip
-    draft |= {} if lasts is None else {"lasts": lasts}
-    draft |= {} if together is None else {"together": together}
-    draft |= {} if heartbeat is None else {"heartbeat": heartbeat}
-    draft |= {} if grace is None else {"grace": grace}
-    wanted = {"name": name, "draft": msgspec.json.encode(draft).decode()}
+    wanted = {"name": name, "draft": options.draft()}
     made = do("profile.set", wanted, at)
     if json:
         print_json(made)
@@ -190,7 +190,7 @@ def remove_profile(
 def _show_profile(one: JsonObject) -> None:
     say(f"profile {one['name']}")
     if not one["steps"]:
-        say("  tells nobody; alerts are only listed, but what is critical goes to 'default'")
+        say("  tells no one; alerts are only listed, but critical ones go to 'default'")
     for step in one["steps"]:
         when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:

@@ -12,13 +12,14 @@ import shlex
 import shutil
 import signal
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from duly.cli.common import CommandFailed, Exit, note, print_json, say
-from duly.cli.options import Data, Json, LedgerUrl
+from duly.cli.options import Data, Json, LedgerUrl, grouped
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
@@ -29,18 +30,21 @@ BROKER_SECONDS: Final = 2.0
 """Seconds after which stderr says that the broker is missing."""
 
 
-def up(
-    data: Data = None,
+@dataclass(frozen=True)
+class UpOptions:
+    """The settings of a hub that can be given on the command line, under their names in duly.toml."""
+
+    data: Data = None
     port: Annotated[
         int | None,
         typer.Option(
             "--port", metavar="N", help="The port of HTTP and WebSocket; 0 is any free port. [7800]"
         ),
-    ] = None,
+    ] = None
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="ADDR", help="The address to listen at. [127.0.0.1]")
-    ] = None,
-    ledger: LedgerUrl = None,
+    ] = None
+    ledger: LedgerUrl = None
     notifier: Annotated[
         str | None,
         typer.Option(
@@ -48,16 +52,16 @@ def up(
             metavar="URL",
             help="How hubs on one ledger notify each other: redis://… [the ledger's PostgreSQL]",
         ),
-    ] = None,
+    ] = None
     mqtt_port: Annotated[
         int | None,
         typer.Option("--mqtt-port", metavar="N", help="The port of the embedded MQTT broker. [7883]"),
-    ] = None,
+    ] = None
     mqtt: Annotated[
         str | None,
         typer.Option("--mqtt", metavar="URL", help="Use this MQTT broker. [the embedded one]"),
-    ] = None,
-    no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None,
+    ] = None
+    no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None
     secret_key: Annotated[
         str | None,
         typer.Option(
@@ -65,36 +69,40 @@ def up(
             metavar="FILE",
             help="The key of the ledger's secrets; hubs on one ledger need the same. [DIR/secret.key]",
         ),
-    ] = None,
+    ] = None
     tls_cert: Annotated[
         str | None,
         typer.Option("--tls-cert", metavar="FILE", help="The certificate to serve TLS with. [no TLS]"),
-    ] = None,
+    ] = None
     tls_key: Annotated[
         str | None, typer.Option("--tls-key", metavar="FILE", help="The key of --tls-cert. [none]")
-    ] = None,
+    ] = None
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Allow listening beyond this machine without TLS.")
-    ] = None,
+    ] = None
     allow_private_webhooks: Annotated[
         bool | None,
         typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
-    ] = None,
-    origin: Annotated[
+    ] = None
+    origins: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
-    ] = None,
+    ] = None
     registration: Annotated[
         Literal["open", "closed"] | None,
         typer.Option(
-            "--registration", metavar="open|closed", help="Whether anyone may register to chat. [closed]"
+            "--registration",
+            metavar="open|closed",
+            help="Whether anyone may register to chat. [open, if only this machine can connect]",
         ),
-    ] = None,
+    ] = None
     friends_only: Annotated[
         bool | None, typer.Option("--friends-only", help="Only friends may chat with each other.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+
+
+@grouped
+def up(*, options: UpOptions, json: Json = False) -> None:
     """Run a hub: apps and devices connect to it.
 
     Everything it keeps is in the data folder (duly-data in this folder, unless --data names another). Ctrl-C
@@ -102,32 +110,18 @@ def up(
     """
     from duly.settings import load
 
-    settings = load(
-        {
-            "data": data,
-            "port": port,
-            "listen": listen,
-            "ledger": ledger,
-            "notifier": notifier,
-            "mqtt_port": mqtt_port,
-            "mqtt": mqtt,
-            "no_mqtt": no_mqtt,
-            "secret_key": secret_key,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "insecure": insecure,
-            "allow_private_webhooks": allow_private_webhooks,
-            "origins": origin or None,
-            "registration": registration,
-            "friends_only": friends_only,
-        }
-    )
+    settings = load({field.name: _given(getattr(options, field.name)) for field in fields(options)})
     try:
         import uvloop
     except ImportError:  # not made for this platform: slower, not different
         asyncio.run(_serve(settings, json))
     else:
         uvloop.run(_serve(settings, json))
+
+
+def _given(value: object) -> object:
+    """Returns the value of an option, or None if it was not given."""
+    return None if value == [] else value
 
 
 async def _serve(settings: Settings, json: bool) -> None:

@@ -3,7 +3,7 @@
 The laws. A task is stored before it is sent, and sent again with the same id and the same bytes: at once
 after a reconnect, otherwise after growing pauses. An answer counts only for a task that this node sent, and
 where signing is required only if the task's receiver signed it. The first answer stands; a late one settles
-what is `unknown`. """
+what is `unknown`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A task, from both ends: what a handler gets, and what its sender holds while it is under way.
 
 The law: every task ends, once. Only `unknown` may still be settled by a late result: then `result` and
-`state` say that. """
+`state` say that."""
 
 from __future__ import annotations
 
