@@ -114,7 +114,9 @@ def try_(
     ],
     user: Annotated[
         list[str] | None,
-        typer.Option("--user", metavar="NAME:PASSWORD", help="A node to test with; at least two."),
+        typer.Option(
+            "--user", metavar="NAME:PASSWORD", help="A node to test with; at least two in all. [none]"
+        ),
     ] = None,
     device: Annotated[
         list[str] | None,

@@ -358,7 +358,9 @@ def silence(
     ] = None,
     critical: Annotated[bool, typer.Option("--critical", help="Silence critical alerts, too.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the silences instead.")] = False,
-    end: Annotated[str | None, typer.Option("--end", metavar="N", help="End this silence instead.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--end", metavar="N", help="End this silence instead. [none]")
+    ] = None,
     by: By = None,
     note: Note = None,
     *,

@@ -3,7 +3,7 @@
 The law: it knows nothing of duly and changes no byte of a frame. It delays frames, drops some, sends some
 twice, lets some overtake others, and cuts connections; after a reconnect it repeats, both ways, the last
 frames from before the cut, as a network that repeats would. The first frame each way (auth, welcome) is left
-alone: without it there is no connection. """
+alone: without it there is no connection."""
 
 from __future__ import annotations
 

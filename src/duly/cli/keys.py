@@ -91,12 +91,13 @@ def trust(
         str | None, typer.Argument(metavar="KEY", help="What its owner's 'duly keys new' printed.")
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="A secret shared with it.")
+        str | None, typer.Option("--file", metavar="FILE", help="The file of a shared secret. [none]")
     ] = None,
     me: Annotated[
-        str | None, typer.Option("--as", metavar="ME", help="Who we are, if there is no keyring yet.")
+        str | None,
+        typer.Option("--as", metavar="ME", help="This node's name, for a new keyring. [the keyring's]"),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Believe no other key of NAME.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Trust no other key of NAME any more.")] = False,
     keys: Keys = FILE,
     json: Json = False,
 ) -> None:

@@ -113,7 +113,7 @@ class _Plain(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802
-        return printable_lines(super().formatException(ei))  # type: ignore[arg-type]
+        return printable_lines(super().formatException(ei))  # type: ignore[arg-type] # logging types it loosely
 
 
 def guard_logs() -> None:
