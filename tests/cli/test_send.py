@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from duly.cli.common import duration
 from duly.cli.device import Effects
+from duly.cli.options import duration
 from tests.cli.conftest import Place
 
 OPEN = '{"open":true}'

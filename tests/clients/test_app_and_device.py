@@ -112,12 +112,12 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
         go_on.set()
         async with asyncio.timeout(5):
             assert (await command.settled()).data == "at last"
-        assert not app._doubts
+        assert not app._unsettled
 
 
 @pytest.mark.parametrize("settings", [{"patience": 0.05}])
 async def test_only_so_many_doubts_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.clients.app.DOUBTS", 5)
+    monkeypatch.setattr("duly.clients.app.UNSETTLED", 5)
     device = Device(place.url, place.tokens["lock"])
 
     @device.on("lock_control")
@@ -127,9 +127,9 @@ async def test_only_so_many_doubts_are_kept(place: Place, monkeypatch: pytest.Mo
     async with device, App(place.url, place.tokens["phone"]) as app:
         for _ in range(8):
             assert (await app.send("lock", "lock_control", order=False)).state == "unknown"
-        assert len(app._doubts) == 5
+        assert len(app._unsettled) == 5
         assert not app._commands
-        waiting = asyncio.create_task(next(reversed(app._doubts.values())).settled())
+        waiting = asyncio.create_task(next(reversed(app._unsettled.values())).settled())
     with pytest.raises(Stopped):
         await waiting
 

@@ -38,7 +38,7 @@ async def take(person: Chat, count: int) -> list[Line]:
                 raise AssertionError(f"one too many: {line}")
             lines.append(line)
             if len(lines) == count:
-                person._made_use_of(line.conv, line.n)
+                person._at.read(line.conv, line.n)
                 return lines
     return lines
 
@@ -90,7 +90,7 @@ async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(town: P
             async for line in bob.lines():
                 if line.n == 3:
                     break  # made use of 1 and 2 only
-        await bob._close()
+        await bob.stop()
         async with chat(town, "bob", data) as bob:
             assert [line.n for line in await take(bob, 3)] == [3, 4, 5]
         async with chat(town, "bob", data) as bob:
@@ -106,7 +106,7 @@ async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_pa
     saying = asyncio.create_task(ann.send("bob", "said while the hub was away"))
     while not ann._sending or not len(ann._engine._machine):  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
-    await ann._close()
+    await ann.stop()
     with pytest.raises(Stopped):
         await saying
     await town.start()
@@ -184,7 +184,7 @@ async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_recon
         for i in range(3):
             await ann.send("bob", str(i))
         async with chat(town, "bob") as bob:
-            while bob._heard_to.get("ann+bob") != 3:
+            while bob._at.heard_to.get("ann+bob") != 3:
                 await asyncio.sleep(0.01)
             await town.stop()
             await town.start()

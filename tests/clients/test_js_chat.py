@@ -58,7 +58,7 @@ async def take(person: Chat, count: int) -> list[Line]:
         async for line in person.lines():
             lines.append(line)
             if len(lines) == count:
-                person._made_use_of(line.conv, line.n)
+                person._at.read(line.conv, line.n)
                 break
     return lines
 

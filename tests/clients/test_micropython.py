@@ -90,7 +90,7 @@ class Board:
         (folder / "main.py").write_text(DEVICE)
 
     async def start(self) -> None:
-        library = files("duly").joinpath("micropython")
+        library = files("duly").joinpath("clients/micropython")
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 "micropython", self._folder / "main.py", self._folder, self._place.url,
@@ -190,7 +190,7 @@ async def test_large_and_empty_answers_pass(app: App, board: Board) -> None:
 async def test_what_is_done_is_done_also_if_its_answer_cannot_be_told(app: App, board: Board) -> None:
     ack = await app.send("lock", "dev_control", {"odd": True})
     assert (ack.state, ack.code, ack.data) == ("done", 0, None)
-    assert "cannot be told" in ack.detail
+    assert "cannot be sent" in ack.detail
     assert len(board.effects) == 1
 
 
@@ -249,7 +249,7 @@ async def test_a_power_cut_in_the_middle_is_not_repeated_and_ends_as_unknown(
     await board.start()  # the hub repeats what was not answered
     ack = await command.ended()
     assert (ack.state, ack.code) == ("unknown", 4)
-    await until(lambda: "nobody can tell" in board.log)
+    await until(lambda: "its outcome is unknown" in board.log)
     assert board.effects == [f"lock {command.id}"]
     assert (await app.send("lock", "lock_control")).done
 
@@ -378,7 +378,9 @@ async def test_the_hub_serves_the_client(place: Place) -> None:
 
     async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly_device.py") as answer:
         assert answer.content_type == "text/x-python"
-        assert await answer.read() == files("duly").joinpath("micropython/duly_device.py").read_bytes()
+        assert (
+            await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
+        )
 
 
 def _acks(place: Place) -> list[dict[str, object]]:

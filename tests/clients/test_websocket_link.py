@@ -12,7 +12,7 @@ from aiohttp import web
 
 from duly.clients.app import App
 from duly.clients.device import Command, Device
-from duly.clients.websocket_link import WebSocketLink
+from duly.clients.websocket_link import Access, WebSocketLink
 from duly.errors import Malformed
 from duly.wire import frames
 from duly.wire.frames import Frame
@@ -73,7 +73,9 @@ async def test_whoever_waits_for_a_hub_is_told_so_once(caplog: pytest.LogCapture
         tries.put_nowait(None)
         return "http://127.0.0.1:1", "token"
 
-    link = WebSocketLink("http://127.0.0.1:1", "", up=lambda _: None, heard=lambda _: None, where=where)
+    link = WebSocketLink(
+        "http://127.0.0.1:1", "", up=lambda _: None, heard=lambda _: None, access=Access(where)
+    )
     await link.start()
     for _ in range(4):
         await tries.get()

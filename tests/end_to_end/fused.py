@@ -58,7 +58,7 @@ class Fuse:
 
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
-    commit, perform, add, say = SqliteLedger.commit, GatewayService._perform, Effects.add, Device._say
+    commit, perform, add, say = SqliteLedger.commit, GatewayService._perform, Effects.add, Device._answer
     tell, notify = ChatService._perform, WebhookChannel.send
 
     def deadly_tell(self: ChatService, effect: Effect) -> None:
@@ -98,7 +98,7 @@ def wire(fuse: Fuse) -> None:
     GatewayService._perform = deadly_perform  # type: ignore[method-assign]
     ChatService._perform = deadly_tell  # type: ignore[method-assign]
     Effects.add = deadly_effect  # type: ignore[method-assign]
-    Device._say = deadly_say  # type: ignore[method-assign]
+    Device._answer = deadly_say  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ async def chat_while(folder: Path, deaths: list[str]) -> None:
         task.cancel()
     await asyncio.gather(*listening, return_exceptions=True)
     for person in people:
-        await person.chat._close()
+        await person.chat.stop()
     await hub.kill()
     await judge(folder, people, group)
 

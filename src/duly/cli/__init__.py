@@ -1,5 +1,5 @@
-"""The command line: one file per verb group. Verbs import what they need when they run, so that
-`duly --help` answers at once.
+"""The command line: one file per group of verbs. A verb imports what it needs when it runs, so that
+`duly --help` is fast.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.
 """
@@ -21,6 +21,7 @@ from duly.cli import (
     device,
     doctor,
     floor,
+    inspect,
     keys,
     node,
     profiles,
@@ -31,15 +32,14 @@ from duly.cli import (
     task,
     up,
 )
-from duly.cli import inspect as look
 from duly.cli.common import guarded, say
 
 SENTENCE: Final = 150
-"""How much of a verb's first sentence is shown: all of it, on two lines if need be."""
+"""The most characters of a verb's first sentence in the list of verbs."""
 
 
 class Panel(StrEnum):
-    """What a verb is for: the headings of the help, in their order."""
+    """The headings of the list of verbs, in order."""
 
     RUN = "Run"
     ACCOUNTS = "Accounts"
@@ -47,13 +47,14 @@ class Panel(StrEnum):
     NODES = "Nodes"
     PEOPLE = "People"
     ALERTS = "Alerts"
-    LOOK = "Look"
+    INSPECT = "Inspect"
 
 
 class VerbGroup(TyperGroup):
-    """The verbs under their headings, as plain text: Rich would take longer to load than all the rest."""
+    """The verbs under their headings, as plain text: loading Rich would take too long."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs."""
         for panel in Panel:
             rows = [
                 (name, command.get_short_help_str(SENTENCE))
@@ -118,12 +119,13 @@ app.add_typer(alerts.alert, name="alert", rich_help_panel=Panel.ALERTS)
 app.add_typer(alerts.deliveries, name="deliveries", rich_help_panel=Panel.ALERTS)
 app.add_typer(profiles.profile, name="profile", rich_help_panel=Panel.ALERTS)
 app.add_typer(profiles.channel, name="channel", rich_help_panel=Panel.ALERTS)
-app.command("outcome", rich_help_panel=Panel.LOOK)(look.outcome)
-app.command("trace", rich_help_panel=Panel.LOOK)(look.trace)
-app.command("why", rich_help_panel=Panel.LOOK)(look.why)
-app.command("watch", rich_help_panel=Panel.LOOK)(look.watch)
-app.command("doctor", rich_help_panel=Panel.LOOK)(doctor.doctor)
+app.command("outcome", rich_help_panel=Panel.INSPECT)(inspect.outcome)
+app.command("trace", rich_help_panel=Panel.INSPECT)(inspect.trace)
+app.command("why", rich_help_panel=Panel.INSPECT)(inspect.why)
+app.command("watch", rich_help_panel=Panel.INSPECT)(inspect.watch)
+app.command("doctor", rich_help_panel=Panel.INSPECT)(doctor.doctor)
 
 
 def main() -> None:
+    """Run the command line."""
     guarded(app)

@@ -1,44 +1,26 @@
-"""`duly add remove grant revoke list`: who there is, and who may do what.
+"""`duly add remove grant revoke list`: accounts, and what each may do.
 
-The law: the same verbs with and without a running hub. The hub that holds the ledger is asked, so that what
-it knows and what is stored never differ; where none runs, the ledger itself is changed.
+The law: the verbs work with and without a running hub. The hub that holds the ledger is asked, so that its
+memory and the ledger never differ; where none runs, the ledger itself is changed.
 """
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from duly.cli.common import (
-    CommandFailed,
-    Data,
-    Exit,
-    HubUnreachable,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
-    box_of,
-    clock,
-    find_hub,
-    note,
-    open_to_read,
-    print_json,
-    say,
-    settings_of,
-    table,
-)
-from duly.runtime.files import private_folder
+from duly.cli.common import CommandFailed, Exit, JsonObject, box_of, clock, note, print_json, say, table
+from duly.cli.options import Json, LedgerOptions, grouped
 
 App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
 class AccountKind(StrEnum):
+    """The kinds of accounts."""
+
     APP = "app"
     DEVICE = "device"
     NODE = "node"
@@ -47,42 +29,44 @@ class AccountKind(StrEnum):
     ADMIN = "admin"
 
 
+@grouped
 def add(
     kind: Annotated[
-        AccountKind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin")
+        AccountKind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin.")
     ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Give an existing one a new token; its old one is void.")
+        bool, typer.Option("--replace", help="Give an existing account a new token; the old one ends.")
     ] = False,
     key: Annotated[
         str,
         typer.Option(
-            "--key", metavar="KEY", help="The public key (ed25519:…) with which a device signs over MQTT."
+            "--key",
+            metavar="KEY",
+            help="The public key (ed25519:…) with which a device signs over MQTT. [none]",
+            show_default=False,
         ),
     ] = "",
     no_resend: Annotated[
         bool,
         typer.Option(
             "--no-resend",
-            help="A device that would do a repeat again: send it each command once, and never anew.",
+            help="Send a device each command once: for firmware that would carry out a repeat again.",
         ),
     ] = False,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Make an account. Its token is printed once: only a hash of it is kept.
+    """Create an account, and print its token once: only a hash of it is kept.
 
     A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. With --key
-    the hub refuses whatever a device says over MQTT without its signature.
+    the hub refuses every MQTT message of the device that is not signed with that key.
     """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
     wanted |= {"key": key} if key else {}
     wanted |= {"no_resend": "yes"} if no_resend else {}
-    made = _do("add", wanted, data, ledger, url, token)
+    made = _do("add", wanted, at)
     if json:
         print_json(made)
         return
@@ -90,56 +74,52 @@ def add(
     say(made["token"])
 
 
+@grouped
 def remove(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Remove an account with all its grants."""
-    done = _do("remove", {"name": name}, data, ledger, url, token)
+    done = _do("remove", {"name": name}, at)
     if not done["changed"]:
-        raise CommandFailed(Exit.REFUSED, f"there is nobody named {name}; 'duly list' shows who there is")
+        raise CommandFailed(Exit.REFUSED, f"there is no account {name}; 'duly list' shows all accounts")
     _say(json, done, f"{name} has been removed")
 
 
+@grouped
 def grant(
     app: App,
     device: Device,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Let an app command a device, and hear what it reports."""
-    done = _do("grant", {"app": app, "device": device}, data, ledger, url, token)
+    """Let an app command a device, and receive what it pushes."""
+    done = _do("grant", {"app": app, "device": device}, at)
     _say(json, done, f"{app} may {'' if done['changed'] else 'already '}command {device}")
 
 
+@grouped
 def revoke(
     app: App,
     device: Device,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Take a grant back."""
-    done = _do("revoke", {"app": app, "device": device}, data, ledger, url, token)
+    done = _do("revoke", {"app": app, "device": device}, at)
     if not done["changed"]:
-        raise CommandFailed(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows who may what")
+        raise CommandFailed(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows all grants")
     _say(json, done, f"{app} may no longer command {device}")
 
 
-def list_(
-    data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
-) -> None:
-    """Show who there is, who may command whom, and who is online."""
-    known = _do("list", {}, data, ledger, url, token)
+@grouped
+def list_(*, at: LedgerOptions, json: Json = False) -> None:
+    """Show all accounts: what each may command, and whether it is online."""
+    known = _do("list", {}, at)
     accounts, grants, online, heard = (known[what] for what in ("accounts", "grants", "online", "heard"))
     silent = known.get("silent", [])
     if json:
@@ -148,7 +128,7 @@ def list_(
         )
         return
     if not accounts:
-        say("nobody yet; begin with: duly add app phone")
+        say("no accounts yet; begin with: duly add app phone")
         return
     rows = []
     for one in accounts:
@@ -161,7 +141,7 @@ def list_(
         rows.append([name, role, here, last, _relations(name, role, grants)])
     table(["name", "kind", "online", "last heard of", "grants"], rows)
     if online is None:
-        note(f"(no hub runs in {settings_of(data).data}: read from the ledger)")
+        note(f"(no hub runs in {at.settings.data}: read from the ledger)")
 
 
 def _relations(name: str, role: str, grants: dict[str, list[str]]) -> str:
@@ -174,55 +154,30 @@ def _relations(name: str, role: str, grants: dict[str, list[str]]) -> str:
     return "may command everything" if role == "admin" else ""
 
 
-def _say(json: bool, done: dict[str, Any], sentence: str) -> None:
+def _say(json: bool, done: JsonObject, sentence: str) -> None:
     if json:
         print_json(done)
     else:
         say(sentence)
 
 
-def _do(
-    verb: str,
-    wanted: dict[str, str],
-    data: str | None,
-    ledger: str | None,
-    url: str | None,
-    token: str | None,
-) -> dict[str, Any]:
-    hub = None if ledger is not None else find_hub(data, url, token)
-    if hub is not None:
-        try:
-            answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", wanted)
-            return answer
-        except HubUnreachable:
-            if not hub.local:
-                raise  # its note may be of one that was killed: the ledger knows
-    settings = settings_of(data, ledger)
-    if verb != "list" and not settings.ledger:
-        private_folder(Path(settings.data))
-    return asyncio.run(_do_in_ledger(verb, wanted, data, ledger))
+def _do(verb: str, wanted: dict[str, str], at: LedgerOptions) -> JsonObject:
+    return at.ask(verb, wanted, lambda: _do_in_ledger(verb, wanted, at), reads=verb == "list")
 
 
-async def _do_in_ledger(
-    verb: str, wanted: dict[str, str], data: str | None, ledger: str | None
-) -> dict[str, Any]:
+async def _do_in_ledger(verb: str, wanted: dict[str, str], at: LedgerOptions) -> JsonObject:
     import msgspec
 
     from duly.apps.chat.account_removal import remove_from_chat
     from duly.identity.accounts import Accounts, administer
-    from duly.storage import open_ledger
 
-    if verb == "list":
-        opening = open_to_read(data, ledger)
-    else:
-        opening = open_ledger(settings_of(data, ledger).ledger_url)
-    async with await opening as book:
-        settings = settings_of(data, ledger)
-        accounts = Accounts(book, None if verb != "add" else await box_of(book, settings, reading=False))
+    async with await at.open(reads=verb == "list") as book:
+        box = None if verb != "add" else await box_of(book, at.settings, reading=False)
+        accounts = Accounts(book, box)
         await accounts.refresh()
         if verb == "add":
             await remove_from_chat(book, wanted["name"])
-        result: dict[str, Any] = msgspec.to_builtins(await administer(accounts, verb, wanted))
+        result: JsonObject = msgspec.to_builtins(await administer(accounts, verb, wanted))
         if verb == "remove":
             await remove_from_chat(book, wanted["name"])
         if verb == "list":

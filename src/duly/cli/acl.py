@@ -1,7 +1,7 @@
-"""`duly acl mosquitto emqx rabbitmq nats test`: what a broker must enforce, and whether it does.
+"""`duly acl mosquitto emqx rabbitmq nats test`: rules for brokers, and a test whether a broker enforces them.
 
-The law: rules go to stdout, ready to be used, and nothing else does. `test` exits with 1 if anything leaks or
-is blocked that should not be.
+The law: the rules, and nothing else, go to stdout, ready to be used. `test` exits with 1 if the broker allows
+anything that it should block, or blocks anything that it should allow.
 """
 
 from __future__ import annotations
@@ -12,32 +12,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import CommandFailed, Exit, Json, count, duration, print_json, say, table
+from duly.cli.common import CommandFailed, Exit, count, print_json, say, table
+from duly.cli.options import Json, Prefix, duration
 
 if TYPE_CHECKING:
     from duly.broker.verify import Finding
 
 app = typer.Typer(help="Rules for brokers, and a test of them.", no_args_is_help=True)
 
-Prefix = Annotated[str, typer.Option("--prefix", metavar="P", help="What topics begin with.")]
 Users = Annotated[
-    str, typer.Option("--users", metavar="A,B", help="The nodes; RabbitMQ and NATS must know them.")
+    str,
+    typer.Option(
+        "--users", metavar="A,B", help="The nodes; needed for RabbitMQ and NATS. [none]", show_default=False
+    ),
 ]
-Admins = Annotated[str, typer.Option("--admins", metavar="X,Y", help="Who may do everything: an observer.")]
+Admins = Annotated[
+    str,
+    typer.Option(
+        "--admins", metavar="X,Y", help="Accounts that may do everything. [none]", show_default=False
+    ),
+]
 Hub = Annotated[
     str,
     typer.Option(
         "--hub",
         metavar="NAME",
-        help="As whom a hub logs in: then users are its devices, unless named as nodes.",
+        help="The account of a hub: then users are its devices, unless named as nodes. [no hub]",
+        show_default=False,
     ),
 ]
 Devices = Annotated[
-    str, typer.Option("--devices", metavar="C,D", help="The hub's devices; RabbitMQ and NATS must know them.")
+    str,
+    typer.Option(
+        "--devices",
+        metavar="C,D",
+        help="The hub's devices; needed for RabbitMQ and NATS. [none]",
+        show_default=False,
+    ),
 ]
 Passwords = Annotated[
     typer.FileText | None,
-    typer.Option("--passwords", metavar="FILE", help="Lines NAME:PASSWORD; - for stdin."),
+    typer.Option("--passwords", metavar="FILE", help="Lines NAME:PASSWORD; - for stdin. [none]"),
 ]
 NODES = "nodes"
 
@@ -46,7 +61,8 @@ NODES = "nodes"
 def mosquitto(
     users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
 ) -> None:
-    """An acl_file. It holds for every user there is and will be: nodes, or with --hub devices."""
+    """Print an acl_file for Mosquitto. It holds for all users, also later ones: nodes, or with --hub
+    devices."""
     _print("mosquitto", prefix, users, admins, None, json, hub=hub)
 
 
@@ -54,7 +70,7 @@ def mosquitto(
 def emqx(
     users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
 ) -> None:
-    """An acl.conf of EMQX 5. It holds for every user there is and will be: nodes, or with --hub devices."""
+    """Print an acl.conf for EMQX 5. It holds for all users, also later ones: nodes, or with --hub devices."""
     _print("emqx", prefix, users, admins, None, json, hub=hub)
 
 
@@ -67,7 +83,7 @@ def rabbitmq(
     admins: Admins = "",
     json: Json = False,
 ) -> None:
-    """A script of rabbitmqctl calls, for users that exist."""
+    """Print a script of rabbitmqctl calls, for users that exist."""
     _print("rabbitmq", prefix, users, admins, None, json, hub=hub, devices=devices)
 
 
@@ -81,8 +97,8 @@ def nats(
     passwords: Passwords = None,
     json: Json = False,
 ) -> None:
-    """An accounts block for a nats-server, with these users only. Passwords are written as bcrypt hashes; who
-    has none in the file cannot get in until you put one there."""
+    """Print an accounts block for a nats-server, with these users only. Passwords are written as bcrypt
+    hashes; a user without one in the file cannot log in until you add one."""
     _print("nats", prefix, users, admins, passwords, json, hub=hub, devices=devices)
 
 
@@ -93,28 +109,31 @@ def try_(
         typer.Argument(
             metavar="URL",
             envvar="DULY_MQTT",
-            help="mqtt://OBSERVER:PASSWORD@HOST; he must be allowed everything.",
+            help="mqtt://OBSERVER:PASSWORD@HOST; the observer must be allowed everything.",
         ),
     ],
     user: Annotated[
         list[str] | None,
-        typer.Option("--user", metavar="NAME:PASSWORD", help="A node to try things as; two at least."),
+        typer.Option(
+            "--user", metavar="NAME:PASSWORD", help="A node to test with; at least two in all. [none]"
+        ),
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", metavar="NAME:PASSWORD", help="A device of a hub to try things as."),
+        typer.Option("--device", metavar="NAME:PASSWORD", help="A device of a hub to test with. [none]"),
     ] = None,
     passwords: Passwords = None,
     prefix: Prefix = NODES,
     patience: Annotated[
-        str, typer.Option("--patience", metavar="TIME", help="How long what is allowed may take to arrive.")
+        str,
+        typer.Option("--patience", metavar="TIME", help="How long an allowed message may take to arrive."),
     ] = "5s",
-    everything: Annotated[bool, typer.Option("--all", help="Also show what is as it should be.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show rules that hold.")] = False,
     json: Json = False,
 ) -> None:
-    """Try every allowed and forbidden operation on a live broker, and say which rule leaks.
+    """Try every allowed and forbidden operation on a live broker, and show which rules do not hold.
 
-    Nodes on that broker see a few letters that they refuse as malformed; nothing else is left behind.
+    Nodes on that broker get a few messages that they refuse as malformed; nothing else is left behind.
     """
     from duly.broker.verify import BrokerLogin, check
     from duly.core.acl import AccountClass

@@ -1,91 +1,61 @@
-"""`duly alert deliveries`: alerts, and how their messages fared.
+"""`duly alert deliveries`: alerts, and the messages about them.
 
-The law: the same verbs with and without a running hub. The hub that holds the ledger is asked; where none
-runs, the ledger itself is read and changed, and the hub goes on from there. Addresses are typed, never shown.
+The law: the verbs work with and without a running hub. The hub that holds the ledger is asked; where none
+runs, the ledger itself is read and changed, and the next hub continues from there. Addresses are never shown.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
-    HubUnreachable,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
+    JsonObject,
     box_of,
     clock,
-    duration,
-    find_hub,
-    need_hub,
     note,
-    open_to_read,
     print_json,
     say,
-    settings_of,
     table,
     tint,
 )
-from duly.runtime.files import private_folder
+from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, MessageId, grouped, length
 
-alert = typer.Typer(help="Report alerts, see them, take care of them.", no_args_is_help=True)
-deliveries = typer.Typer(
-    help="See how the messages about alerts fared; send them again.", no_args_is_help=True
-)
+alert = typer.Typer(help="Report, show and close alerts.", no_args_is_help=True)
+deliveries = typer.Typer(help="Show the messages about alerts, and send them again.", no_args_is_help=True)
 
 URGENT_SECONDS: Final = 10.0
-"""How long it is waited for that somebody is told of a critical alert."""
-NEWEST_LOOKED_AT: Final = 200
+"""How long to wait until a person is told of a critical alert."""
+NEWEST: Final = 200
 LOCAL: Final = "local"
-"""The account of those who may read the data folder, as the hub names it."""
+"""The account of a reader of the data folder, as the hub names it."""
 
-EventId = Annotated[str, typer.Argument(metavar="EVENT", help="Its id, or how that begins.")]
-Sentinel = Annotated[str | None, typer.Option("--sentinel", metavar="NAME", help="Whose alert it is.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")]
+EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, or the beginning of it.")]
+Sentinel = Annotated[
+    str | None, typer.Option("--sentinel", metavar="NAME", help="The sentinel that reported it. [any]")
+]
 By = Annotated[
     str | None,
     typer.Option(
         "--by",
         metavar="NAME",
-        help="Who says so, for those who look later; your account is noted anyway. [you]",
+        help="The person who decides; the account is recorded anyway. [your login name]",
     ),
 ]
-Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="For those who look later.")]
+Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A note for others. [none]")]
 
 
-def do(
-    verb: str,
-    wanted: Mapping[str, str | None],
-    data: str | None,
-    ledger: str | None,
-    url: str | None,
-    token: str | None,
-) -> dict[str, Any]:
-    """Ask the hub, or where none runs the ledger."""
+def do(verb: str, wanted: Mapping[str, str | None], at: LedgerOptions) -> JsonObject:
+    """Ask the hub, or where none runs do it in the ledger."""
     said = {name: value for name, value in wanted.items() if value is not None}
-    hub = None if ledger is not None else find_hub(data, url, token)
-    if hub is not None:
-        try:
-            answer: dict[str, Any] = hub.ask(f"/v1/admin/{verb}", said)
-            return answer
-        except HubUnreachable:
-            if not hub.local:
-                raise  # its note may be of one that was killed: the ledger knows
-    settings = settings_of(data, ledger)
-    if verb not in _READING and not settings.ledger:
-        private_folder(Path(settings.data))
-    return asyncio.run(_do_in_ledger(verb, said, data, ledger))
+    return at.ask(verb, said, lambda: _do_in_ledger(verb, said, at), reads=verb in _READING)
 
 
 _READING = frozenset(
@@ -96,26 +66,20 @@ _READING = frozenset(
 )  # fmt: skip
 
 
-async def _do_in_ledger(
-    verb: str, wanted: dict[str, str], data: str | None, ledger: str | None
-) -> dict[str, Any]:
+async def _do_in_ledger(verb: str, wanted: dict[str, str], at: LedgerOptions) -> JsonObject:
     import msgspec
 
     from duly.apps.alerts.operations import AlertOperations
     from duly.apps.alerts.profiles import Profiles
     from duly.apps.alerts.verbs import administer
-    from duly.storage import open_ledger
 
-    if verb in _READING:
-        opening = open_to_read(data, ledger)
-    else:
-        opening = open_ledger(settings_of(data, ledger).ledger_url)
-    async with await opening as book:
-        box = await box_of(book, settings_of(data, ledger), reading=verb in _READING)
+    reads = verb in _READING
+    async with await at.open(reads=reads) as book:
+        box = await box_of(book, at.settings, reading=reads)
         profiles = Profiles(book, box=box)
         await profiles.refresh()
         result = await administer(AlertOperations(book, profiles), profiles, verb, wanted, LOCAL)
-        return msgspec.json.decode(msgspec.json.encode(result), type=dict[str, Any])
+        return msgspec.json.decode(msgspec.json.encode(result), type=JsonObject)
 
 
 def _me(by: str | None) -> str:
@@ -123,65 +87,94 @@ def _me(by: str | None) -> str:
 
     try:
         return by or getpass.getuser()
-    except (OSError, KeyError):  # nobody has given this user a name
+    except (OSError, KeyError):  # this user has no name
         return ""
 
 
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class AlertOptions:
+    """What an alert says."""
+
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="The profile that says who is told.")
+    ] = "default"
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", metavar="ADDRESS", help="The device it is about. [none]", show_default=False
+        ),
+    ] = ""
+    session: Annotated[
+        str,
+        typer.Option(
+            "--session",
+            metavar="ID",
+            help="Alerts of one session are one episode. [none]",
+            show_default=False,
+        ),
+    ] = ""
+    severity: Annotated[str, typer.Option("--severity", help="info, warning or critical.")] = "warning"
+    location: Annotated[
+        str | None, typer.Option("--location", metavar="JSON", help="Where it happened. [none]")
+    ] = None
+    meta: Annotated[
+        str | None, typer.Option("--meta", metavar="JSON", help="More about the device. [none]")
+    ] = None
+
+    def event(self, reason: str) -> JsonObject:
+        """Returns the alert as the hub takes it."""
+        from duly.core.monitor.signals import Severity
+
+        if self.severity not in [one.value for one in Severity]:
+            raise CommandFailed(Exit.USAGE, f"--severity is info, warning or critical, not {self.severity!r}")
+        event: JsonObject = {
+            "profile_id": self.profile,
+            "trigger_reason": reason,
+            "device_address": self.device,
+            "session_id": self.session,
+            "severity": self.severity,
+        }
+        for name, text in (("location", self.location), ("device_meta", self.meta)):
+            if text is not None:
+                event[name] = _json_or_text(name, text)
+        return event
+
+
 @alert.command("trigger")
+@grouped
 def trigger(
     reason: Annotated[str, typer.Argument(metavar="REASON", help="Why: disconnect, smoke, panic, …")],
-    profile_: Annotated[str, typer.Option("--profile", metavar="NAME", help="Who is told.")] = "default",
-    device: Annotated[str, typer.Option("--device", metavar="ADDRESS")] = "",
-    session: Annotated[
-        str, typer.Option("--session", metavar="ID", help="Alerts of one are an episode.")
-    ] = "",
-    severity: Annotated[str, typer.Option("--severity", help="info, warning or critical")] = "warning",
-    location: Annotated[str | None, typer.Option("--location", metavar="JSON")] = None,
-    meta: Annotated[str | None, typer.Option("--meta", metavar="JSON", help="About the device.")] = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Use this id; the same id again is a repeat.")
+    id_: MessageId = None,
+    as_: Annotated[
+        str | None,
+        typer.Option("--as", metavar="SENTINEL", help="Report as this sentinel. [as the hub's owner]"),
     ] = None,
-    as_: Annotated[str | None, typer.Option("--as", metavar="SENTINEL", help="Report as this one.")] = None,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", parser=duration, metavar="10s", help="Until nobody is left to be told."),
+        length("--wait", "Wait so long until everyone is told. [do not wait]", metavar="10s"),
     ] = None,
-    data: Data = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    about: AlertOptions,
+    at: HubOptions,
     json: Json = False,
 ) -> None:
     """Report an alert by hand. Needs a running hub.
 
-    Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if it went as it should, 1 if nobody
-    could be told, 5 if that is still open, as it is while an escalation waits. Of a critical one it is always
-    waited for (10 s) whether somebody is told: 0 if so, 1 if nobody is, 5 if that is not known yet.
+    Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if everyone was told, 1 if no one
+    could be told, 5 if that is not known yet, as while an escalation waits. For a critical alert it always
+    waits (10 s) until a person is told: 0 if so, 1 if no one is, 5 if that is not known yet.
     """
     import secrets
 
-    from duly.core.monitor.signals import Severity
-
-    if severity not in [one.value for one in Severity]:
-        raise CommandFailed(Exit.USAGE, f"--severity is info, warning or critical, not {severity!r}")
-    hub = need_hub(data, url, token)
+    data, hub = about.event(reason), at.need()
     if as_ is not None:
-        hub.token = hub.borrow(as_)
-    event: dict[str, Any] = {
-        "profile_id": profile_,
-        "trigger_reason": reason,
-        "device_address": device,
-        "session_id": session,
-        "severity": severity,
-    }
-    for name, text in (("location", location), ("device_meta", meta)):
-        if text is not None:
-            event[name] = _json_or_text(name, text)
+        hub.token = hub.temporary_token(as_)
     # The time is beside the alert, not in it: the same id with the same words is a repeat, also later.
-    now = time.time_ns() // 1_000_000
-    frame = {"type": "alert_event", "seq_id": id_ or secrets.token_hex(16), "time": now, "data": event}
+    id_, now = id_ or secrets.token_hex(16), time.time_ns() // 1_000_000
+    frame = {"type": "alert_event", "seq_id": id_, "time": now, "data": data}
     answer = hub.post(f"/v1/messages?wait={wait}" if wait else "/v1/messages", frame)
     code, ack = answer.get("code"), answer.get("ack")
     if code not in (0, 5):
@@ -192,22 +185,22 @@ def trigger(
         print_json(answer)
     else:
         word = "accepted" if code == 0 else f"known already, {answer.get('state', '')}"
-        say(f"{word}: {frame['seq_id']}")
+        say(f"{word}: {id_}")
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
         elif wait:
-            note(f"duly: not everybody was told yet; 'duly alert show {frame['seq_id']}' says who was")
-    if severity == Severity.CRITICAL.value:
-        _insist(hub, str(frame["seq_id"]), 0 if wait else URGENT_SECONDS)
+            note(f"duly: not everybody was told yet; 'duly alert show {id_}' says who was")
+    if about.severity == "critical":
+        _insist(hub, id_, 0 if wait else URGENT_SECONDS)
     elif wait and (ack is None or ack["state"] != "done"):
         raise typer.Exit(Exit.UNKNOWN if ack is None or ack["state"] == "unknown" else Exit.FAILED)
 
 
 def _insist(hub: HubClient, event: str, patience: float) -> None:
-    """Exit with an error unless somebody is told of a critical alert within `patience` seconds."""
+    """Exits with an error unless a person is told of a critical alert within `patience` seconds."""
     until = time.monotonic() + patience
     while True:
-        newest = hub.ask(f"/v1/alerts?limit={NEWEST_LOOKED_AT}")["alerts"]
+        newest = hub.ask(f"/v1/alerts?limit={NEWEST}")["alerts"]
         alert = next((one for one in newest if one["event"] == event), None)
         states = [] if alert is None else [one["state"] for one in alert["deliveries"]]
         if "done" in states:
@@ -224,7 +217,7 @@ def _insist(hub: HubClient, event: str, patience: float) -> None:
 
 
 def _json_or_text(name: str, text: str) -> object:
-    """What was written; JSON, if it was meant to be."""
+    """Returns the JSON value of a text, or the text itself if it does not look like JSON."""
     import msgspec
 
     try:
@@ -237,21 +230,20 @@ def _json_or_text(name: str, text: str) -> object:
 
 
 @alert.command("list")
+@grouped
 def list_alerts(
     status: Annotated[
-        str | None, typer.Option("--status", help="open, acknowledged, resolved or cancelled")
+        str | None, typer.Option("--status", help="open, acknowledged, resolved or cancelled. [any]")
     ] = None,
     sentinel: Sentinel = None,
     limit: Limit = 50,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show the newest alerts."""
     wanted = {"status": status, "sentinel": sentinel, "limit": str(limit)}
-    found = do("alert.list", wanted, data, ledger, url, token)["alerts"]
+    found = do("alert.list", wanted, at)["alerts"]
     if json:
         print_json(found)
     elif not found:
@@ -267,7 +259,7 @@ def list_alerts(
         )  # fmt: skip
 
 
-def _told(one: dict[str, Any]) -> str:
+def _told(one: JsonObject) -> str:
     made = one["deliveries"]
     if not made:
         return "nobody" if one.get("detail") else "-"
@@ -276,20 +268,19 @@ def _told(one: dict[str, Any]) -> str:
 
 
 @alert.command("show")
+@grouped
 def show_alert(
     event: EventId,
     sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show one alert with everything that happened to it."""
-    _show(do("alert.show", {"event": event, "sentinel": sentinel}, data, ledger, url, token), json)
+    _show(do("alert.show", {"event": event, "sentinel": sentinel}, at), json)
 
 
-def _show(one: dict[str, Any], json: bool) -> None:
+def _show(one: JsonObject, json: bool) -> None:
     import msgspec
 
     if json:
@@ -308,88 +299,87 @@ def _show(one: dict[str, Any], json: bool) -> None:
     _show_deliveries(one["deliveries"])
 
 
+@dataclass(frozen=True)
+class DecisionOptions:
+    """Who decides about an alert, and why."""
+
+    by: By = None
+    note: Note = None
+    sentinel: Sentinel = None
+
+
 @alert.command("ack")
-def ack(
-    event: EventId,
-    by: By = None,
-    note: Note = None,
-    sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """Say that you take care of it: nobody else is woken up."""
-    wanted = {"event": event, "sentinel": sentinel, "by": _me(by), "note": note}
-    _say(do("alert.ack", wanted, data, ledger, url, token), json)
+@grouped
+def ack(event: EventId, *, said: DecisionOptions, at: LedgerOptions, json: Json = False) -> None:
+    """Take an alert over: no one else is woken up."""
+    _decide("alert.ack", event, said, at, json)
 
 
 @alert.command("resolve")
-def resolve(
-    event: EventId,
-    by: By = None,
-    note: Note = None,
-    sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """Say that it is over: what has not gone out does not."""
-    wanted = {"event": event, "sentinel": sentinel, "by": _me(by), "note": note}
-    _say(do("alert.resolve", wanted, data, ledger, url, token), json)
+@grouped
+def resolve(event: EventId, *, said: DecisionOptions, at: LedgerOptions, json: Json = False) -> None:
+    """Close an alert: messages about it that have not gone out do not."""
+    _decide("alert.resolve", event, said, at, json)
 
 
-def _say(one: dict[str, Any], json: bool) -> None:
+def _decide(verb: str, event: str, said: DecisionOptions, at: LedgerOptions, json: bool) -> None:
+    wanted = {"event": event, "sentinel": said.sentinel, "by": _me(said.by), "note": said.note}
+    _say(do(verb, wanted, at), json)
+
+
+def _say(one: JsonObject, json: bool) -> None:
     if json:
         print_json(one)
     else:
         say(f"{one['event']} is {one['status']} by {_by(one) or '?'}")
 
 
-def _by(one: dict[str, Any]) -> str:
-    """The account that said so and, if its client says so, for whom."""
+def _by(one: JsonObject) -> str:
+    """Returns the account that decided and, if its client names one, the person."""
     claimed = f" (for {one['claimed']})" if one.get("claimed") else ""
     return f"{one.get('by', '')}{claimed}"
 
 
 @alert.command("silence")
+@grouped
 def silence(
-    lasts: Annotated[
-        float | None, typer.Option("--for", parser=duration, metavar="2h", help="How long. [1h]")
+    lasts: Annotated[float | None, length("--for", "How long. [1h]", metavar="2h")] = None,
+    sentinel: Annotated[
+        str | None, typer.Option("--sentinel", metavar="PATTERN", help="Of these sentinels. [all]")
     ] = None,
-    sentinel: Annotated[str | None, typer.Option("--sentinel", metavar="PATTERN")] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="PATTERN")] = None,
-    reason: Annotated[str | None, typer.Option("--reason", metavar="PATTERN")] = None,
-    profile_: Annotated[str | None, typer.Option("--profile", metavar="PATTERN")] = None,
-    critical: Annotated[
-        bool, typer.Option("--critical", help="What is critical, too; otherwise that is told all the same.")
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Show the silences.")] = False,
-    end: Annotated[str | None, typer.Option("--end", metavar="N", help="End this one.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="PATTERN", help="Of these devices. [all]")
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="PATTERN", help="With these reasons. [all]")
+    ] = None,
+    profile_: Annotated[
+        str | None, typer.Option("--profile", metavar="PATTERN", help="With these profiles. [all]")
+    ] = None,
+    critical: Annotated[bool, typer.Option("--critical", help="Silence critical alerts, too.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show the silences instead.")] = False,
+    end: Annotated[
+        str | None, typer.Option("--end", metavar="N", help="End this silence instead. [none]")
+    ] = None,
     by: By = None,
     note: Note = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Tell nobody of some alerts for a while; they are stored and listed all the same.
+    """Send no messages about some alerts for a while; they are stored and listed all the same.
 
-    Patterns are as in a shell: 'lock-*'. What several of them name must all fit.
+    Patterns are as in a shell: 'lock-*'. An alert must match all patterns that are given.
     """
     if list_:
-        found = do("alert.silences", {}, data, ledger, url, token)["silences"]
+        found = do("alert.silences", {}, at)["silences"]
         if json:
             print_json(found)
         else:
             _show_silences(found)
         return
     if end is not None:
-        gone = do("alert.unsilence", {"silence": end}, data, ledger, url, token)
+        gone = do("alert.unsilence", {"silence": end}, at)
         if not gone["changed"]:
             raise CommandFailed(
                 Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them"
@@ -409,14 +399,14 @@ def silence(
         "note": note,
         "critical": "yes" if critical else None,
     }
-    made = do("alert.silence", wanted, data, ledger, url, token)
+    made = do("alert.silence", wanted, at)
     if json:
         print_json(made)
     else:
         say(f"silence {made['silence']}, until {clock(made['until'])}")
 
 
-def _show_silences(found: list[dict[str, Any]]) -> None:
+def _show_silences(found: list[JsonObject]) -> None:
     if not found:
         say("nothing is silenced")
         return
@@ -433,20 +423,20 @@ def _show_silences(found: list[dict[str, Any]]) -> None:
 
 
 @deliveries.command("list")
+@grouped
 def list_deliveries(
     state: Annotated[
-        str | None, typer.Option("--state", help="open, dead, or a state: done, failed, unknown, expired, …")
+        str | None,
+        typer.Option("--state", help="open, dead, or a state: done, failed, unknown, expired, … [any]"),
     ] = None,
     limit: Limit = 50,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Show the newest deliveries. 'dead' are those that ended without anybody being told for sure."""
+    """Show the newest deliveries. 'dead' are those that ended without having surely arrived."""
     wanted = {"state": state, "limit": str(limit)}
-    found = do("deliveries.list", wanted, data, ledger, url, token)["deliveries"]
+    found = do("deliveries.list", wanted, at)["deliveries"]
     if json:
         print_json(found)
     elif not found:
@@ -457,24 +447,23 @@ def list_deliveries(
 
 
 @deliveries.command("show")
+@grouped
 def show_deliveries(
     event: EventId,
     sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show the deliveries of one alert."""
-    found = do("deliveries.show", {"event": event, "sentinel": sentinel}, data, ledger, url, token)
+    found = do("deliveries.show", {"event": event, "sentinel": sentinel}, at)
     if json:
         print_json(found["deliveries"])
     else:
         _show_deliveries(found["deliveries"])
 
 
-def _show_deliveries(found: list[dict[str, Any]]) -> None:
+def _show_deliveries(found: list[JsonObject]) -> None:
     if found:
         table(
             ["  recipient", "round", "state", "attempts", "why"],
@@ -482,7 +471,7 @@ def _show_deliveries(found: list[dict[str, Any]]) -> None:
         )
 
 
-def _delivery(one: dict[str, Any]) -> list[str]:
+def _delivery(one: JsonObject) -> list[str]:
     why = one["error"]
     if "due" in one:
         why = f"next at {clock(one['due'])}{'; ' + why if why else ''}"
@@ -503,42 +492,45 @@ def _kind(kind: str, round_: int) -> str:
 
 
 @deliveries.command("retry")
+@grouped
 def retry(
     event: EventId,
-    to: Annotated[str | None, typer.Option("--to", metavar="RECIPIENT", help="This one only.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="RECIPIENT", help="Only to this recipient. [all that failed]"),
+    ] = None,
     sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Try again now what has been tried in vain, or ended badly.
+    """Try deliveries again that are failing or have failed.
 
-    With --to also what arrived, what was called off, and what waits for its time, like an escalation.
+    With --to also one that arrived, was cancelled, or waits for its time, like an escalation.
     """
     wanted = {"event": event, "recipient": to, "sentinel": sentinel}
-    _tried(do("deliveries.retry", wanted, data, ledger, url, token)["deliveries"], json)
+    _tried(do("deliveries.retry", wanted, at)["deliveries"], json)
 
 
 @deliveries.command("edit")
+@grouped
 def edit(
     event: EventId,
-    recipient: Annotated[str, typer.Argument(metavar="RECIPIENT", help="As 'deliveries show' names it.")],
-    send: Annotated[str, typer.Option("--send", metavar="URL", help="Where it goes instead.")],
+    recipient: Annotated[
+        str, typer.Argument(metavar="RECIPIENT", help="The recipient, as 'deliveries show' names it.")
+    ],
+    send: Annotated[str, typer.Option("--send", metavar="URL", help="The address to use instead.")],
     sentinel: Sentinel = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Send one alert to another address instead."""
     wanted = {"event": event, "recipient": recipient, "url": send, "sentinel": sentinel}
-    _tried(do("deliveries.edit", wanted, data, ledger, url, token)["deliveries"], json)
+    _tried(do("deliveries.edit", wanted, at)["deliveries"], json)
 
 
-def _tried(found: list[dict[str, Any]], json: bool) -> None:
+def _tried(found: list[JsonObject], json: bool) -> None:
     if json:
         print_json(found)
     else:

@@ -1,10 +1,9 @@
 """A bad network for `duly demo`: a TCP proxy that knows where a WebSocket frame begins and ends.
 
 The law: it knows nothing of duly and changes no byte of a frame. It delays frames, drops some, sends some
-twice, lets some be overtaken, cuts connections; and when somebody reconnects it says again, both ways, what
-it had carried last before the cut, as a network that repeats would. The first frame each way (who I am,
-welcome) is left alone: without it there is no connection to speak of.
-"""
+twice, lets some overtake others, and cuts connections; after a reconnect it repeats, both ways, the last
+frames from before the cut, as a network that repeats would. The first frame each way (auth, welcome) is left
+alone: without it there is no connection."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from msgspec import Struct
 
 TEXT: Final = 0x1
 REPEATED: Final = 6
-"""How much of the last connection is said again on the next."""
+"""How many frames of the last connection are repeated on the next."""
 
 DROP: Final = 0.06
 TWICE: Final = 0.15
@@ -27,11 +26,11 @@ OVERTAKEN: Final = 0.10
 DELAY_SECONDS: Final = 0.02
 OVERTAKEN_SECONDS: Final = 0.2
 CUT_AFTER: Final = (4, 14)
-"""A connection is cut after so many frames."""
+"""How many frames a connection carries before it is cut."""
 
 
 class Damage(Struct):
-    """What the network has done, all roads together."""
+    """What the network did, on all connections together."""
 
     frames: int = 0
     dropped: int = 0
@@ -41,7 +40,7 @@ class Damage(Struct):
 
 
 class BadConnection:
-    """One client's way to the hub. `calm` stops the mischief; the delays stay."""
+    """One client's connection to the hub. `calm` ends the faults; the delays stay."""
 
     def __init__(self, hub: str, damage: Damage, chance: random.Random) -> None:
         parts = urlsplit(hub)
@@ -52,21 +51,23 @@ class BadConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self.calm = False
         self.arrived = 0
-        """frames that reached the client behind its welcome"""
+        """frames that reached the client after its welcome"""
         self.url = ""
 
     async def start(self) -> None:
+        """Listen on a free port."""
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
+        """Close the port and all connections."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it or we cut it."""
+        """Serves one connection, until either side ends it or it is cut."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -100,7 +101,7 @@ class BadConnection:
         *,
         to_client: bool,
     ) -> None:
-        """One direction of one connection."""
+        """Carries one direction of one connection."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(await reader.readuntil(b"\r\n\r\n"))  # the handshake
             frames = 0
@@ -159,7 +160,7 @@ class BadConnection:
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """One whole frame as it is, and its opcode (RFC 6455, section 5.2)."""
+    """Reads one whole frame; returns it with its opcode (RFC 6455, section 5.2)."""
     head = await reader.readexactly(2)
     length = head[1] & 0x7F
     if length >= 126:

@@ -1,9 +1,8 @@
-"""`duly chat`: talk from a terminal.
+"""`duly chat`: chat in a terminal.
 
-The law: what is typed is sent once, however often the hub goes away, and what others say is shown once, and
-as text: nobody moves somebody else's cursor. Lines typed into a pipe work as well, so scripts can chat; then
-the exit code says whether all of them were taken.
-"""
+The law: a typed line is sent once, however often the hub goes away; a line of another person is shown once,
+and as plain text, so that it cannot control the terminal. Lines from a pipe work as well, so scripts can
+chat; then the exit code says whether the hub took all of them."""
 
 from __future__ import annotations
 
@@ -19,13 +18,10 @@ import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
     HubUnreachable,
-    Json,
-    Token,
-    Url,
+    JsonObject,
     clock,
     local_hub,
     note,
@@ -33,6 +29,7 @@ from duly.cli.common import (
     say,
     style,
 )
+from duly.cli.options import HubOptions, Json, grouped
 from duly.cli.output import rendered
 from duly.core.printable import printable
 from duly.errors import DulyError
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from duly.clients.chat import Chat, Line, News
 
 HELP = """\
-  /to NAME|GROUP          talk to somebody, or in a group; then just type
+  /to NAME|GROUP          talk to a person, or in a group; then just type
   /list                   your conversations            /history [HOW MANY]
   /edit N TEXT            say line N differently        /delete N
   /receipts N             who has line N, who has read it
@@ -65,29 +62,31 @@ NEWS = {
 RANKS = {"owner": "the owner", "admin": "an admin", "member": "a member"}
 
 
+@grouped
 def chat(
-    as_: Annotated[str, typer.Option("--as", metavar="NAME", help="Who you are.")],
-    to: Annotated[str | None, typer.Option("--to", metavar="NAME", help="Whom to talk to.")] = None,
-    register: Annotated[bool, typer.Option("--register", help="Register this name first.")] = False,
+    as_: Annotated[str, typer.Option("--as", metavar="NAME", help="Your account.")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="NAME", help="The person or group to talk to first. [none]")
+    ] = None,
+    register: Annotated[bool, typer.Option("--register", help="Create the account first.")] = False,
     keep: Annotated[
         str | None,
         typer.Option(
-            "--keep", metavar="FILE", help="Keep what is under way, and how far you are, in a file."
+            "--keep", metavar="FILE", help="A file that keeps unsent lines and your position. [none]"
         ),
     ] = None,
-    url: Url = None,
-    token: Token = None,
-    data: Data = None,
+    *,
+    at: HubOptions,
     json: Json = False,
 ) -> None:
     """Chat with people and groups. Type /help when it runs.
 
-    On the machine of the hub no password is needed, and a name that nobody has is added. Elsewhere say
-    --url; then it logs in with --token, or with a password, which is asked for or taken from DULY_PASSWORD.
+    On the machine of the hub no password is needed, and an unknown account is created. On another machine use
+    --url; then it logs in with --token, or with a password, which it asks for or takes from DULY_PASSWORD.
     """
-    hub = _as_whom(as_, url, token, data, register)
-    ours = keep is None and (url is None or token is None)
-    if not asyncio.run(_chat(hub, url or hub.url, to, keep, json, ours)):
+    hub = _as_whom(as_, at.url, at.token, at.data, register)
+    ours = keep is None and (at.url is None or at.token is None)
+    if not asyncio.run(_chat(hub, at.url or hub.url, to, keep, json, ours)):
         raise typer.Exit(Exit.REFUSED)
 
 
@@ -97,7 +96,9 @@ def _as_whom(name: str, url: str | None, token: str | None, data: str | None, re
     if url is None:
         hub = local_hub(data)
         if hub is None:
-            raise CommandFailed(Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or say --url")
+            raise CommandFailed(
+                Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or name one with --url"
+            )
         known = {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
         if name not in known:
             hub.ask("/v1/admin/add", {"role": "user", "name": name})
@@ -106,7 +107,7 @@ def _as_whom(name: str, url: str | None, token: str | None, data: str | None, re
             raise CommandFailed(
                 Exit.USAGE, f"{name} is not a person but a {known[name]}; choose another name"
             )
-        # A session, not a borrowed token: that would end with the hub, and we want to outlive it.
+        # A login, not a temporary token: that would end with the hub, and the chat outlives it.
         entered = hub.ask("/v1/admin/login", {"name": name, "device": "terminal"})
         return HubClient(hub.url, str(entered["token"]), local=True)
     password = os.environ.get("DULY_PASSWORD") or typer.prompt("password", hide_input=True, err=True)
@@ -118,7 +119,7 @@ def _as_whom(name: str, url: str | None, token: str | None, data: str | None, re
 
 
 def _first_there(urls: str, token: str = "") -> HubClient:
-    """Of the hubs that are named, with commas between, the first that somebody answers at."""
+    """Returns the first hub that answers, of those named, separated by commas."""
     one, _, others = urls.partition(",")
     hub = HubClient(one.strip(), token, local=False)
     try:
@@ -131,21 +132,14 @@ def _first_there(urls: str, token: str = "") -> HubClient:
 
 
 async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, json: bool, ours: bool) -> bool:
-    """Whether everything that a script said was taken. `ours`: the login was made for this run, and ends
+    """Returns whether the hub took every line of a script. `ours`: the login was made for this run, and ends
     with it."""
     from duly.clients.chat import Chat
-    from duly.clients.websocket_link import WebSocketLink
-
-    class Client(Chat):
-        def _open_link(self) -> WebSocketLink:
-            return WebSocketLink(
-                self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._heard_to,
-                tls=hub.tls,
-            )  # fmt: skip
+    from duly.clients.websocket_link import Access
 
     async with AsyncExitStack() as stack:
         typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
-        client = await stack.enter_async_context(Client(urls, hub.token, data=keep))
+        client = await stack.enter_async_context(Chat(urls, hub.token, data=keep, access=Access(tls=hub.tls)))
         out = stack.enter_context(typed.printing())
         talk = _Talk(client, out, json=json)
         if to is not None:
@@ -168,7 +162,7 @@ async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, jso
 
 
 class _Talk:
-    """What is typed and what is heard."""
+    """One conversation at a terminal: typed lines and verbs, and what arrives."""
 
     def __init__(self, client: Chat, out: Callable[[str], None], *, json: bool) -> None:
         self._chat = client
@@ -176,7 +170,7 @@ class _Talk:
         self._json = json
         self._names: dict[str, str] = {}
         self._shown: set[tuple[str, int]] = set()
-        """lines of the past that were shown, and may yet come as news: who is behind is told them anyway"""
+        """lines that /history showed and that may still arrive as news"""
         self._saying: set[asyncio.Task[None]] = set()
         self.taken = True
         """nothing was refused so far"""
@@ -393,7 +387,7 @@ class _Talk:
         where = ""
         if not old and not (self.to and line.conv == self._conv()):
             where = await self._place(line)
-        data: dict[str, Any] = line.data if isinstance(line.data, dict) else {}
+        data: JsonObject = line.data if isinstance(line.data, dict) else {}
         who, about = line.sender, {name: data.get(name, "") for name in ("n", "name", "group", "user")}
         match line.type:
             case "one_chat" | "group_chat":

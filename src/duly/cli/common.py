@@ -1,9 +1,9 @@
-"""What every verb needs: which hub or ledger is meant, how to ask it, how to say that it went wrong.
+"""What every verb needs: which hub or ledger is meant, how to ask it, how to report a failure.
 
-The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr,
-with an exit code that a script can act on; whoever asked for JSON gets that sentence as JSON, on stdout, as
-the last line. The hub that runs is asked; where none runs, the ledger is opened.
-A hub's own word that it runs may be stale (kill -9); the ledger's lock never is.
+The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr, with
+an exit code that a script can act on; with --json that sentence is JSON, on stdout, as the last line. A hub
+that runs is asked; where none runs, the ledger is opened. The run file of a hub may be stale (kill -9); the
+ledger's lock never is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import typer
 
@@ -41,18 +41,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommandFailed",
-    "Data",
     "Exit",
     "HubClient",
     "HubUnreachable",
-    "Json",
-    "LedgerUrl",
-    "Token",
-    "Url",
+    "JsonObject",
     "clock",
     "code_of",
     "count",
-    "duration",
     "find_hub",
     "guarded",
     "local_hub",
@@ -69,12 +64,17 @@ __all__ = [
     "tint",
     "took",
 ]
-"""With what `output` prints by: a verb imports everything from here."""
+"""With the printing functions of `output`: a verb imports both from here."""
 
 ASK_SECONDS: Final = 30.0
 
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object, as a hub answers it."""
+
 
 class Exit(IntEnum):
+    """The exit codes of the command line."""
+
     OK = 0
     FAILED = 1
     USAGE = 2
@@ -85,7 +85,7 @@ class Exit(IntEnum):
 
 
 class CommandFailed(Exception):
-    """What to tell, and with which code to exit."""
+    """A verb failed: the sentence to print, and the exit code."""
 
     def __init__(self, code: Exit, sentence: str) -> None:
         super().__init__(sentence)
@@ -93,6 +93,11 @@ class CommandFailed(Exception):
 
 
 def code_of(problem: DulyError) -> Exit:
+    """Returns the exit code of an error.
+
+    >>> code_of(Malformed("the id is missing")).name
+    'USAGE'
+    """
     match problem:
         case NotAuthenticated() | NotAllowed() | ConnectionRefused():
             return Exit.NOT_ALLOWED
@@ -109,12 +114,12 @@ def code_of(problem: DulyError) -> Exit:
 
 
 def guarded(verbs: Callable[..., object]) -> NoReturn:
-    """Run the command line; whatever goes wrong is one sentence and a code."""
+    """Runs the command line. Every failure ends as one sentence and an exit code."""
     json = "--json" in sys.argv
     guard_logs()
-    logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs tell it in their own words
+    logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs say it in their own words
     try:
-        # Where JSON is wanted, what is wrong with the words themselves is ours to tell, too.
+        # With --json, usage errors are printed as JSON here, not by Typer.
         raise SystemExit(verbs(standalone_mode=not json))
     except CommandFailed as problem:
         _give_up(json, problem.code, problem.code.name.lower(), str(problem))
@@ -140,44 +145,11 @@ def _give_up(json: bool, code: Exit, word: str, sentence: str) -> NoReturn:
     raise SystemExit(code) from None
 
 
-# ── options that many verbs share ────────────────────────────────────────────────────────────────
-
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-
-
-def duration(text: str) -> float:
-    """Seconds of a length of time as people write it.
-
-    >>> duration("500ms"), duration("30s"), duration("2m"), duration("1.5")
-    (0.5, 30.0, 120.0, 1.5)
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a length of time; write 500ms, 30s, 2m or 1h")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-Data = Annotated[
-    str | None, typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file.")
-]
-LedgerUrl = Annotated[
-    str | None, typer.Option("--ledger", metavar="URL", help="The ledger, if it is not in the data folder.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", envvar="DULY_URL", help="A hub remote; needs a token."),
-]
-Token = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", envvar="DULY_TOKEN", help="From 'duly add'.")
-]
-
-
 # ── which hub ────────────────────────────────────────────────────────────────────────────────────
 
 
 class HubClient:
-    """A hub to ask: where it is, and the token to ask with. `local`: by its own note in the data folder."""
+    """A hub to ask: its address, and a token. `local`: both are from the run file in the data folder."""
 
     def __init__(self, url: str, token: str, *, local: bool) -> None:
         self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
@@ -186,33 +158,33 @@ class HubClient:
 
     @property
     def tls(self) -> SSLContext | None:
-        """Its certificate names it as the world knows it, not as this machine does; and here the token
-        goes to whoever owns the data folder anyway."""
+        """The TLS context for this hub. A local hub's certificate is not checked: it names the hub's public
+        name, and the owner of the data folder knows the token anyway."""
         if not self.url.startswith("https:"):
             return None
         import ssl
 
         return ssl._create_unverified_context() if self.local else ssl.create_default_context()
 
-    def ask(self, path: str, body: dict[str, str] | None = None) -> Any:
-        """The JSON at a path; with a body it is posted. Raises `HubUnreachable` or `CommandFailed`."""
+    def ask(self, path: str, body: dict[str, str] | None = None) -> JsonObject:
+        """Returns the JSON at a path; a body is posted. Raises `HubUnreachable` or `CommandFailed`."""
         import msgspec
 
         status, said = self._fetch(path, body)
         if status >= 400:
             raise _refusal(status, said)
         try:
-            return msgspec.json.decode(said)
+            return msgspec.json.decode(said, type=JsonObject)
         except msgspec.DecodeError as problem:
             raise HubUnreachable(self.url, problem) from None
 
-    def post(self, path: str, frame: object) -> dict[str, Any]:
-        """Post a frame; what the hub says to it, whatever that is."""
+    def post(self, path: str, frame: object) -> JsonObject:
+        """Posts a frame; returns the hub's answer, also if it is a refusal."""
         import msgspec
 
         status, said = self._fetch(path, frame)
         try:
-            return msgspec.json.decode(said, type=dict[str, Any])
+            return msgspec.json.decode(said, type=JsonObject)
         except msgspec.DecodeError:
             raise _refusal(status, said) from None
 
@@ -227,7 +199,7 @@ class HubClient:
             data=None if body is None else msgspec.json.encode(body),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
         )
-        # A proxy of the environment is for the world, not for a hub.
+        # A proxy in the environment is for the internet, not for a hub.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.tls)
         )
@@ -240,7 +212,7 @@ class HubClient:
             raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
-        """Whether anybody is there; clients of ours would try again for ever."""
+        """Fails with `HubUnreachable` if no hub listens there; a client would try for ever."""
         import socket
         from urllib.parse import urlsplit
 
@@ -251,12 +223,14 @@ class HubClient:
         except OSError as problem:
             raise HubUnreachable(self.url, problem) from None
 
-    def borrow(self, name: str) -> str:
-        """A token with which to be somebody, for as long as this hub runs."""
+    def temporary_token(self, name: str) -> str:
+        """Returns a token of this account that ends with the hub, or when it is not used for a while."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
 
 
 class HubUnreachable(CommandFailed):
+    """No hub answers at this address."""
+
     def __init__(self, url: str, why: object) -> None:
         super().__init__(
             Exit.UNREACHABLE,
@@ -268,7 +242,7 @@ def _refusal(status: int, body: bytes) -> CommandFailed:
     import msgspec
 
     try:
-        said = msgspec.json.decode(body, type=dict[str, Any])
+        said = msgspec.json.decode(body, type=JsonObject)
     except msgspec.DecodeError:
         said = {}
     code = {400: Exit.USAGE, 401: Exit.NOT_ALLOWED, 403: Exit.NOT_ALLOWED, 404: Exit.UNKNOWN}.get(status)
@@ -278,6 +252,7 @@ def _refusal(status: int, body: bytes) -> CommandFailed:
 
 
 def settings_of(data: str | None, ledger: str | None = None) -> Settings:
+    """Returns the settings with this data folder and ledger; `data` may also be the file of a node."""
     from pathlib import Path
 
     from duly.settings import load
@@ -290,7 +265,7 @@ def settings_of(data: str | None, ledger: str | None = None) -> Settings:
 
 
 def local_hub(data: str | None) -> HubClient | None:
-    """The hub of this data folder, if it runs."""
+    """Returns the hub of this data folder, if one runs."""
     from pathlib import Path
 
     from duly.server import runfile
@@ -302,18 +277,19 @@ def local_hub(data: str | None) -> HubClient | None:
 
 
 def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient | None:
-    """The hub that is meant: by its address and a token, or the one of the data folder if it runs, whose note
-    lets us in. (A token in the environment is some app's, and would not.)"""
+    """Returns the hub that is meant: the one at this address, or the one of the data folder if it runs. That
+    one is asked with the token of its run file, since DULY_TOKEN is usually an app's."""
     if url is not None:
         if not re.match(r"(https?|wss?)://", url):
             raise CommandFailed(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
         if token is None:
-            raise CommandFailed(Exit.USAGE, "a hub remote wants a token: --token, or DULY_TOKEN")
+            raise CommandFailed(Exit.USAGE, "a hub named by --url needs a token: --token, or DULY_TOKEN")
         return HubClient(url, token, local=False)
     return local_hub(data)
 
 
 def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient:
+    """Returns the hub that is meant; fails if there is none."""
     hub = find_hub(data, url, token)
     if hub is None:
         folder = settings_of(data).data
@@ -326,7 +302,7 @@ def need_hub(data: str | None, url: str | None = None, token: str | None = None)
 
 
 async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
-    """The ledger, without getting in anybody's way."""
+    """Opens the ledger for reading, also while another process writes it."""
     from pathlib import Path
 
     from duly.storage import open_ledger
@@ -336,7 +312,7 @@ async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
     if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
         raise CommandFailed(
             Exit.UNREACHABLE,
-            f"nothing is in {settings.data} yet; start a hub with 'duly up', or say where it is: --data",
+            f"there is no ledger in {settings.data} yet; start a hub with 'duly up', or use --data",
         )
     if url.startswith("sqlite:") and "mode=" not in url:
         url += "&mode=ro" if "?" in url else "?mode=ro"
@@ -344,8 +320,8 @@ async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
 
 
 async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBox | None:
-    """The box of this ledger's secrets. Who only reads can do without, and is told that the key is missing.
-    A key is made only for the ledger in the data folder: that of several hubs gets the first hub's."""
+    """Opens the box of this ledger's secrets. With `reading` a missing key is only noted. A key is made only
+    for a ledger in the data folder: hubs that share a ledger must be given the same key."""
     from pathlib import Path
 
     from duly.storage.secret_box import open_box
@@ -364,21 +340,26 @@ async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBo
 
 
 def clock(ms: float) -> str:
-    """A time of day, in milliseconds; the date too, if it is not today."""
+    """Formats a time in milliseconds: the time of day, after the date if that is not today."""
     moment = time.localtime(ms / 1000)
     day = "" if moment[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", moment)
     return f"{day}{time.strftime('%H:%M:%S', moment)}.{int(ms) % 1000:03d}"
 
 
 def took(ms: float) -> str:
-    """A length, given in milliseconds."""
+    """Formats a length of time in milliseconds.
+
+    >>> took(3.14), took(250), took(12_000)
+    ('3.1 ms', '250 ms', '12.0 s')
+    """
     if abs(ms) < 10:
         return f"{ms:.1f} ms"
     return f"{ms:.0f} ms" if abs(ms) < 10_000 else f"{ms / 1000:.1f} s"
 
 
 def count(n: int, noun: str, many: str = "") -> str:
-    """
+    """Formats a number with its noun.
+
     >>> count(1, "cut"), count(2, "cut"), count(2, "delivery", "deliveries")
     ('1 cut', '2 cuts', '2 deliveries')
     """
@@ -386,7 +367,11 @@ def count(n: int, noun: str, many: str = "") -> str:
 
 
 def state_code(state: str) -> Exit:
-    """What a command's end, or that it has none yet, means to a script."""
+    """Returns the exit code of a state in which a command is.
+
+    >>> state_code("done").name, state_code("expired").name, state_code("sent").name
+    ('OK', 'FAILED', 'UNKNOWN')
+    """
     match state:
         case "done":
             return Exit.OK

@@ -1,7 +1,7 @@
-"""`duly demo`: what duly is for, in a few seconds.
+"""`duly demo`: shows what duly does, in a few seconds.
 
-The law: nothing is staged. A real hub, real clients and a network that misbehaves; and the judge is not duly
-but the files in which the lock and the lamp wrote down what they really did.
+The law: nothing is faked. It runs a real hub, real clients and a faulty network; the result is counted from
+the files in which the lock and the lamp recorded their effects, not from what duly says.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from duly.cli.common import Exit, Json, count, note, print_json, say, style, table
+from duly.cli.common import Exit, count, note, print_json, say, style, table
 from duly.cli.device import Effects, SimulatedThing
+from duly.cli.options import Json
 from duly.errors import DulyError
 
 if TYPE_CHECKING:
@@ -32,23 +33,24 @@ TYPES: Final = {"lock": ("lock_control", "open"), "lamp": ("dev_control", "on")}
 
 
 class DemoOutcome(Struct):
-    """What became of the commands to one device."""
+    """How the commands to one device ended."""
 
     device: str
     sent: int
     arrived: int
-    """how often the network brought it a command"""
+    """how many commands reached it, repeats included"""
     outcomes: dict[str, int]
     effects: int
     twice: list[str]
     """ids with more than one effect"""
     missing: list[str]
-    """ids that were reported as done and left no trace"""
+    """ids that were reported as done and had no effect"""
     false: list[str]
-    """ids that were reported as not done, and were"""
+    """ids that were reported as not done and had an effect"""
 
     @property
     def well(self) -> bool:
+        """Whether every command ended, with its effect as reported and never twice."""
         ended = sum(self.outcomes.values()) - self.outcomes.get("none", 0)
         return not (self.twice or self.missing or self.false) and ended == self.sent
 
@@ -126,7 +128,7 @@ async def _demo(folder: Path, commands: int) -> tuple[list[DemoOutcome], Damage]
 
 
 async def _ends(commands: list[SentCommand]) -> dict[str, str]:
-    """How each ended, by its id; "none" if it did not."""
+    """Returns how each command ended, by id; "none" if it did not."""
 
     async def end(command: SentCommand) -> tuple[str, str]:
         try:

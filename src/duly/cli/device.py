@@ -1,7 +1,7 @@
-"""`duly device`: a lock or a lamp without hardware, on `duly.Device` like any other.
+"""`duly device`: a simulated lock or lamp, built on `duly.Device` like any other.
 
-The law: one line in the effects file is one thing that really happened, flushed to the disk before anybody
-is told. Whoever doubts that an effect happened once counts lines; nothing else here is evidence.
+The law: one line in the effects file is one effect, flushed to the disk before it is reported. To check that
+an effect happened once, count the lines; nothing else here is evidence.
 
     2026-11-15T22:01:47.123Z 1763244107120_7 phone lock_control {"open":true}
 """
@@ -24,21 +24,17 @@ import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
     HubUnreachable,
-    Json,
-    Token,
-    Url,
+    JsonObject,
     clock,
-    need_hub,
     print_json,
     say,
     settings_of,
 )
-from duly.cli.keys import SignWith
-from duly.cli.temporary_token import borrower, check_account
+from duly.cli.options import HubOptions, Json, SignWith, grouped
+from duly.cli.temporary_token import access_source, check_account
 from duly.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -48,61 +44,64 @@ FIRST_SECONDS = 10.0
 
 
 class DeviceKind(StrEnum):
+    """What can be simulated."""
+
     LOCK = "lock"
     LAMP = "lamp"
 
 
+@grouped
 def device(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     kind: Annotated[
-        DeviceKind, typer.Option("--kind", metavar="lock|lamp", help="What it is.")
+        DeviceKind, typer.Option("--kind", metavar="lock|lamp", help="What it simulates.")
     ] = DeviceKind.LOCK,
     effects: Annotated[
         Path | None,
-        typer.Option("--effects", metavar="FILE", help="Write a line for everything it really does."),
+        typer.Option("--effects", metavar="FILE", help="A file that gets a line for each effect. [none]"),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
             "--store",
             metavar="FILE",
-            help="Its memory of what it has done. [in the data folder; none with --url]",
+            help="The file that remembers what it did. [in the data folder; with --url none]",
         ),
     ] = None,
-    url: Url = None,
-    token: Token = None,
     keys: SignWith = None,
-    data: Data = None,
+    *,
+    at: HubOptions,
     json: Json = False,
 ) -> None:
-    """Be a simulated lock or lamp.
+    """Simulate a lock or a lamp.
 
     A lock understands lock_control {"open": true}, a lamp dev_control {"on": true} or {"toggle": true}; both
-    understand query, and do everything else they are told by writing it down. It needs an account: 'duly add
-    device NAME'. Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it is behind a
-    broker, and with --keys signs what it says. Ctrl-C stops it.
+    understand query, and any other command only writes its line. It needs an account: 'duly add device NAME'.
+    Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it goes through a broker, and
+    with --keys it signs what it sends. Ctrl-C stops it.
     """
     thing = SimulatedThing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
-    if url is not None and url.startswith(("mqtt:", "mqtts:")):
-        asyncio.run(_run(_through_broker(url, name, token, store, keys), _plain(url), thing, store, json))
+    if at.url is not None and at.url.startswith(("mqtt:", "mqtts:")):
+        make = _through_broker(at.url, name, at.token, store, keys)
+        asyncio.run(_run(make, _plain(at.url), thing, store, json))
         return
-    hub = need_hub(data, url, token)
-    if token is None:
+    hub = at.need()
+    if at.token is None:
         check_account(hub, name, "device")
     if store is None and hub.local:
-        store = Path(settings_of(data).data) / f"device-{name}.db"
-    asyncio.run(_run(_at_hub(hub, name, data, token, store), hub.url, thing, store, json))
+        store = Path(settings_of(at.data).data) / f"device-{name}.db"
+    asyncio.run(_run(_at_hub(hub, name, at, store), hub.url, thing, store, json))
 
 
 class Effects:
-    """What really happened, one line each, on the disk before it is told."""
+    """The effects file: one line for each effect, on the disk before it is reported."""
 
     def __init__(self, place: Path | None) -> None:
         self._place = place
         self._fd: int | None = None
 
     def read(self) -> list[tuple[str, str, str, Any]]:
-        """(id, sender, type, data) of every whole line."""
+        """Returns (id, sender, type, data) of every whole line."""
         import msgspec
 
         if self._place is None or not self._place.exists():
@@ -118,6 +117,7 @@ class Effects:
         return found
 
     def add(self, command: Command) -> None:
+        """Append a line, and flush it to the disk."""
         import msgspec
 
         if self._place is None:
@@ -125,24 +125,25 @@ class Effects:
         if self._fd is None:
             self._fd = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        id_ = quote(command.id, safe=":_-.~+=@,/")  # strangers' ids may hold blanks
+        id_ = quote(command.id, safe=":_-.~+=@,/")  # ids of other programs may hold blanks
         head = f"{at} {id_} {command.sender} {command.type} ".encode()
         os.write(self._fd, head + msgspec.json.encode(command.data) + b"\n")
         os.fsync(self._fd)
 
     def close(self) -> None:
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 class SimulatedThing:
-    """The lock or lamp itself: what it is now, by everything that happened to it."""
+    """The lock or lamp itself; its state follows from all effects so far."""
 
-    def __init__(self, kind: str, effects: Effects, tell: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(self, kind: str, effects: Effects, tell: Callable[[str, JsonObject], None]) -> None:
         self.kind = kind
         self.effects = effects
-        self.state: dict[str, Any] = {"open": False} if kind == "lock" else {"on": False}
+        self.state: JsonObject = {"open": False} if kind == "lock" else {"on": False}
         self._tell = tell
         for _, _, type_, data in effects.read():
             with contextlib.suppress(ValueError):
@@ -150,10 +151,11 @@ class SimulatedThing:
 
     @property
     def main(self) -> str:
+        """The command type that changes it."""
         return "lock_control" if self.kind == "lock" else "dev_control"
 
-    def _after(self, type_: str, data: Any) -> dict[str, Any]:
-        """The state after a command; a `ValueError` says what is wrong with it."""
+    def _after(self, type_: str, data: Any) -> JsonObject:
+        """Returns the state after a command. Raises `ValueError` if the command makes no sense."""
         if type_ != self.main:
             return self.state
         (key,) = ("open",) if self.kind == "lock" else ("on",)
@@ -164,11 +166,12 @@ class SimulatedThing:
         raise ValueError(f'say what to do: {{"{key}":true}}, {{"{key}":false}} or {{"toggle":true}}')
 
     def install(self, device: Device) -> None:
+        """Handle a device's commands."""
         from duly.wire.frames import DeviceCode
 
         other = "dev_control" if self.kind == "lock" else "lock_control"
 
-        async def act(command: Command) -> dict[str, Any]:
+        async def act(command: Command) -> JsonObject:
             if command.type in (other, "media_download", "media_download_chunk"):
                 raise DeviceError(DeviceCode.NOT_SUPPORTED, f"a {self.kind} does not know {command.type}")
             try:
@@ -180,7 +183,7 @@ class SimulatedThing:
             self.told("did", command)
             return after
 
-        async def query(command: Command) -> dict[str, Any]:
+        async def query(command: Command) -> JsonObject:
             self.told("was asked", command)
             return self.state
 
@@ -188,6 +191,7 @@ class SimulatedThing:
         device.on()(act)
 
     def told(self, what: str, command: Command) -> None:
+        """Print what a command did."""
         self._tell(
             what,
             {
@@ -201,7 +205,7 @@ class SimulatedThing:
         )
 
 
-def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
+def _tell(json: bool, what: str, more: JsonObject) -> None:
     import msgspec
 
     now = time.time() * 1000
@@ -214,28 +218,23 @@ def _tell(json: bool, what: str, more: dict[str, Any]) -> None:
 
 
 Make = Callable[[Callable[[str], None]], "Device"]
-"""Makes a device that says under which name it is online, every time it is."""
+"""Makes a device; the callback gets its name at every connection."""
 
 
-def _at_hub(hub: HubClient, name: str, data: str | None, token: str | None, store: Path | None) -> Make:
-    """A device at this hub. Without a token of its own it borrows one."""
+def _at_hub(hub: HubClient, name: str, at: HubOptions, store: Path | None) -> Make:
+    """Makes a device at this hub. Without a token of its own it uses a temporary one."""
     from duly.clients.device import Device
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access
 
-    where = borrower(hub, name, data) if token is None else None
-
-    class CommandLineDevice(Device):
-        def _open_link(self) -> WebSocketLink:
-            return WebSocketLink(
-                self._url, self._token, up=self._up, heard=self._heard, where=where, tls=hub.tls
-            )
-
-    return lambda online: CommandLineDevice(hub.url, token or hub.token, data=_memory(store), online=online)
+    access = Access(access_source(hub, name, at.data) if at.token is None else None, hub.tls)
+    return lambda online: Device(
+        hub.url, at.token or hub.token, data=_memory(store), online=online, access=access
+    )
 
 
 def _through_broker(url: str, name: str, token: str | None, store: Path | None, keys: str | None) -> Make:
-    """A device behind an MQTT broker; its name and token are what it logs in with, if the address does not
-    say otherwise."""
+    """Makes a device behind an MQTT broker. It logs in with its name and token, unless the address has a
+    login."""
     from duly.clients.device import Device
 
     scheme, _, rest = url.partition("://")
@@ -247,7 +246,7 @@ def _through_broker(url: str, name: str, token: str | None, store: Path | None, 
 
 
 def _plain(url: str) -> str:
-    """An address without what nobody else need see."""
+    """Returns an address without its login."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 

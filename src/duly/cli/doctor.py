@@ -1,8 +1,8 @@
-"""`duly doctor`: is everything as it should be here?
+"""`duly doctor`: checks a hub, or a data folder, and says what is wrong.
 
-The law: it looks and changes nothing. A hub that runs is asked what is in force there, and tries its ledger,
-notifier and broker itself; only without one are the folder and the ledger that were named looked at. Each
-line is a fact and whether it is well; what is not well says what to do, and then it exits with 1.
+The law: it reads and changes nothing. A running hub is asked for the settings in force, and tries its ledger,
+notifier and broker itself; without one the folder and the ledger are read. Each line is a fact and whether it
+is well; a line that is not well says what to do, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -20,22 +20,17 @@ import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
+    HubUnreachable,
+    JsonObject,
     count,
-    find_hub,
-    open_to_read,
     print_json,
     say,
-    settings_of,
     style,
     took,
 )
+from duly.cli.options import Json, LedgerOptions, grouped
 from duly.errors import DulyError, LedgerInUse, Malformed, SecretKeyMissing
 
 if TYPE_CHECKING:
@@ -53,6 +48,8 @@ _MARKS: Final = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗",
 
 
 class _Findings:
+    """What was found, in order."""
+
     def __init__(self) -> None:
         self.all: list[dict[str, str]] = []
 
@@ -64,20 +61,19 @@ class _Findings:
         return any(one["is"] == "bad" for one in self.all)
 
 
-def doctor(
-    data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
-) -> None:
+@grouped
+def doctor(*, at: LedgerOptions, json: Json = False) -> None:
     """Check versions, hub, clock, disk, ledger, notifier, broker and margins.
 
-    The hub that runs is asked what is in force there; without one, the folder or the ledger you name is
-    looked at. Exits with 1 if something is wrong.
+    A running hub is asked for the settings in force; without one, the data folder or the ledger is read.
+    Exits with 1 if something is wrong.
     """
     found = _Findings()
     _versions(found)
     try:
-        hub = None if ledger is not None else find_hub(data, url, token)
+        hub = at.find_hub()
         if hub is None or not _hub(found, hub):
-            _folder(found, data, ledger, hub)
+            _folder(found, at, hub)
     except Malformed as problem:
         found.add("settings", str(problem), "bad")
     if json:
@@ -107,7 +103,7 @@ def _versions(found: _Findings) -> None:
 
 
 def _hub(found: _Findings, hub: HubClient) -> bool:
-    """What the hub says; whether it could be asked."""
+    """Adds what the hub says; returns whether it could be asked."""
     try:
         offset, way = asyncio.run(_offset(hub))
         told = _ask(hub)
@@ -125,10 +121,10 @@ def _hub(found: _Findings, hub: HubClient) -> bool:
     return True
 
 
-def _ask(hub: HubClient) -> dict[str, Any]:
+def _ask(hub: HubClient) -> JsonObject:
     """What the hub tells an admin; nothing, if we are none."""
     try:
-        told: dict[str, Any] = hub.ask("/v1/admin/doctor", {})
+        told: JsonObject = hub.ask("/v1/admin/doctor", {})
     except CommandFailed as problem:
         if problem.code is Exit.NOT_ALLOWED:
             return {}
@@ -138,7 +134,7 @@ def _ask(hub: HubClient) -> dict[str, Any]:
     return told
 
 
-def _what_it_says(found: _Findings, hub: HubClient, told: dict[str, Any]) -> None:
+def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     from duly.core.units import MINUTE, seconds
     from duly.server.floor_watch import FLOOR_AHEAD, floor_ahead
 
@@ -166,7 +162,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: dict[str, Any]) -> Non
         found.add(part, f"does not run, and is started again: {problem}", "bad")
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def _settings(settings: JsonObject) -> str:
     """What is not as it is by default, in the words of `duly.toml`."""
     from duly.settings import Settings
 
@@ -175,7 +171,7 @@ def _settings(settings: dict[str, Any]) -> str:
     return "in force there: " + (", ".join(others) or "all as they are by default")
 
 
-def _notifier(found: _Findings, notifier: dict[str, Any] | None, hubs: list[str]) -> None:
+def _notifier(found: _Findings, notifier: JsonObject | None, hubs: list[str]) -> None:
     if notifier is None:
         return
     others = f"{count(len(hubs), 'hub')} on this ledger"
@@ -201,21 +197,20 @@ def _clock(found: _Findings, offset: float, way: float) -> None:
     )
 
 
-def _broker(found: _Findings, mqtt: dict[str, Any] | None) -> None:
+def _broker(found: _Findings, mqtt: JsonObject | None) -> None:
     if mqtt is None:
         return
     if mqtt["problem"] is not None:
         found.add("broker", mqtt["problem"], "bad")
         return
     durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
-    found.add("broker", f"{mqtt['url']}: {durable}; what nobody answers is sent again")
+    found.add("broker", f"{mqtt['url']}: {durable}; what is not answered is sent again")
 
 
 async def _offset(hub: HubClient) -> tuple[float, float]:
     """How far the hub's clock is ahead of ours, and how long it took to ask, in seconds."""
     import aiohttp
 
-    from duly.cli.common import HubUnreachable
     from duly.wire import frames
 
     try:
@@ -239,19 +234,19 @@ async def _offset(hub: HubClient) -> tuple[float, float]:
 # ── a folder, or a ledger ────────────────────────────────────────────────────────────────────────
 
 
-def _folder(found: _Findings, data: str | None, ledger: str | None, hub: HubClient | None) -> None:
+def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
     from duly.server.checkup import margins
     from duly.server.hub import control_policy
 
-    settings = settings_of(data, ledger)
-    if hub is None and ledger is None:
+    settings = at.settings
+    if hub is None and at.ledger is None:
         found.add("hub", f"none runs in {settings.data}; start one with 'duly up'", "warn")
     place = Path(settings.data).absolute()
     while not place.exists():
         place = place.parent
     _disk(found, shutil.disk_usage(place).free)
     try:
-        asyncio.run(_ledger(found, data, ledger, settings))
+        asyncio.run(_ledger(found, at))
     except DulyError as problem:
         found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerInUse) else "bad")
     try:
@@ -260,9 +255,10 @@ def _folder(found: _Findings, data: str | None, ledger: str | None, hub: HubClie
         found.add("windows", str(problem), "bad")
 
 
-async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:
+async def _ledger(found: _Findings, at: LedgerOptions) -> None:
     from duly.server.checkup import address
 
+    settings = at.settings
     if settings.shared:
         from duly.storage.postgres.ledger import inspect
 
@@ -281,7 +277,7 @@ async def _ledger(found: _Findings, data: str | None, ledger: str | None, settin
     if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
         found.add("ledger", "there is none yet; the first 'duly up' or 'duly add' makes it")
         return
-    async with await open_to_read(data, ledger) as book:
+    async with await at.open(reads=True) as book:
         about, size = await book.describe(), await book.size()
         await _secrets(found, book, settings)
         _floor(found, await book.floor())
@@ -297,7 +293,7 @@ def _book(engine: str, schema: int) -> str:
     return f"{engine}, schema {schema}" if schema else engine
 
 
-def _size(size: dict[str, Any]) -> str:
+def _size(size: JsonObject) -> str:
     return f"{count(size['messages'], 'message')} remembered, {size['bytes'] / (1 << 20):.1f} MB"
 
 
@@ -341,7 +337,7 @@ async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
 
 
 def _check(url: str) -> str | None:
-    """What SQLite finds wrong with the file; None if nothing."""
+    """Returns what SQLite finds wrong with the file; None if nothing."""
     import apsw
 
     from duly.storage.sqlite.file import connect

@@ -1,60 +1,43 @@
-"""`duly floor`: up to when the ledger may have forgotten ids; and taking it back if a clock was wrong.
+"""`duly floor`: the time before which the ledger may have forgotten ids, and its repair after a wrong clock.
 
-The law: mending never lets a message run twice by itself. What was made before the mending stays stale if its
-id may have been forgotten; only `--all` gives that up, and says so.
+The law: a repair never lets a message run twice by itself. A message made before the repair stays stale if
+its id may have been forgotten; only `--all` gives that up, and says so.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from duly.cli.common import (
-    CommandFailed,
-    Data,
-    Exit,
-    HubUnreachable,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
-    clock,
-    find_hub,
-    note,
-    open_to_read,
-    print_json,
-    say,
-    settings_of,
-)
+from duly.cli.common import CommandFailed, Exit, JsonObject, clock, note, print_json, say
+from duly.cli.options import Json, LedgerOptions, grouped
 from duly.core import units
 
 
+@grouped
 def floor(
     mend: Annotated[
-        bool, typer.Option("--mend", help="Take a floor that lies in the future back to now.")
+        bool, typer.Option("--mend", help="Set a floor that is in the future back to now.")
     ] = False,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="With --mend: older messages are fresh again, too, and may run twice."),
+        typer.Option("--all", help="With --mend: accept older messages again, too; they may run twice."),
     ] = False,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Show up to when ids may have been forgotten; what could only be accepted before is stale.
+    """Show the floor: ids from before it may be forgotten, so older messages are stale.
 
-    A clock that was wrong for hours can have raised it into the future, and then everything is stale. Set the
-    clock right first, then mend it: messages that are made from then on are accepted. Those that are older
-    stay stale, since the ledger no longer knows which of them have run.
+    A clock that was wrong for hours can have raised the floor into the future, and then every message is
+    stale. Correct the clock first, then use --mend: messages made from then on are accepted. Older ones stay
+    stale, since the ledger no longer knows which of them have run.
     """
     if everything and not mend:
         raise CommandFailed(Exit.USAGE, "--all goes with --mend")
     wanted = ({"mend": "yes"} if mend else {}) | ({"all": "yes"} if everything else {})
-    found = _ask(wanted, data, ledger, url, token)
+    found = at.ask("floor", wanted, lambda: _in_ledger(wanted, at), reads=True)
     if json:
         print_json(found)
         return
@@ -75,25 +58,8 @@ def _length(ms: int) -> str:
     return units.show(ms * units.MS)
 
 
-def _ask(
-    wanted: dict[str, str], data: str | None, ledger: str | None, url: str | None, token: str | None
-) -> dict[str, Any]:
-    hub = None if ledger is not None else find_hub(data, url, token)
-    if hub is not None:
-        try:
-            answer: dict[str, Any] = hub.ask("/v1/admin/floor", wanted)
-            return answer
-        except HubUnreachable:
-            if not hub.local:
-                raise  # its note may be of one that was killed: the ledger knows
-    return asyncio.run(_in_ledger(wanted, data, ledger))
-
-
-async def _in_ledger(wanted: dict[str, str], data: str | None, ledger: str | None) -> dict[str, Any]:
+async def _in_ledger(wanted: dict[str, str], at: LedgerOptions) -> JsonObject:
     from duly.server.floor_watch import FloorWatch
-    from duly.storage import open_ledger
 
-    mend = "mend" in wanted
-    opening = open_ledger(settings_of(data, ledger).ledger_url) if mend else open_to_read(data, ledger)
-    async with await opening as book:
+    async with await at.open(reads="mend" not in wanted) as book:
         return await FloorWatch(book).administer(wanted)

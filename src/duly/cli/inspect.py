@@ -1,32 +1,26 @@
-"""`duly outcome trace why watch`: what became of a message, and why nothing happened.
+"""`duly outcome trace why watch`: how a message ended, and why nothing happened.
 
 The law: every question has an answer, from the hub if it runs and from its ledger if it does not. An id is
-unique within its sender only; where several senders used one, all of them are shown.
+unique only within its sender; if several senders used one, all of them are shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
     HubUnreachable,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
+    JsonObject,
     clock,
     find_hub,
-    need_hub,
     note,
-    open_to_read,
     pad,
     print_json,
     say,
@@ -36,28 +30,30 @@ from duly.cli.common import (
     tint,
     took,
 )
+from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, grouped
 
 if TYPE_CHECKING:
     from duly.storage.ledger import Ledger
 
 Id = Annotated[str, typer.Argument(metavar="ID")]
-Scope = Annotated[str | None, typer.Option("--scope", metavar="APP", help="Whose id it is.")]
+Scope = Annotated[
+    str | None, typer.Option("--scope", metavar="APP", help="The account that made the id. [any]")
+]
 
 
+@grouped
 def outcome(
     id_: Id,
     scope: Scope = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show how a message ended.
 
-    Exits with 0 if it was done, 1 if it failed, 5 if nobody can tell (yet), 6 if it was refused.
+    Exits with 0 if it was done, 1 if it failed, 5 if that is not known (yet), 6 if it was refused.
     """
-    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    records, refusals = _find(id_, scope, _source(at))
     if json:
         print_json(_single(records) if records else {"id": id_, "state": "refused", "refusals": refusals})
     else:
@@ -68,20 +64,19 @@ def outcome(
     raise typer.Exit(state_code(records[0]["state"]) if records else Exit.REFUSED)
 
 
+@grouped
 def trace(
     id_: Id,
     scope: Scope = None,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show every hop of a message: times, attempts, reasons."""
     from duly.core.ids import time_of
     from duly.core.units import MS
 
-    records, refusals = _find(id_, scope, _source(data, ledger, url, token))
+    records, refusals = _find(id_, scope, _source(at))
     made = (time_of(id_) or 0) / MS or None
     if json:
         print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
@@ -96,17 +91,16 @@ def trace(
         _show_refusals(refusals)
 
 
+@grouped
 def why(
     id_: Annotated[str | None, typer.Argument(metavar="ID")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")] = 20,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    limit: Limit = 20,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show why nothing happened: what was refused, and the reasons."""
-    found = _source(data, ledger, url, token).refusals(limit if id_ is None else 10_000)
+    found = _source(at).refusals(limit if id_ is None else 10_000)
     refusals = [one for one in found if id_ in (None, one["id"])][:limit]
     if json:
         print_json(refusals)
@@ -120,16 +114,19 @@ def why(
         )
 
 
-def watch(data: Data = None, url: Url = None, token: Token = None, json: Json = False) -> None:
-    """Show live what goes through the hub. Ctrl-C ends it.
+@grouped
+def watch(*, at: HubOptions, json: Json = False) -> None:
+    """Show what goes through the hub, as it happens. Ctrl-C ends it.
 
     Needs an admin's token, or the data folder of the hub.
     """
-    hub = need_hub(data, url, token)
-    asyncio.run(_watch(hub, lambda: find_hub(data, url, token), json))
+    asyncio.run(_watch(at.need(), lambda: find_hub(at.data, at.url, at.token), json))
 
 
 # ── asking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+T = TypeVar("T")
 
 
 class _Asked:
@@ -139,47 +136,43 @@ class _Asked:
         self._hub = hub
 
     def scopes(self, id_: str) -> list[str]:
-        """Who used this id."""
+        """Returns the senders that used this id."""
         from urllib.parse import quote
 
         found = self._hub.ask(f"/v1/messages?id={quote(id_, safe='')}")["messages"]
         return [record["scope"] for record in found]
 
-    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
+    def one(self, scope: str, id_: str) -> JsonObject | None:
         from urllib.parse import quote
 
         try:
-            answer: dict[str, Any] = self._hub.ask(
-                f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}"
-            )
+            return self._hub.ask(f"/v1/messages/{quote(scope, safe='')}/{quote(id_, safe='')}")
         except CommandFailed as problem:
             if problem.code is Exit.UNKNOWN:
                 return None
             raise
-        return answer
 
-    def refusals(self, limit: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._hub.ask(f"/v1/refusals?limit={limit}")["refusals"]
+    def refusals(self, limit: int) -> list[JsonObject]:
+        found: list[JsonObject] = self._hub.ask(f"/v1/refusals?limit={limit}")["refusals"]
         return found
 
 
 class _Read:
     """A ledger that is read; it answers as the hub would."""
 
-    def __init__(self, data: str | None, ledger: str | None) -> None:
-        self._data, self._ledger = data, ledger
+    def __init__(self, at: LedgerOptions) -> None:
+        self._at = at
 
     def scopes(self, id_: str) -> list[str]:
-        """Who used this id."""
+        """Returns the senders that used this id."""
 
         async def read(ledger: Ledger) -> list[str]:
             return [record.message.scope for record in await ledger.with_id(id_)]
 
-        found: list[str] = self._with(read)
-        return found
+        return self._with(read, list[str])
 
-    def one(self, scope: str, id_: str) -> dict[str, Any] | None:
-        async def read(ledger: Ledger) -> dict[str, Any] | None:
+    def one(self, scope: str, id_: str) -> JsonObject | None:
+        async def read(ledger: Ledger) -> JsonObject | None:
             from duly.apps.chat import receipts
             from duly.core.messages import key_of
             from duly.transports.http.messages import show, show_delivery
@@ -192,11 +185,10 @@ class _Read:
             shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
             return shown if line is None else shown | {"line": line}
 
-        found: dict[str, Any] | None = self._with(read)
-        return found
+        return self._with(read, JsonObject | None)  # type: ignore[arg-type] # a union is no type to mypy
 
-    def refusals(self, limit: int) -> list[dict[str, Any]]:
-        async def read(ledger: Ledger) -> list[dict[str, Any]]:
+    def refusals(self, limit: int) -> list[JsonObject]:
+        async def read(ledger: Ledger) -> list[JsonObject]:
             import msgspec
 
             from duly.core.units import MS
@@ -204,36 +196,33 @@ class _Read:
             found = await ledger.refusals(limit)
             return [msgspec.to_builtins(one) | {"at": one.at // MS} for one in found]
 
-        refused: list[dict[str, Any]] = self._with(read)
-        return refused
+        return self._with(read, list[JsonObject])
 
-    def _with(self, read: Callable[[Ledger], Awaitable[Any]]) -> Any:
+    def _with(self, read: Callable[[Ledger], Awaitable[T]], as_: type[T]) -> T:
         import msgspec
 
         async def run() -> bytes:
-            async with await open_to_read(self._data, self._ledger) as ledger:
+            async with await self._at.open(reads=True) as ledger:
                 return msgspec.json.encode(await read(ledger))
 
-        return msgspec.json.decode(asyncio.run(run()))
+        return msgspec.json.decode(asyncio.run(run()), type=as_)
 
 
-def _source(data: str | None, ledger: str | None, url: str | None, token: str | None) -> _Asked | _Read:
-    hub = None if ledger is not None else find_hub(data, url, token)
+def _source(at: LedgerOptions) -> _Asked | _Read:
+    hub = at.find_hub()
     if hub is None:
-        return _Read(data, ledger)
+        return _Read(at)
     if hub.local:
         try:
             hub.ask("/v1/state")
         except HubUnreachable:
-            return _Read(data, ledger)  # its note is of one that was killed
+            return _Read(at)  # the run file is of a hub that was killed
         except CommandFailed:
             pass
     return _Asked(hub)
 
 
-def _find(
-    id_: str, scope: str | None, source: _Asked | _Read
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[JsonObject], list[JsonObject]]:
     """The messages under an id, and what was refused under it."""
     scopes = [scope] if scope is not None else source.scopes(id_)
     found = [record for one in scopes if (record := source.one(one, id_)) is not None]
@@ -249,11 +238,11 @@ def _find(
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _single(records: list[dict[str, Any]]) -> object:
+def _single(records: list[JsonObject]) -> object:
     return records[0] if len(records) == 1 else records
 
 
-def _headline(record: dict[str, Any]) -> str:
+def _headline(record: JsonObject) -> str:
     ack = record.get("ack")
     return (
         f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
@@ -261,18 +250,18 @@ def _headline(record: dict[str, Any]) -> str:
     )
 
 
-def _how(ack: dict[str, Any] | None) -> str:
+def _how(ack: JsonObject | None) -> str:
     return "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
 
 
-def _data(ack: dict[str, Any] | None) -> str:
+def _data(ack: JsonObject | None) -> str:
     import msgspec
 
     data = (ack or {}).get("data")
     return "" if data is None else "  " + msgspec.json.encode(data).decode()
 
 
-def _hops(record: dict[str, Any], made: float | None) -> list[str]:
+def _hops(record: JsonObject, made: float | None) -> list[str]:
     """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
     was sent; when each hop was, only the hub that did it, for as long as it runs."""
     accepted, hops = record["accepted_at"], record.get("hops", [])
@@ -297,7 +286,7 @@ def _hops(record: dict[str, Any], made: float | None) -> list[str]:
     return lines
 
 
-def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[str, Any]]) -> Iterator[str]:
+def _delivery(delivery: JsonObject, record: JsonObject, hops: list[JsonObject]) -> Iterator[str]:
     """What the ledger says of a delivery, as far as the hops have not."""
     to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
     if tries > len({hop["attempt"] for hop in hops if hop["what"] == "sent"}):
@@ -309,7 +298,7 @@ def _delivery(delivery: dict[str, Any], record: dict[str, Any], hops: list[dict[
         yield f"the last attempt to {to}: {delivery['error']}"
 
 
-def _line(line: dict[str, Any]) -> Iterator[str]:
+def _line(line: JsonObject) -> Iterator[str]:
     """How far a line of chat has come with each of those it is for."""
     of = line["of"]
     yield (
@@ -332,7 +321,7 @@ def _line(line: dict[str, Any]) -> Iterator[str]:
         yield f"… and {of - len(line['recipients'])} more"
 
 
-def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
+def _hop(hop: JsonObject, record: JsonObject) -> str:
     match hop["what"]:
         case "sent":
             return f"sent to {record['to']}, attempt {hop['attempt']}"
@@ -344,7 +333,7 @@ def _hop(hop: dict[str, Any], record: dict[str, Any]) -> str:
             return f"told {record['scope']}: {what}"
 
 
-def _show_refusals(refusals: list[dict[str, Any]]) -> None:
+def _show_refusals(refusals: list[JsonObject]) -> None:
     rows = [
         [clock(one["at"]), one["scope"], one["id"] or "-", one["word"], one["reason"]] for one in refusals
     ]
@@ -355,14 +344,14 @@ def _show_refusals(refusals: list[dict[str, Any]]) -> None:
 
 
 async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: bool) -> None:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access, WebSocketLink
     from duly.wire import frames
     from duly.wire.frames import Frame
 
     heard: asyncio.Queue[Frame] = asyncio.Queue()
 
     async def where() -> tuple[str, str]:
-        now = find() or hub  # after a restart its own note has another token
+        now = find() or hub  # after a restart its run file has another token
         return now.url, now.token
 
     def up(_: Frame) -> None:
@@ -370,11 +359,11 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
         note(f"watching {hub.url}; Ctrl-C ends it")
 
     def down() -> None:
-        note("the hub has hung up; waiting for it")
+        note("the hub closed the connection; waiting for it")
 
     hub.knock()
     link = WebSocketLink(
-        hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, where=where, tls=hub.tls
+        hub.url, hub.token, up=up, heard=heard.put_nowait, down=down, access=Access(where, hub.tls)
     )
     await link.start()
     try:
@@ -390,7 +379,7 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
         await link.stop()
 
 
-def _seen(seen: dict[str, Any]) -> str:
+def _seen(seen: JsonObject) -> str:
     who = f"{seen['scope']} → {seen['to']}" if seen.get("to") else seen.get("scope") or seen.get("device", "")
     match seen["what"]:
         case "said" if seen["word"] == "fresh":

@@ -1,7 +1,7 @@
-"""`duly keys new trust forget list`: what a node signs with, and whom it believes.
+"""`duly keys new trust forget list`: the key that a node signs with, and the keys that it trusts.
 
-The law: a secret is never shown. What is shared with another node goes there in a file that only its owner
-may read; what may be public is printed, ready to be trusted remote.
+The law: a secret is never shown. A secret shared with another node goes into a file that only its owner may
+read; a public key is printed, as the command that makes another node trust it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import CommandFailed, Exit, Json, note, print_json, say, table
+from duly.cli.common import CommandFailed, Exit, note, print_json, say, table
+from duly.cli.options import Json
 
 if TYPE_CHECKING:
     from duly.core.signing import Key, Keyring
 
-app = typer.Typer(help="Keys that nodes sign with, and whom they believe.", no_args_is_help=True)
+app = typer.Typer(help="Keys that nodes sign with, and keys that they trust.", no_args_is_help=True)
 
 Keys = Annotated[
     str,
     typer.Option(
-        "--keys", metavar="FILE", envvar="DULY_KEYS", help="The keyring; its owner alone may read it."
+        "--keys", metavar="FILE", envvar="DULY_KEYS", help="The keyring, readable by its owner only."
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The username of a node at the broker.")]
 FILE = "duly-keys.json"
-
-SignWith = Annotated[
-    str | None,
-    typer.Option("--keys", metavar="FILE", envvar="DULY_KEYS", help="Sign with these, from 'duly keys'."),
-]
-RequireSigned = Annotated[
-    bool, typer.Option("--require-signed", help="Take in nothing that is not signed by whom it is from.")
-]
 
 
 @app.command("new")
@@ -40,21 +33,25 @@ def new(
     name: Name,
     shared_with: Annotated[
         str | None,
-        typer.Option("--shared-with", metavar="PEER", help="Instead: an HMAC secret of NAME and PEER."),
+        typer.Option(
+            "--shared-with", metavar="PEER", help="Make an HMAC secret of NAME and PEER instead. [no]"
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Where to put the secret for PEER.")
+        str | None,
+        typer.Option("--out", metavar="FILE", help="The file for the secret of --shared-with. [none]"),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="In place of the key there is; others must trust the new one.")
+        bool,
+        typer.Option("--replace", help="Replace the existing key; other nodes must then trust the new one."),
     ] = False,
     keys: Keys = FILE,
     json: Json = False,
 ) -> None:
-    """Make the key that NAME signs with. What is printed is public: let others trust it.
+    """Make the key that NAME signs with, and print its public part, which other nodes can trust.
 
-    With --shared-with it is a secret of two, for a device too small for Ed25519. It is written to a file, to
-    be carried there by hand: 'duly keys trust NAME --file FILE'.
+    With --shared-with it is a secret of two nodes, for devices too small for Ed25519. It is written to a
+    file, which you copy to the other node: 'duly keys trust NAME --file FILE'.
     """
     from duly.core.signing import Algorithm, Keyring
     from duly.identity import keyring as files
@@ -63,7 +60,7 @@ def new(
     check_username(name)
     if (shared_with is None) != (out is None):
         raise CommandFailed(
-            Exit.USAGE, "--shared-with PEER and --out FILE go together: the secret must get there"
+            Exit.USAGE, "--shared-with PEER and --out FILE go together: the file takes the secret to PEER"
         )
     key = files.new_key(Algorithm.HMAC if shared_with else Algorithm.ED25519)
 
@@ -94,12 +91,13 @@ def trust(
         str | None, typer.Argument(metavar="KEY", help="What its owner's 'duly keys new' printed.")
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="A secret shared with it.")
+        str | None, typer.Option("--file", metavar="FILE", help="The file of a shared secret. [none]")
     ] = None,
     me: Annotated[
-        str | None, typer.Option("--as", metavar="ME", help="Who we are, if there is no keyring yet.")
+        str | None,
+        typer.Option("--as", metavar="ME", help="This node's name, for a new keyring. [the keyring's]"),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Believe no other key of NAME.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Trust no other key of NAME any more.")] = False,
     keys: Keys = FILE,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`duly node call status`: be a node, call one, see how they are. They need a broker and nobody else.
+"""`duly node call status`: runs a node, calls one, shows their statuses. They need a broker, and no hub.
 
 The law: a node run here keeps every promise of `duly.Node`; the shell command it runs for a task is its
 handler. What the command prints is the result, what it says on stderr is why it failed.
@@ -14,24 +14,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import typer
 
-from duly.cli.common import (
-    CommandFailed,
-    Exit,
-    Json,
-    clock,
-    duration,
-    note,
-    print_json,
-    say,
-    table,
-    tint,
-    took,
-)
-from duly.cli.keys import RequireSigned, SignWith
+from duly.cli.common import CommandFailed, Exit, clock, note, print_json, say, table, tint, took
+from duly.cli.options import BrokerOptions, Json, NodeOptions, grouped, length
 
 if TYPE_CHECKING:
     from duly.clients.node.node import Node
@@ -41,62 +29,39 @@ if TYPE_CHECKING:
 SHOWN = 60
 ERROR = 500
 CONNECT = 10.0
-"""Seconds a broker has to let us in, where nothing else says how long that is worth waiting for."""
+"""Seconds that a broker has to accept the connection."""
 SILENCE = 0.7
-"""Seconds after which a person wants to know what is going on."""
-
-Broker = Annotated[
-    str,
-    typer.Option(
-        "--url", metavar="URL", envvar="DULY_MQTT", help="The broker: mqtt://NAME:PASSWORD@HOST, or mqtts://."
-    ),
-]
-As = Annotated[
-    str, typer.Option("--as", metavar="NAME", help="The node's name, if it is not the one that logs in.")
-]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="WORD", help="The first level of all topics.")]
-Memory = Annotated[
-    str | None,
-    typer.Option("--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger."),
-]
-CaFile = Annotated[str, typer.Option("--cafile", metavar="FILE", help="Who signed the broker's certificate.")]
-Cert = Annotated[str, typer.Option("--cert", metavar="FILE", help="Our own certificate, with --key.")]
-Key = Annotated[str, typer.Option("--key", metavar="FILE")]
+"""Seconds without a connection after which stderr says why."""
 
 
 class EffectOption(StrEnum):
+    """What a crash in the middle of a task means."""
+
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
 
 
 class FormOption(StrEnum):
+    """How payloads are written on the wire."""
+
     BASE64 = "base64"
     JSON = "json"
 
 
-Form = Annotated[FormOption, typer.Option("--form", metavar="base64|json", help="How to write payloads.")]
+Form = Annotated[
+    FormOption, typer.Option("--form", metavar="base64|json", help="How payloads are written on the wire.")
+]
 
 
-def broker_url(url: str, cafile: str = "", cert: str = "", key: str = "", name: str = "") -> str:
-    """The address with what the flags add to it; a name without a login is the login.
-
-    >>> broker_url("mqtt://localhost", name="lamp 1")
-    'mqtt://lamp%201@localhost'
-    """
-    parts = urlsplit(url)
-    files = {word: file for word, file in (("cafile", cafile), ("cert", cert), ("key", key)) if file}
-    query = "&".join(filter(None, (parts.query, urlencode(files))))
-    where = parts.netloc if "@" in parts.netloc or not name else f"{quote(name, safe='')}@{parts.netloc}"
-    return urlunsplit(parts._replace(netloc=where, query=query))
-
-
-def payload_of(text: str | None) -> Any:
+def payload_of(text: str | None) -> object:
+    """Reads the JSON of a payload; None without one."""
     import msgspec
 
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text)
+        value: object = msgspec.json.decode(text)
+        return value
     except msgspec.DecodeError as problem:
         raise CommandFailed(
             Exit.USAGE, f"the payload is not JSON ({problem}); quote it for the shell, like '{{\"lamp\":1}}'"
@@ -105,7 +70,7 @@ def payload_of(text: str | None) -> Any:
 
 @asynccontextmanager
 async def begun(node: Node, meanwhile: str) -> AsyncIterator[Node]:
-    """The node, started. For as long as it gets nowhere stderr says why, and what goes on meanwhile."""
+    """Starts a node. While it has no connection, stderr says why, and what happens `meanwhile`."""
     await node.start()
     telling = asyncio.create_task(_complain(node, meanwhile))
     try:
@@ -129,66 +94,74 @@ async def _complain(node: Node, meanwhile: str) -> None:
 # ── node ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@grouped
 def node(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     *,
-    url: Broker,
     run: Annotated[
         list[str],
-        typer.Option("--run", metavar="ACTION=COMMAND", help="For each task of this action, run this."),
+        typer.Option("--run", metavar="ACTION=COMMAND", help="The shell command for tasks of this action."),
     ],
-    data: Memory = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger. [none]"
+        ),
+    ] = None,
     effect: Annotated[
         EffectOption,
-        typer.Option("--effect", metavar="at_most_once|at_least_once", help="What a crash means."),
+        typer.Option(
+            "--effect",
+            metavar="at_most_once|at_least_once",
+            help="Whether a task that a crash interrupted is run again.",
+        ),
     ] = EffectOption.AT_MOST_ONCE,
     deadline: Annotated[
-        float | None, typer.Option("--deadline", parser=duration, metavar="30s", help="For each command.")
+        float | None,
+        length("--deadline", "A command that takes longer is killed, and its task fails. [none]"),
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Commands at a time.")] = 4,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="How many commands run at a time.")
+    ] = 4,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="One by one for each sender, in its order.")
+        bool, typer.Option("--ordered", help="Run the tasks of each sender one by one, in its order.")
     ] = False,
     heartbeat: Annotated[
-        float | None,
-        typer.Option("--heartbeat", parser=duration, metavar="60s", help="Between two status reports. [60s]"),
+        float | None, length("--heartbeat", "The time between two status reports. [60s]", metavar="60s")
     ] = None,
-    prefix: Prefix = "nodes",
-    cafile: CaFile = "",
-    cert: Cert = "",
-    key: Key = "",
-    keys: SignWith = None,
-    require_signed: RequireSigned = False,
+    at: BrokerOptions,
     json: Json = False,
 ) -> None:
-    """Be a node that runs a shell command for each task.
+    """Run a node that runs a shell command for each task.
 
-    The command gets the task as JSON on stdin. What it prints is the result (JSON, or text); if it exits with
-    another code than 0 the task has failed, with what it wrote to stderr. Without --data the node forgets
-    what it did when it ends. A second process of the same node stands by. Ctrl-C stops it.
+    The command gets the task as JSON on stdin. What it prints is the result (JSON, or text); if its exit code
+    is not 0 the task has failed, with what it wrote to stderr. Without --data the node forgets what it did
+    when it ends. A second process of the same node stands by. Ctrl-C stops it.
     """
     from duly.clients.node.mailbox import HEARTBEAT
     from duly.clients.node.node import Node
 
     it = Node(
-        broker_url(url, cafile, cert, key, name),
+        at.address(name),
         name=name,
         data=data,
-        prefix=prefix,
+        prefix=at.prefix,
         concurrency=concurrency,
         ordered=ordered,
         heartbeat=heartbeat or HEARTBEAT,
-        keys=keys,
-        require_signed=require_signed,
+        keys=at.keys,
+        require_signed=at.require_signed,
     )
-    for pair in run:
-        action, equals, command = pair.partition("=")
-        if not (action and equals and command):
-            raise CommandFailed(
-                Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {pair!r}"
-            )
+    for action, command in map(_action, run):
         it.task(action, effect=effect.value, deadline=deadline)(_runner(command, json))
     asyncio.run(_serve(it, json))
+
+
+def _action(text: str) -> tuple[str, str]:
+    action, equals, command = text.partition("=")
+    if not (action and equals and command):
+        raise CommandFailed(Exit.USAGE, f"--run is ACTION=COMMAND, like 'turn_on=./lamp.sh', not {text!r}")
+    return action, command
 
 
 def _runner(command: str, json: bool) -> Any:
@@ -216,7 +189,7 @@ async def _shell(command: str, task: bytes) -> tuple[int, bytes, bytes]:
     try:
         out, err = await process.communicate(task + b"\n")
     finally:
-        if process.returncode is None:  # cancelled: nobody waits for it, nor for its children
+        if process.returncode is None:  # cancelled: its process group is killed
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode or 0, out, err
@@ -294,43 +267,37 @@ async def _announce(node: Node, json: bool) -> None:
 # ── call ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@grouped
 def call(
     to: Annotated[str, typer.Argument(metavar="NODE")],
     action: Annotated[str, typer.Argument(metavar="ACTION")],
     payload: Annotated[str | None, typer.Argument(metavar="JSON")] = None,
     *,
-    url: Broker,
     expires: Annotated[
         float | None,
-        typer.Option("--expires", parser=duration, metavar="60s", help="Not to be done after this. [60s]"),
+        length("--expires", "The task is not carried out after this time. [60s]", metavar="60s"),
     ] = None,
-    as_: As = "",
     form: Form = FormOption.BASE64,
-    prefix: Prefix = "nodes",
-    cafile: CaFile = "",
-    cert: Cert = "",
-    key: Key = "",
-    keys: SignWith = None,
-    require_signed: RequireSigned = False,
+    at: NodeOptions,
     json: Json = False,
 ) -> None:
-    """Have a node do a task, and print what it returns.
+    """Send a task to a node, wait for its end, and print the result.
 
-    Exits with 0 if it was done, 1 if it failed, 3 if there is no broker, 4 if that lets us not in, 5 if
-    nobody can tell.
+    Exits with 0 if it was done, 1 if it failed, 3 if the broker cannot be reached, 4 if it refuses the login,
+    5 if the end is not known.
     """
     from duly.clients.node.node import Node
     from duly.errors import TaskFailed, Unknown
 
     value = payload_of(payload)
     it = Node(
-        broker_url(url, cafile, cert, key, as_),
-        name=as_,
-        prefix=prefix,
+        at.address(at.as_),
+        name=at.as_,
+        prefix=at.prefix,
         form=form.value,
         serve=False,
-        keys=keys,
-        require_signed=require_signed,
+        keys=at.keys,
+        require_signed=at.require_signed,
     )
 
     async def run() -> Any:
@@ -360,36 +327,32 @@ def call(
 # ── status ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@grouped
 def status(
     name: Annotated[str, typer.Argument(metavar="NODE")] = "+",
     *,
-    url: Broker,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing what comes. Ctrl-C ends it.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Continue to show reports as they come. Ctrl-C ends it.")
+    ] = False,
     delete: Annotated[
         bool, typer.Option("--delete", help="Remove the status of the node that logs in.")
     ] = False,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", parser=duration, metavar="1s", help="For what the broker knows. [1s]"),
+        length("--wait", "How long to wait for what the broker retains. [1s]", metavar="1s"),
     ] = None,
-    as_: As = "",
-    prefix: Prefix = "nodes",
-    cafile: CaFile = "",
-    cert: Cert = "",
-    key: Key = "",
-    keys: SignWith = None,
-    require_signed: RequireSigned = False,
+    at: NodeOptions,
     json: Json = False,
 ) -> None:
-    """Show how nodes are, by their own word.
+    """Show the status that nodes report.
 
-    Without a name, all of them. (RabbitMQ shows those only with their next report: use --watch.)
+    Without a name, of all nodes. (RabbitMQ shows those only at their next report: use --watch.)
     """
     from duly.clients.node.node import Node
 
-    where = broker_url(url, cafile, cert, key, as_ or "status")
-    who = as_ or ("" if urlsplit(where).username else "status")
-    it = Node(where, name=who, prefix=prefix, serve=False, keys=keys, require_signed=require_signed)
+    where = at.address(at.as_ or "status")
+    who = at.as_ or ("" if urlsplit(where).username else "status")
+    it = Node(where, name=who, prefix=at.prefix, serve=False, keys=at.keys, require_signed=at.require_signed)
 
     async def run() -> list[NodeStatus]:
         found: dict[str, NodeStatus] = {}

@@ -1,9 +1,9 @@
 """Where the command line prints, and nowhere else.
 
-The law: everything that is printed may hold text of strangers (names, bodies, reasons, ids), so everything is
-made fit for a terminal here, on its way out; no verb has to think of it, and none can forget it. One argument
-is one line: a line break inside it is shown, so that nobody forges lines. Colours are ours: they are marked
-with a word that was drawn when the program began, which no stranger knows, and become escape sequences last.
+The law: everything that is printed may hold text of other people (names, bodies, reasons, ids), so everything
+is made harmless for a terminal here; no verb has to think of it, and none can forget it. One argument is one
+line: a line break inside it is shown as such, so that no text can forge a line. Colours are marked with a
+random word of this process, which no text can contain, and become escape sequences last.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CODES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2"}
 
 
 def style(text: str, how: str) -> str:
-    """Text in a colour (`red green yellow`), or `dim`. What it does not end, the end of the text does."""
+    """Returns text in a colour (`red`, `green`, `yellow`), or `dim`."""
     return f"\x1b[{_WORD}:{_CODES[how]}m{text}\x1b[{_WORD}:0m"
 
 
 def rendered(text: str) -> str:
-    """A line as a terminal gets it: foreign text is harmless, our own marks are colours, if there are any."""
+    """Returns a line for a terminal: text made harmless, marks turned into colours unless NO_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return visible(text)
     parts = _MARK.split(text)  # text, codes, text, codes, …, text
@@ -39,22 +39,22 @@ def rendered(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """A line as it looks: without marks."""
+    """Returns a line as it is seen, without marks."""
     return printable(_MARK.sub("", text))
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines. Colours are left out where nobody would see them."""
+    """Prints lines. Colours are left out if the output is no terminal."""
     typer.echo("\n".join(map(rendered, lines)), err=err)
 
 
 def note(*lines: str) -> None:
-    """For the person, not for the pipe."""
+    """Prints lines to stderr, for people."""
     say(*lines, err=True)
 
 
 def print_json(value: object) -> None:
-    """Print a value as one line of JSON, in which nothing steers a terminal either."""
+    """Prints a value as one line of JSON, harmless for a terminal, too."""
     import msgspec
 
     try:
@@ -67,7 +67,7 @@ def print_json(value: object) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need to be; the last one runs free."""
+    """Prints columns, each as wide as its longest cell; the last one is not padded."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(visible(line[i])) for line in lines) for i in range(len(head) - 1)]
     for number, line in enumerate(lines):
@@ -89,12 +89,12 @@ _COLOURS: Final = {
 
 
 def tint(word: str) -> str:
-    """A state in its colour."""
+    """Returns a state in its colour."""
     return style(word, _COLOURS[word]) if word in _COLOURS else word
 
 
 def pad(text: str, width: int) -> str:
-    """Text as wide as it should look; colours take no room.
+    """Returns text padded to a width; marks do not count.
 
     >>> pad("on", 4) + "|", len(pad(tint("done"), 6)) - len(tint("done"))
     ('on  |', 2)
@@ -106,24 +106,24 @@ def pad(text: str, width: int) -> str:
 
 
 class _Plain(logging.Formatter):
-    """Log lines: a record is one line, a traceback as many as it has."""
+    """Log lines made harmless: a record is one line, a traceback several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802
-        return printable_lines(super().formatException(ei))  # type: ignore[arg-type]
+        return printable_lines(super().formatException(ei))  # type: ignore[arg-type] # logging types it loosely
 
 
 def guard_logs() -> None:
-    """Make fit for a terminal what is logged without anybody having said where to: it goes to stderr."""
+    """Makes log lines that go to stderr by default harmless for a terminal."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Plain())
 
 
 def traceback_lines() -> list[str]:
-    """The exception that is being handled, as lines to print."""
+    """Returns the exception that is being handled, as lines to print."""
     import traceback
 
     return "".join(traceback.format_exception(*sys.exc_info())).rstrip("\n").split("\n")

@@ -1,6 +1,6 @@
-"""`duly profile channel`: who is told of alerts, and whether an address works.
+"""`duly profile channel`: the people who are told of alerts, and a test of an address.
 
-The law: addresses are typed, and never shown again: they may hold passwords. What is shown is their label.
+The law: an address is never shown again, since it may hold a password; its label is shown instead.
 """
 
 from __future__ import annotations
@@ -9,127 +9,121 @@ import asyncio
 import contextlib
 import sys
 import time
-from typing import Annotated, Any
+from dataclasses import dataclass, fields
+from typing import Annotated
 
 import typer
 
 from duly.cli.alerts import do
-from duly.cli.common import (
-    CommandFailed,
-    Data,
-    Exit,
-    Json,
-    LedgerUrl,
-    Token,
-    Url,
-    count,
-    duration,
-    note,
-    print_json,
-    say,
-    table,
-)
+from duly.cli.common import CommandFailed, Exit, JsonObject, count, note, print_json, say, table
+from duly.cli.options import Json, LedgerOptions, duration, grouped, length
 from duly.core import units
 
-profile = typer.Typer(help="Say who is told of alerts.", no_args_is_help=True)
-channel = typer.Typer(help="Try an address.", no_args_is_help=True)
+profile = typer.Typer(help="Set who is told of alerts.", no_args_is_help=True)
+channel = typer.Typer(help="Test an address.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@profile.command("set")
-def set_profile(
-    name: Name,
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Who is told of the alerts of a profile, when, and how often."""
+
     send: Annotated[
         list[str] | None,
         typer.Option(
             "--send",
             metavar="URL",
-            help="Tell this address at once: https://…, mailto://…, ntfy://…, file:/…",
+            help="Tell this address at once: https://…, mailto://…, ntfy://…, file:/… [none]",
         ),
-    ] = None,
+    ] = None
     escalate: Annotated[
         list[str] | None,
         typer.Option(
-            "--escalate", metavar="10m=URL", help="Tell this one after that time, unless somebody took care."
+            "--escalate",
+            metavar="10m=URL",
+            help="Tell this address after that time, unless the alert is acknowledged. [none]",
         ),
-    ] = None,
+    ] = None
     quiet: Annotated[
-        str, typer.Option("--quiet", metavar="22:00-07:00", help="Only critical ones then; the rest after.")
-    ] = "",
-    zone: Annotated[str, typer.Option("--zone", metavar="ZONE", help="For quiet hours.")] = "UTC",
+        str,
+        typer.Option(
+            "--quiet",
+            metavar="22:00-07:00",
+            help="Only critical alerts then, the others after. [none]",
+            show_default=False,
+        ),
+    ] = ""
+    zone: Annotated[str, typer.Option("--zone", metavar="ZONE", help="The time zone of --quiet.")] = "UTC"
     lasts: Annotated[
         float | None,
-        typer.Option("--for", parser=duration, metavar="24h", help="How long a delivery is tried."),
-    ] = None,
-    tries: Annotated[int, typer.Option("--tries", min=0, help="How often at most; 0: as often as fits.")] = 0,
+        length("--for", "How long a delivery is tried. [24h]", metavar="24h"),
+    ] = None
+    tries: Annotated[
+        int, typer.Option("--tries", min=0, help="How often a delivery is tried at most; 0: no limit.")
+    ] = 0
     most: Annotated[
         int,
         typer.Option(
-            "--most", min=0, help="Messages a minute to one recipient, what is critical apart; 0: no limit."
+            "--most",
+            min=0,
+            help="Messages a minute to one recipient, not counting critical ones; 0: no limit.",
         ),
-    ] = 10,
+    ] = 10
     together: Annotated[
         float | None,
-        typer.Option(
-            "--together", parser=duration, metavar="1m", help="Later alerts of an episode go together."
-        ),
-    ] = None,
+        length("--together", "Later alerts of an episode wait so long, and go together. [1m]", metavar="1m"),
+    ] = None
     secret: Annotated[
         str,
-        typer.Option("--secret", metavar="whsec_…", help="To sign webhooks with; made if you do not say."),
-    ] = "",
+        typer.Option(
+            "--secret",
+            metavar="whsec_…",
+            help="The secret that signs webhooks. [a new one]",
+            show_default=False,
+        ),
+    ] = ""
     heartbeat: Annotated[
         float | None,
-        typer.Option(
-            "--heartbeat",
-            parser=duration,
-            metavar="60s",
-            help="Its sentinels have to show so often that they are there. [as each promises]",
-        ),
-    ] = None,
+        length("--heartbeat", "How often its sentinels must report. [as each promises]", metavar="60s"),
+    ] = None
     grace: Annotated[
         float | None,
-        typer.Option(
-            "--grace", parser=duration, metavar="1m", help="So much later a heartbeat may come. [1m]"
-        ),
-    ] = None,
+        length("--grace", "How late a heartbeat may come. [1m]", metavar="1m"),
+    ] = None
     silent: Annotated[
-        str, typer.Option("--silent", help="How bad a silent sentinel is: info, warning or critical.")
-    ] = "critical",
-    nobody: Annotated[
-        bool, typer.Option("--nobody", help="Tell nobody: its alerts are only listed.")
-    ] = False,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
-    json: Json = False,
-) -> None:
-    """Say who is told of the alerts of a profile. The name 'default' stands in for any other.
+        str, typer.Option("--silent", help="The severity of a silent sentinel: info, warning or critical.")
+    ] = "critical"
+    nobody: Annotated[bool, typer.Option("--nobody", help="Tell no one: its alerts are only listed.")] = False
+
+    def draft(self) -> str:
+        """Returns the profile as JSON, as the hub takes it."""
+        import msgspec
+
+        draft: JsonObject = {field.name: getattr(self, field.name) for field in fields(self)}
+        draft |= {"send": self.send or [], "escalate": [_step(one) for one in self.escalate or []]}
+        given = {name: value for name, value in draft.items() if value is not None}
+        return msgspec.json.encode(given).decode()
+
+
+def _step(text: str) -> tuple[float, str]:
+    after, found, address = text.partition("=")
+    if not found:
+        raise CommandFailed(
+            Exit.USAGE, f"--escalate is a time and an address, like 10m=https://…, not {text[:20]!r}"
+        )
+    return duration(after), address
+
+
+@profile.command("set")
+@grouped
+def set_profile(name: Name, *, options: ProfileOptions, at: LedgerOptions, json: Json = False) -> None:
+    """Set who is told of the alerts of a profile. The profile 'default' is used for names that have none.
 
     A webhook's secret is printed once, when it is made.
     """
-    import msgspec
-
-    steps: list[tuple[float, str]] = []
-    for one in escalate or []:
-        after, found, address = one.partition("=")
-        if not found:
-            raise CommandFailed(
-                Exit.USAGE, f"--escalate is a time and an address, like 10m=https://…, not {one[:20]!r}"
-            )
-        steps.append((duration(after), address))
-    draft: dict[str, Any] = {
-        "send": send or [], "escalate": steps, "secret": secret, "quiet": quiet, "zone": zone, "tries": tries,
-        "most": most, "silent": silent, "nobody": nobody,
-    }  # fmt: skip
-    draft |= {} if lasts is None else {"lasts": lasts}
-    draft |= {} if together is None else {"together": together}
-    draft |= {} if heartbeat is None else {"heartbeat": heartbeat}
-    draft |= {} if grace is None else {"grace": grace}
-    wanted = {"name": name, "draft": msgspec.json.encode(draft).decode()}
-    made = do("profile.set", wanted, data, ledger, url, token)
+    wanted = {"name": name, "draft": options.draft()}
+    made = do("profile.set", wanted, at)
     if json:
         print_json(made)
         return
@@ -140,11 +134,10 @@ def set_profile(
 
 
 @profile.command("list")
-def list_profiles(
-    data: Data = None, ledger: LedgerUrl = None, url: Url = None, token: Token = None, json: Json = False
-) -> None:
+@grouped
+def list_profiles(*, at: LedgerOptions, json: Json = False) -> None:
     """Show the profiles."""
-    found = do("profile.list", {}, data, ledger, url, token)["profiles"]
+    found = do("profile.list", {}, at)["profiles"]
     if json:
         print_json(found)
     elif not found:
@@ -154,21 +147,20 @@ def list_profiles(
         table(["name", "steps", "quiet", "tells first"], rows)
 
 
-def _first(one: dict[str, Any]) -> str:
+def _first(one: JsonObject) -> str:
     return ", ".join(one["steps"][0]["to"]) if one["steps"] else "nobody"
 
 
 @profile.command("show")
+@grouped
 def show_profile(
     name: Name,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
     """Show one profile: labels, never addresses."""
-    found = do("profile.show", {"name": name}, data, ledger, url, token)
+    found = do("profile.show", {"name": name}, at)
     if json:
         print_json(found)
     else:
@@ -176,16 +168,15 @@ def show_profile(
 
 
 @profile.command("remove")
+@grouped
 def remove_profile(
     name: Name,
-    data: Data = None,
-    ledger: LedgerUrl = None,
-    url: Url = None,
-    token: Token = None,
+    *,
+    at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Forget a profile. Deliveries under way go on."""
-    done = do("profile.remove", {"name": name}, data, ledger, url, token)
+    """Remove a profile. Deliveries under way continue."""
+    done = do("profile.remove", {"name": name}, at)
     if not done["changed"]:
         raise CommandFailed(
             Exit.REFUSED, f"there is no profile {name}; 'duly profile list' shows which there are"
@@ -196,10 +187,10 @@ def remove_profile(
         say(f"profile {name} has been removed")
 
 
-def _show_profile(one: dict[str, Any]) -> None:
+def _show_profile(one: JsonObject) -> None:
     say(f"profile {one['name']}")
     if not one["steps"]:
-        say("  tells nobody; alerts are only listed, but what is critical goes to 'default'")
+        say("  tells no one; alerts are only listed, but critical ones go to 'default'")
     for step in one["steps"]:
         when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:
@@ -225,15 +216,20 @@ def _span(length: float) -> str:
 @channel.command("test")
 def try_channel(
     address: Annotated[str, typer.Argument(metavar="URL", help="https://…, mailto://…, ntfy://…, console:")],
-    secret: Annotated[str, typer.Option("--secret", metavar="whsec_…", help="To sign a webhook with.")] = "",
+    secret: Annotated[
+        str,
+        typer.Option(
+            "--secret", metavar="whsec_…", help="Sign a webhook with this secret. [none]", show_default=False
+        ),
+    ] = "",
     allow_private: Annotated[
-        bool, typer.Option("--allow-private-webhooks", help="Inside this network, too.")
+        bool, typer.Option("--allow-private-webhooks", help="Allow addresses inside this network, too.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Send a test notice to an address, now, and say how it went.
+    """Send a test message to an address now, and say how it went.
 
-    Exits with 0 if it arrived, 1 if it surely did not, 5 if nobody can tell.
+    Exits with 0 if it arrived, 1 if it surely did not, 5 if that is not known.
     """
     from duly.apps.alerts.channels import check_url, label_of
     from duly.errors import ChannelError, InDoubt
@@ -242,7 +238,7 @@ def try_channel(
     began = time.monotonic()
     problem: ChannelError | None = None
     try:
-        # What a console: says must not get between a program and the JSON it reads.
+        # With --json, what a console: channel prints must not mix with the JSON.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             asyncio.run(_test(address, secret, allow_private))
     except ChannelError as trouble:

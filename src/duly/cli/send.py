@@ -1,32 +1,26 @@
 """`duly send`: one command to one device, and both acknowledgements as they come.
 
-The law: what is shown is what went over the wire. The same id is sent again while no word comes, as any app
-does.
+The law: what is shown is what went over the wire. The command is sent again with the same id until it is
+answered, as any app does.
 
-Who sends as an app must not get in the way of that app's own counting. So an id made here counts in
-microseconds, far above any counter, and the command either wants no order or follows on from nothing.
-"""
+The verb sends as an app, whose own counter it must not disturb. So an id made here counts in microseconds,
+far above any counter, and the command either wants no order or follows no other."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
     HubUnreachable,
-    Json,
-    Token,
-    Url,
+    JsonObject,
     clock,
-    duration,
-    need_hub,
     note,
     print_json,
     say,
@@ -34,6 +28,7 @@ from duly.cli.common import (
     tint,
     took,
 )
+from duly.cli.options import HubOptions, Json, MessageId, grouped, length
 
 if TYPE_CHECKING:
     from duly.wire.frames import Frame
@@ -41,53 +36,47 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 5.0
 
 
+@grouped
 def send(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="lock_control, dev_control, query, …")],
-    body: Annotated[str | None, typer.Argument(metavar="JSON", help="The command's data.")] = None,
-    as_: Annotated[str | None, typer.Option("--as", metavar="APP", help="Send as this app.")] = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="SEQ", help="Use this id; the same id again is a repeat.")
+    body: Annotated[str | None, typer.Argument(metavar="JSON", help="The command's data. [null]")] = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="APP", help="Send as this app. [the only one that may]")
     ] = None,
-    queue: Annotated[bool, typer.Option("--queue", help="Keep it for a device that is away.")] = False,
+    id_: MessageId = None,
+    queue: Annotated[bool, typer.Option("--queue", help="Keep it for a device that is offline.")] = False,
     exp: Annotated[
-        float | None, typer.Option("--exp", parser=duration, metavar="30s", help="Not to be done after this.")
+        float | None, length("--exp", "It is not carried out after this time. [never expires]")
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout", parser=duration, metavar="60s", help="How long the device may take. [the hub's 10s]"
-        ),
+        length("--timeout", "How long the device may take. [10s, set by the hub]", metavar="60s"),
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option(
-            "--wait",
-            parser=duration,
-            metavar="10s",
-            help="For the device's answer. [10s, or --timeout; with --queue 1s]",
-        ),
+        length("--wait", "How long to wait for its end. [10s, or --timeout; with --queue 1s]", metavar="10s"),
     ] = None,
     order: Annotated[
-        str | None, typer.Option("--order", metavar="KEY", help="In order with others of this key.")
+        str | None,
+        typer.Option("--order", metavar="KEY", help="Run it in order with others of this key. [no order]"),
     ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Of one order key only the newest counts.")
+        bool, typer.Option("--latest", help="Of the commands with one order key only the newest counts.")
     ] = False,
-    url: Url = None,
-    token: Token = None,
-    data: Data = None,
+    *,
+    at: HubOptions,
     json: Json = False,
 ) -> None:
     """Send a command to a device, and show both acknowledgements.
 
-    `server_ack` says that the hub has stored it, `ack` how it ended. Without --token it is sent through the
-    hub on this machine, as the one app that may command the device.
+    `server_ack` says that the hub has stored it, `ack` how it ended. Without --token it goes through the hub
+    on this machine, as the one app that may command the device.
 
-    Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if nobody can tell (yet), 6 if
+    Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if its end is not known (yet), 6 if
     the hub refused it.
     """
-    hub = _as_whom(device, as_, need_hub(data, url, token), token)
+    hub = _as_whom(device, as_, at.need(), at.token)
     frame = _frame(device, type_, body, id_, queue, exp, order, latest, timeout)
     hub.knock()
     patience = wait if wait is not None else 1.0 if queue else max(10.0, (timeout or 0.0) + 1)
@@ -101,7 +90,7 @@ def send(
             note(f"not ended yet; see how it went with: duly outcome {frame.seq_id}")
     elif code is Exit.UNKNOWN and not log.said:
         note(
-            "the hub said nothing to it; nobody can tell whether it has it. Send it again with the same --id"
+            "the hub did not answer, so it may or may not have the command; send it again with the same --id"
         )
     raise typer.Exit(code)
 
@@ -121,7 +110,7 @@ def _as_whom(device: str, as_: str | None, hub: HubClient, token: str | None) ->
                 Exit.USAGE, f"several apps may command {device}; choose one with --as: {', '.join(apps)}"
             )
         as_ = apps[0]
-    return HubClient(hub.url, hub.borrow(as_), local=hub.local)
+    return HubClient(hub.url, hub.temporary_token(as_), local=hub.local)
 
 
 def _frame(
@@ -175,7 +164,7 @@ class _Log:
         self._began = time.monotonic()
         self.said: Frame | None = None
         self.ended: Frame | None = None
-        self.seen: list[dict[str, Any]] = []
+        self.seen: list[JsonObject] = []
 
     @property
     def accepted(self) -> bool:
@@ -224,7 +213,7 @@ class _Log:
             since = "" if what == "sent" else f"+{took(ms)}"
             say(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
             return
-        fields = {} if frame is None else msgspec.json.decode(encode(frame), type=dict[str, Any])
+        fields = {} if frame is None else msgspec.json.decode(encode(frame), type=JsonObject)
         print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:
@@ -242,7 +231,7 @@ def _nth(again: int) -> str:
 
 
 async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> None:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.websocket_link import Access, WebSocketLink
     from duly.core.retry import COMMAND
     from duly.core.units import SECOND
     from duly.wire import frames
@@ -250,7 +239,11 @@ async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> Non
     raw = frames.encode(frame)
     news: asyncio.Queue[Frame | None] = asyncio.Queue()
     link = WebSocketLink(
-        hub.url, hub.token, up=lambda _: news.put_nowait(None), heard=news.put_nowait, tls=hub.tls
+        hub.url,
+        hub.token,
+        up=lambda _: news.put_nowait(None),
+        heard=news.put_nowait,
+        access=Access(tls=hub.tls),
     )
     await link.start()
     try:

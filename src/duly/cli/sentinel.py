@@ -1,7 +1,7 @@
-"""`duly sentinel`: signals in, one line each; what becomes of them out, as it happens.
+"""`duly sentinel`: reads signals, one on a line, and prints what becomes of them.
 
-The law: what is said to be stored is stored. A line that makes no sense is answered with a sentence and costs
-nothing else; when the lines end, what they brought about is still seen through.
+The law: an event that is shown as stored is stored. A malformed line is answered with a sentence and changes
+nothing; when the input ends, the events it caused are still sent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +19,12 @@ import typer
 
 from duly.cli.common import (
     CommandFailed,
-    Data,
     Exit,
     HubClient,
     HubUnreachable,
-    Json,
-    Token,
-    Url,
+    JsonObject,
     clock,
     count,
-    duration,
     find_hub,
     need_hub,
     note,
@@ -37,67 +33,97 @@ from duly.cli.common import (
     settings_of,
     took,
 )
-from duly.cli.temporary_token import borrower, check_account, roles
+from duly.cli.options import Data, Json, Token, Url, grouped, length
+from duly.cli.temporary_token import access_source, check_account, roles
 from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
     from duly.clients.sentinel import Alert, Sentinel, SentinelNews
 
 STORED_EVERY = 500
-"""Lines that are read before the disk is waited for."""
-
-As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Which sentinel of the hub here.")]
-Profile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Who is told, at the tower. [default]")
-]
-Session = Annotated[
-    str | None, typer.Option("--session", metavar="ID", help="What is guarded. [drawn once and kept]")
-]
-Store = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="FILE", help="Its queue and memory. [in the data folder; sentinel.db]"),
-]
-Http = Annotated[bool | None, typer.Option("--http", help="Plain HTTP instead of a WebSocket.")]
-Countdown = Annotated[
-    float | None,
-    typer.Option(
-        "--countdown", parser=duration, metavar="30s", help="How long an event can be called off. [15s]"
-    ),
-]
+"""Lines between two waits for the disk."""
 
 sentinel = typer.Typer(invoke_without_command=True)
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What was said on the command line. Options may stand before and behind `trigger`."""
+class SentinelOptions:
+    """Which tower is meant, as which sentinel, with which memory. They may stand before and behind
+    `trigger`."""
 
-    url: str | None = None
-    token: str | None = None
-    profile: str | None = None
-    session: str | None = None
-    store: Path | None = None
-    http: bool | None = None
-    debounce: float | None = None
-    per_hour: int | None = None
-    cooldown: float | None = None
-    countdown: float | None = None
-    keep: float | None = None
-    summary: float | None = None
-    heartbeat: float | None = None
-    as_: str | None = None
-    data: str | None = None
+    url: Url = None
+    token: Token = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile", metavar="NAME", help="The profile at the tower that says who is told. [default]"
+        ),
+    ] = None
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="What is guarded. [drawn once and kept]")
+    ] = None
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store",
+            metavar="FILE",
+            help="Its queue and memory. [in the data folder; with --url sentinel.db]",
+        ),
+    ] = None
+    http: Annotated[bool | None, typer.Option("--http", help="Use plain HTTP instead of a WebSocket.")] = None
+    countdown: Annotated[
+        float | None, length("--countdown", "How long an event can be cancelled before it goes out. [15s]")
+    ] = None
+    as_: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", help="Which sentinel of the hub on this machine. [the only one]"
+        ),
+    ] = None
+    data: Data = None
 
-    def and_then(self, later: _Given) -> _Given:
+    def and_then(self, later: SentinelOptions) -> SentinelOptions:
+        """Returns these options, overridden by later ones."""
         said = {field.name: getattr(later, field.name) for field in fields(later)}
         return replace(self, **{name: value for name, value in said.items() if value is not None})
 
 
-class _Who:
-    """Which tower, as whom, with what memory."""
+@dataclass(frozen=True)
+class LimitOptions:
+    """The limits of a sentinel that watches; those not given are from [sentinel] in duly.toml."""
 
-    def __init__(self, given: _Given) -> None:
-        self.given = given
+    debounce: Annotated[
+        float | None, length("--debounce", "Repeats within this time are one event. [30s]")
+    ] = None
+    per_hour: Annotated[
+        int | None, typer.Option("--per-hour", metavar="N", help="Most events of one device in an hour. [10]")
+    ] = None
+    cooldown: Annotated[
+        float | None,
+        length("--cooldown", "After a cancel, only critical events pass for this time. [5m]"),
+    ] = None
+    keep: Annotated[
+        float | None, length("--keep", "An event that cannot be sent for this time expires. [7d]")
+    ] = None
+    summary: Annotated[
+        float | None,
+        length("--summary", "Events over the limit are summed up after this time. [5m]"),
+    ] = None
+    heartbeat: Annotated[
+        float | None,
+        length(
+            "--heartbeat",
+            "Promise the tower a sign of life so often; when it stops, people are told. [none]",
+            metavar="60s",
+        ),
+    ] = None
+
+
+class _Who:
+    """A sentinel's tower, account and memory."""
+
+    def __init__(self, given: SentinelOptions, limits: LimitOptions | None = None) -> None:
+        self.given, self.limits = given, limits or LimitOptions()
         hub = find_hub(given.data, given.url, given.token) if given.url else need_hub(given.data)
         assert hub is not None
         self.hub: HubClient = hub
@@ -108,17 +134,18 @@ class _Who:
         )
 
     def open(self) -> Sentinel:
+        """Make the sentinel."""
         from duly.clients.sentinel import Sentinel
+        from duly.clients.websocket_link import Access
         from duly.core.monitor.signals import SentinelPolicy
         from duly.settings import section
 
         given, hub = self.given, self.hub
-        limits = ("debounce", "per_hour", "cooldown", "countdown", "keep", "summary", "heartbeat")
-        policy = section("sentinel", SentinelPolicy, {name: getattr(given, name) for name in limits})
+        policy = section("sentinel", SentinelPolicy, asdict(self.limits) | {"countdown": given.countdown})
         token = given.token or hub.token
         if self.name and given.http:
-            token = hub.borrow(self.name)
-        it = Sentinel(
+            token = hub.temporary_token(self.name)
+        return Sentinel(
             hub.url,
             token,
             data=str(self.store.absolute()),
@@ -126,10 +153,8 @@ class _Who:
             session=given.session or "",
             policy=policy,
             transport="http" if given.http else "websocket",
+            access=Access(access_source(hub, self.name, given.data) if self.name else None, hub.tls),
         )
-        it._tls = hub.tls
-        it._where = borrower(hub, self.name, given.data) if self.name else None
-        return it
 
 
 def _named(hub: HubClient, as_: str | None) -> str:
@@ -146,64 +171,13 @@ def _named(hub: HubClient, as_: str | None) -> str:
 
 
 @sentinel.callback()
+@grouped
 def watch(
-    context: typer.Context,
-    url: Url = None,
-    token: Token = None,
-    profile: Profile = None,
-    session: Session = None,
-    store: Store = None,
-    http: Http = None,
-    debounce: Annotated[
-        float | None,
-        typer.Option(
-            "--debounce", parser=duration, metavar="30s", help="Repeats within this are one event. [30s]"
-        ),
-    ] = None,
-    per_hour: Annotated[
-        int | None, typer.Option("--per-hour", metavar="N", help="Most events of one device. [10]")
-    ] = None,
-    cooldown: Annotated[
-        float | None,
-        typer.Option(
-            "--cooldown",
-            parser=duration,
-            metavar="30s",
-            help="Nothing but what is critical after a cancel. [5m]",
-        ),
-    ] = None,
-    countdown: Countdown = None,
-    keep: Annotated[
-        float | None,
-        typer.Option(
-            "--keep", parser=duration, metavar="30s", help="What cannot be sent for so long expires. [7d]"
-        ),
-    ] = None,
-    summary: Annotated[
-        float | None,
-        typer.Option(
-            "--summary",
-            parser=duration,
-            metavar="30s",
-            help="What the limit holds back is told by then. [5m]",
-        ),
-    ] = None,
-    heartbeat: Annotated[
-        float | None,
-        typer.Option(
-            "--heartbeat",
-            parser=duration,
-            metavar="60s",
-            help="Promise the tower a sign of life so often; when it stops, people are told. [none]",
-        ),
-    ] = None,
-    as_: As = None,
-    data: Data = None,
-    json: Json = False,
+    context: typer.Context, *, given: SentinelOptions, limits: LimitOptions, json: Json = False
 ) -> None:
-    """Watch devices: report signals, once each, also over a bad network.
+    """Watch devices, and report each event once, also over a bad network.
 
-    Reads signals from its input, one a line:
+    Reads signals from its input, one on a line:
 
     \b
         disconnect DEVICE
@@ -212,20 +186,18 @@ def watch(
         cancel DEVICE
         stand-down
 
-    and shows what becomes of them. An event waits out its countdown (15 s), in which 'cancel' calls it off;
-    then it goes to the tower, at once or when that can be reached. Everything is in its file: kill it, start
-    it again, and it goes on. When the input ends it sends what is left, and ends. Limits are flags, or
-    [sentinel] in duly.toml. Without --url and --token it uses the hub on this machine.
+    and shows what becomes of them. An event waits for its countdown (15 s), during which 'cancel' ends it;
+    then it goes to the tower, as soon as that can be reached. Everything is in the file --store: kill it,
+    start it again, and it continues. When the input ends it sends what is left, and ends. Limits are options,
+    or [sentinel] in duly.toml. Without --url and --token it uses the hub on this machine.
     """
-    context.obj = _Given(
-        url, token, profile, session, store, http, debounce, per_hour, cooldown, countdown, keep,
-        summary, heartbeat, as_, data,
-    )  # fmt: skip
+    context.obj = (given, limits)
     if context.invoked_subcommand is None:
-        asyncio.run(_watch(_Who(context.obj), json))
+        asyncio.run(_watch(_Who(given, limits), json))
 
 
 @sentinel.command("trigger")
+@grouped
 def trigger(
     context: typer.Context,
     reason: Annotated[str, typer.Argument(metavar="REASON")],
@@ -235,21 +207,13 @@ def trigger(
         typer.Argument(metavar="JSON", help='{"severity":"critical","location":…,"meta":…}'),
     ] = None,
     wait: Annotated[
-        float | None,
-        typer.Option("--wait", parser=duration, metavar="10s", help="For the tower to have it. [10s]"),
+        float | None, length("--wait", "How long to wait until the tower has it. [10s]", metavar="10s")
     ] = None,
-    url: Url = None,
-    token: Token = None,
-    profile: Profile = None,
-    session: Session = None,
-    store: Store = None,
-    http: Http = None,
-    countdown: Countdown = None,
-    as_: As = None,
-    data: Data = None,
+    *,
+    later: SentinelOptions,
     json: Json = False,
 ) -> None:
-    """Report one signal: store it, send it, and say how it ended.
+    """Report one event: store it, send it, and say how it ended.
 
     It goes out at once, unless there is a --countdown.
 
@@ -257,19 +221,16 @@ def trigger(
     tower cannot be reached and 5 if it did not answer; in the last three cases it is stored and goes out with
     the next one.
     """
-    before: _Given = context.obj
-    given = before.and_then(
-        _Given(url, token, profile, session, store, http, countdown=countdown, as_=as_, data=data)
-    )
+    before: SentinelOptions
+    before, limits = context.obj
+    given = before.and_then(later)
     options = _options(more or "")
     options.setdefault("countdown", given.countdown or 0.0)
     patience = 10.0 if wait is None else wait
-    raise typer.Exit(asyncio.run(_trigger(_Who(given), reason, device, options, patience, json)))
+    raise typer.Exit(asyncio.run(_trigger(_Who(given, limits), reason, device, options, patience, json)))
 
 
-async def _trigger(
-    who: _Who, reason: str, device: str, options: dict[str, Any], wait: float, json: bool
-) -> Exit:
+async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wait: float, json: bool) -> Exit:
     async with who.open() as watcher:
         alert = watcher.trigger(reason, device, **options)
         await alert.stored()
@@ -299,7 +260,7 @@ async def _trigger(
 
 
 async def _first_try(watcher: Sentinel) -> tuple[Exit, str]:
-    """Why the tower does not let us in, or does not take the event for now; waits for ever if it does."""
+    """Returns why the tower refuses the token, or the event for now; waits for ever if it does not."""
     async for news in watcher.news():
         if news.what == "denied":
             return Exit.NOT_ALLOWED, news.detail
@@ -341,7 +302,7 @@ async def _watch(who: _Who, json: bool) -> None:
 
 
 async def _work(watcher: Sentinel, json: bool) -> None:
-    """Every line; then until the tower has everything."""
+    """Obeys every line, then waits until the tower has everything."""
     lines = _lines()
     alert: Alert | None = None
     for_the_disk = 0
@@ -357,12 +318,12 @@ async def _work(watcher: Sentinel, json: bool) -> None:
 
 
 def _lines() -> asyncio.Queue[str | None]:
-    """The lines of the input, then None. Whatever the input is, only a thread can wait for it."""
+    """Returns a queue of the input's lines, then None. A thread reads it: not every input can be polled."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             for line in sys.stdin:
                 loop.call_soon_threadsafe(lines.put_nowait, line)
             loop.call_soon_threadsafe(lines.put_nowait, None)
@@ -398,13 +359,13 @@ def _obey(watcher: Sentinel, line: str) -> Alert | None:
             )
 
 
-def _options(text: str) -> dict[str, Any]:
+def _options(text: str) -> JsonObject:
     import msgspec
 
     if not text:
         return {}
     try:
-        options = msgspec.json.decode(text, type=dict[str, Any])
+        options = msgspec.json.decode(text, type=JsonObject)
     except msgspec.DecodeError as problem:
         raise Malformed(f"{text[:80]!r} is not a JSON object: {problem}") from None
     unknown = sorted(options.keys() - {"severity", "location", "meta", "countdown"})

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.common import Exit, Json, count, print_json, say
+from duly.cli.common import Exit, count, print_json, say
+from duly.cli.options import Json
 
 if TYPE_CHECKING:
     from duly.testing.sim import SimReport
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Run just this one.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run only this seed. [none]")] = None,
     world: Annotated[
-        str, typer.Option(help="kernel, gateway, town, chat, tower, sentinels, nodes, all.")
+        str, typer.Option(help="Which worlds: kernel, gateway, town, chat, tower, sentinels, nodes, all.")
     ] = "all",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many processes. [one per core]")] = None,
     json: Json = False,
 ) -> None:
     """Run simulated worlds, and check that the promises hold.

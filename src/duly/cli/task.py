@@ -1,24 +1,25 @@
-"""`duly task`: tasks that a node sent or was sent, in its memory.
+"""`duly task`: tasks that a node sent or received, in its memory.
 
-The law: what is shown is what the node's ledger holds, whether or not the node runs. Who changes something
-has the file to himself: while the node runs, it is the node that does it.
+The law: what is shown is what the node's ledger holds, whether or not the node runs. A verb that changes
+something needs the file for itself: while the node runs, only the node changes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from duly.cli.common import (
     CommandFailed,
     Exit,
-    Json,
+    JsonObject,
     clock,
     code_of,
-    duration,
     note,
     print_json,
     say,
@@ -26,121 +27,97 @@ from duly.cli.common import (
     table,
     tint,
 )
-from duly.cli.keys import RequireSigned, SignWith
-from duly.cli.node import (
-    CONNECT,
-    As,
-    Broker,
-    CaFile,
-    Cert,
-    Form,
-    FormOption,
-    Key,
-    Prefix,
-    begun,
-    broker_url,
-    payload_of,
-)
+from duly.cli.node import CONNECT, Form, FormOption, begun, payload_of
+from duly.cli.options import Json, Limit, MessageId, NodeOptions, NodeStore, grouped, length
 
 if TYPE_CHECKING:
+    from duly.clients.node.node import Node
     from duly.clients.node.tasks import SentTask
     from duly.storage.ledger import Ledger, Record
 
-app = typer.Typer(help="Tasks that a node sent or was sent.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Tasks that a node sent or received.", no_args_is_help=True, rich_markup_mode=None)
 
-Memory = Annotated[
-    str, typer.Option("--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger.")
-]
 Id = Annotated[str, typer.Argument(metavar="ID")]
-Expires = Annotated[
-    float | None,
-    typer.Option("--expires", parser=duration, metavar="1d", help="Not to be done after this. [1d]"),
-]
-Wait = Annotated[
-    float | None,
-    typer.Option("--wait", parser=duration, metavar="5s", help="For the other side to have it. [5s]"),
-]
+T = TypeVar("T")
+
 A_DAY = 86_400.0
-LOOKED_AT = 10_000
-"""Most tasks among which the newest are found."""
+NEWEST = 10_000
+"""The most tasks that are read to find the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(NodeOptions):
+    """How a task is sent, and from which memory."""
+
+    data: NodeStore
+    expires: Annotated[
+        float | None, length("--expires", "The task is not carried out after this time. [1d]", metavar="1d")
+    ] = None
+    wait: Annotated[
+        float | None, length("--wait", "How long to wait until its receiver has it. [5s]", metavar="5s")
+    ] = None
+
+    def node(self) -> Node:
+        """Makes the node that sends."""
+        from duly.clients.node.node import Node
+
+        return Node(
+            self.address(self.as_), serve=False, name=self.as_, prefix=self.prefix, data=self.data,
+            keys=self.keys, require_signed=self.require_signed,
+        )  # fmt: skip
 
 
 @app.command("send")
+@grouped
 def send(
     to: Annotated[str, typer.Argument(metavar="NODE")],
     action: Annotated[str, typer.Argument(metavar="ACTION")],
     payload: Annotated[str | None, typer.Argument(metavar="JSON")] = None,
     *,
-    data: Memory,
-    url: Broker,
-    expires: Expires = None,
-    wait: Wait = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Use this id; the same id again is a repeat.")
-    ] = None,
-    as_: As = "",
+    how: TaskOptions,
+    id_: MessageId = None,
     form: Form = FormOption.BASE64,
-    prefix: Prefix = "nodes",
-    cafile: CaFile = "",
-    cert: Cert = "",
-    key: Key = "",
-    keys: SignWith = None,
-    require_signed: RequireSigned = False,
     json: Json = False,
 ) -> None:
-    """Store a task, and send it. It goes on with the next 'duly task' or node on the same file.
+    """Store a task, and send it. A later 'duly task send', or a node, on the same file continues it.
 
-    Exits with 0 if the other side has it, 1 if it has failed, 3 if it is stored but the broker cannot be
-    reached, 5 if nobody can tell yet.
+    Exits with 0 if its receiver has it, 1 if it has failed, 3 if it is stored but the broker cannot be
+    reached, 5 if that is not known yet.
     """
     value = payload_of(payload)
-    where = broker_url(url, cafile, cert, key, as_)
+    expires = how.expires or A_DAY
 
-    async def do(node: Any) -> SentTask:
-        sent: SentTask = await node.send(to, action, value, expires=expires or A_DAY, id=id_, form=form.value)
-        return sent
+    async def do(node: Node) -> SentTask:
+        return await node.send(to, action, value, expires=expires, id=id_, form=form.value)
 
-    signing = {"keys": keys, "require_signed": require_signed}
-    _with_node(where, {"name": as_, "prefix": prefix, "data": data} | signing, do, wait, json)
+    _with_node(how, do, json)
 
 
 @app.command("retry")
+@grouped
 def retry(
     id_: Id,
     *,
-    data: Memory,
-    url: Broker,
-    expires: Expires = None,
-    wait: Wait = None,
-    as_: As = "",
-    prefix: Prefix = "nodes",
-    cafile: CaFile = "",
-    cert: Cert = "",
-    key: Key = "",
-    keys: SignWith = None,
-    require_signed: RequireSigned = False,
+    how: TaskOptions,
     json: Json = False,
 ) -> None:
     """Send a task that has ended once more, as a new one; one that has not is sent again at once."""
 
-    async def do(node: Any) -> SentTask:
-        sent: SentTask = await node.find(id_)
-        return await node.retry(id_, expires=expires or A_DAY) if sent.ended else sent
+    async def do(node: Node) -> SentTask:
+        sent = await node.find(id_)
+        return await node.retry(id_, expires=how.expires or A_DAY) if sent.ended else sent
 
-    where = broker_url(url, cafile, cert, key, as_)
-    signing = {"keys": keys, "require_signed": require_signed}
-    _with_node(where, {"name": as_, "prefix": prefix, "data": data} | signing, do, wait, json)
+    _with_node(how, do, json)
 
 
-def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json: bool) -> None:
-    from duly.clients.node.node import Node
+def _with_node(how: TaskOptions, do: Callable[[Node], Awaitable[SentTask]], json: bool) -> None:
     from duly.errors import ConnectionLost, ConnectionRefused, DulyError
 
     async def run() -> tuple[SentTask, DulyError | None]:
-        async with begun(Node(url, serve=False, **how), f"trying again for {CONNECT:g} s") as node:
+        async with begun(how.node(), f"trying again for {CONNECT:g} s") as node:
             sent: SentTask | None = None
             try:
-                with suppress(TimeoutError):  # on a ledger that others write too nothing is stored before
+                with suppress(TimeoutError):  # a shared ledger stores nothing before the broker answers
                     async with asyncio.timeout(CONNECT):
                         sent = await do(node)
                 await node.ready(CONNECT if sent else 0.0)
@@ -150,7 +127,7 @@ def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json:
                 return sent, problem
             sent = sent or await do(node)
             with suppress(TimeoutError):
-                await sent.delivered.within(5.0 if wait is None else wait)
+                await sent.delivered.within(5.0 if how.wait is None else how.wait)
             return sent, None
 
     sent, problem = asyncio.run(run())
@@ -174,21 +151,21 @@ def _with_node(url: str, how: dict[str, Any], do: Any, wait: float | None, json:
 @app.command("list")
 def list_(
     *,
-    data: Memory,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The newest so many.")] = 20,
+    data: NodeStore,
+    limit: Limit = 20,
     open_: Annotated[bool, typer.Option("--open", help="Only those that have not ended.")] = False,
     json: Json = False,
 ) -> None:
     """List the tasks of a node, newest first."""
 
-    async def read(ledger: Ledger) -> list[dict[str, Any]]:
+    async def read(ledger: Ledger) -> list[JsonObject]:
         name = (await ledger.item("node", "name") or b"").decode()
-        page = await ledger.messages(limit=LOOKED_AT, open_only=open_)
+        page = await ledger.messages(limit=NEWEST, open_only=open_)
         found = page.records
-        while page.next is not None and len(found) < LOOKED_AT:
-            page = await ledger.messages(before=page.next, limit=LOOKED_AT, open_only=open_)
+        while page.next is not None and len(found) < NEWEST:
+            page = await ledger.messages(before=page.next, limit=NEWEST, open_only=open_)
             found += page.records
-        # The ledger goes by the time in an id; other people's ids have none.
+        # The ledger sorts by the time in an id; ids of other programs have none.
         found.sort(key=lambda record: record.accepted_at, reverse=True)
         return [_shown(record, name) for record in found[:limit]]
 
@@ -204,15 +181,15 @@ def list_(
 
 
 @app.command("show")
-def show(id_: Id, *, data: Memory, json: Json = False) -> None:
+def show(id_: Id, *, data: NodeStore, json: Json = False) -> None:
     """Show a task: what was asked, how often it was sent, how it ended.
 
-    Exits with 0 if it was done, 1 if it failed, 5 if nobody can tell (yet).
+    Exits with 0 if it was done, 1 if it failed, 5 if that is not known (yet).
     """
 
     import msgspec
 
-    async def read(ledger: Ledger) -> list[dict[str, Any]]:
+    async def read(ledger: Ledger) -> list[JsonObject]:
         name = (await ledger.item("node", "name") or b"").decode()
         found = []
         page = await ledger.messages(limit=1_000)
@@ -228,7 +205,7 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
     found = _read(data, read)
     if not found:
         raise CommandFailed(
-            Exit.UNKNOWN, f"there is no task {id_} in {data}; what was refused says: duly why --data {data}"
+            Exit.UNKNOWN, f"there is no task {id_} in {data}; refusals are shown by: duly why --data {data}"
         )
     for one in found:
         if json:
@@ -243,8 +220,8 @@ def show(id_: Id, *, data: Memory, json: Json = False) -> None:
 
 
 @app.command("cancel")
-def cancel(id_: Id, *, data: Memory, json: Json = False) -> None:
-    """No longer send a task. What its receiver has, it may still do."""
+def cancel(id_: Id, *, data: NodeStore, json: Json = False) -> None:
+    """Stop sending a task. A receiver that has it may still carry it out."""
     from duly.clients.node.outgoing import cancel_stored
     from duly.storage import open_ledger
 
@@ -263,21 +240,21 @@ def _url(data: str) -> str:
     return data if "://" in data else file_url(data)
 
 
-def _read(data: str, read: Any) -> Any:
+def _read(data: str, read: Callable[[Ledger], Awaitable[T]]) -> T:
     from duly.storage import open_ledger
 
     url = _url(data)
     if url.startswith("sqlite:"):
         url += "?mode=ro"
 
-    async def run() -> Any:
+    async def run() -> T:
         async with await open_ledger(url) as ledger:
             return await read(ledger)
 
     return asyncio.run(run())
 
 
-def _shown(record: Record, name: str) -> dict[str, Any]:
+def _shown(record: Record, name: str) -> JsonObject:
     from duly.clients.node.tasks import unpack
     from duly.core.lifecycle import State
     from duly.core.units import MS
@@ -286,7 +263,7 @@ def _shown(record: Record, name: str) -> dict[str, Any]:
 
     message, answer = record.message, record.answer
     out = message.scope == name
-    payload: Any = None
+    payload: object = None
     with suppress(SenderError):
         payload = fd.decode_pending(message.body).payload.value if out else unpack(message.body).value
     value = unpack(answer.data).value if answer is not None and answer.data else None

@@ -1,7 +1,7 @@
-"""Being somebody without a token: whoever may read the hub's data folder may borrow one.
+"""Acting as an account without its token: a reader of the hub's data folder may ask for a temporary one.
 
-A borrowed token ends with the hub that lent it, and when it is not used for a while, so whoever borrows asks
-again before each connection.
+A temporary token ends with the hub that gave it, and when it is not used for a while, so a new one is asked
+for before each connection.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from duly.errors import NotAuthenticated
 
 
 def roles(hub: HubClient) -> dict[str, str]:
-    """Everybody's role, by name."""
+    """Returns the role of every account, by name."""
     return {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
 
 
 def check_account(hub: HubClient, name: str, role: str) -> None:
-    """Say what is wrong before anybody waits for a connection."""
+    """Fails if there is no such account, before a client waits for a connection."""
     known = roles(hub)
     if name not in known:
         raise CommandFailed(
-            Exit.NOT_ALLOWED, f"there is no {role} {name}; make it with: duly add {role} {name}"
+            Exit.NOT_ALLOWED, f"there is no {role} {name}; create it with: duly add {role} {name}"
         )
     if known[name] != role:
         raise CommandFailed(
-            Exit.USAGE, f"{name} is of kind {known[name]}, not a {role}; 'duly list' shows who there is"
+            Exit.USAGE, f"{name} is of kind {known[name]}, not a {role}; 'duly list' shows all accounts"
         )
 
 
-def borrower(hub: HubClient, name: str, data: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
-    """Where the hub of this data folder is now, and a token with which to be `name` there."""
-    lender = hub
+def access_source(hub: HubClient, name: str, data: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
+    """Returns a function that finds the hub of this data folder, and a temporary token of `name` there."""
+    last = hub
 
-    async def borrow() -> tuple[str, str]:
-        nonlocal lender
-        lender = find_hub(data) or lender
+    async def find() -> tuple[str, str]:
+        nonlocal last
+        last = find_hub(data) or last
         try:
-            return lender.url, await asyncio.to_thread(lender.borrow, name)
+            return last.url, await asyncio.to_thread(last.temporary_token, name)
         except HubUnreachable as problem:
             raise TimeoutError(str(problem)) from None
         except CommandFailed as problem:
             raise NotAuthenticated(str(problem)) from None
 
-    return borrow
+    return find

@@ -1,8 +1,7 @@
-"""`duly up`: run a hub until somebody stops it.
+"""`duly up`: runs a hub until it is stopped.
 
-The law: one line, `ready …`, once everything serves; a person reads how to go on behind it, a program reads
-no further. It ends when it is told to, cleanly; or by itself, and then says why and exits with 1.
-"""
+The law: when everything serves, one line, `ready …`, is printed; the lines after it are for people. A hub
+ends cleanly when it is told to; a hub that ends by itself says why, and the exit code is then 1."""
 
 from __future__ import annotations
 
@@ -13,12 +12,14 @@ import shlex
 import shutil
 import signal
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from duly.cli.common import CommandFailed, Data, Exit, Json, LedgerUrl, note, print_json, say
+from duly.cli.common import CommandFailed, Exit, note, print_json, say
+from duly.cli.options import Data, Json, LedgerUrl, grouped
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
@@ -26,95 +27,101 @@ if TYPE_CHECKING:
     from duly.settings import Settings
 
 BROKER_SECONDS: Final = 2.0
-"""How long a broker may take before a person is told."""
+"""Seconds after which stderr says that the broker is missing."""
 
 
-def up(
-    data: Data = None,
+@dataclass(frozen=True)
+class UpOptions:
+    """The settings of a hub that can be given on the command line, under their names in duly.toml."""
+
+    data: Data = None
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="HTTP and WebSocket; 0 is any free one. [7800]")
-    ] = None,
+        int | None,
+        typer.Option(
+            "--port", metavar="N", help="The port of HTTP and WebSocket; 0 is any free port. [7800]"
+        ),
+    ] = None
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="ADDR", help="Where to listen. [127.0.0.1]")
-    ] = None,
-    ledger: LedgerUrl = None,
+        str | None, typer.Option("--listen", metavar="ADDR", help="The address to listen at. [127.0.0.1]")
+    ] = None
+    ledger: LedgerUrl = None
     notifier: Annotated[
         str | None,
         typer.Option(
-            "--notifier", metavar="URL", help="How hubs on one ledger wake each other: redis://… [postgres]"
+            "--notifier",
+            metavar="URL",
+            help="How hubs on one ledger notify each other: redis://… [the ledger's PostgreSQL]",
         ),
-    ] = None,
+    ] = None
     mqtt_port: Annotated[
-        int | None, typer.Option("--mqtt-port", metavar="N", help="The embedded MQTT broker's. [7883]")
-    ] = None,
+        int | None,
+        typer.Option("--mqtt-port", metavar="N", help="The port of the embedded MQTT broker. [7883]"),
+    ] = None
     mqtt: Annotated[
         str | None,
-        typer.Option("--mqtt", metavar="URL", help="Another MQTT broker instead of the embedded one."),
-    ] = None,
-    no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None,
+        typer.Option("--mqtt", metavar="URL", help="Use this MQTT broker. [the embedded one]"),
+    ] = None
+    no_mqtt: Annotated[bool | None, typer.Option("--no-mqtt", help="No MQTT at all.")] = None
     secret_key: Annotated[
         str | None,
         typer.Option(
             "--secret-key",
             metavar="FILE",
-            help="Seals the ledger's secrets; hubs on one ledger need the same. [DIR/secret.key]",
+            help="The key of the ledger's secrets; hubs on one ledger need the same. [DIR/secret.key]",
         ),
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS.")] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Its key.")] = None,
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        typer.Option("--tls-cert", metavar="FILE", help="The certificate to serve TLS with. [no TLS]"),
+    ] = None
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", metavar="FILE", help="The key of --tls-cert. [none]")
+    ] = None
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Listen beyond this machine without TLS all the same.")
-    ] = None,
+        bool | None, typer.Option("--insecure", help="Allow listening beyond this machine without TLS.")
+    ] = None
     allow_private_webhooks: Annotated[
         bool | None,
-        typer.Option("--allow-private-webhooks", help="Send alerts to addresses inside this network, too."),
-    ] = None,
-    origin: Annotated[
+        typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
+    ] = None
+    origins: Annotated[
         list[str] | None,
-        typer.Option("--origin", metavar="URL", help="A page of another origin that may use this hub."),
-    ] = None,
+        typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
+    ] = None
     registration: Annotated[
         Literal["open", "closed"] | None,
-        typer.Option("--registration", metavar="open|closed", help="Whether strangers may register to chat."),
-    ] = None,
+        typer.Option(
+            "--registration",
+            metavar="open|closed",
+            help="Whether anyone may register to chat. [open, if only this machine can connect]",
+        ),
+    ] = None
     friends_only: Annotated[
         bool | None, typer.Option("--friends-only", help="Only friends may chat with each other.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+
+
+@grouped
+def up(*, options: UpOptions, json: Json = False) -> None:
     """Run a hub: apps and devices connect to it.
 
-    Everything it keeps is in the data folder (duly-data here, if you do not say). Ctrl-C stops it; nothing
-    it has accepted is lost, however it ends.
+    Everything it keeps is in the data folder (duly-data in this folder, unless --data names another). Ctrl-C
+    stops it; nothing it has accepted is lost, however it ends.
     """
     from duly.settings import load
 
-    settings = load(
-        {
-            "data": data,
-            "port": port,
-            "listen": listen,
-            "ledger": ledger,
-            "notifier": notifier,
-            "mqtt_port": mqtt_port,
-            "mqtt": mqtt,
-            "no_mqtt": no_mqtt,
-            "secret_key": secret_key,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "insecure": insecure,
-            "allow_private_webhooks": allow_private_webhooks,
-            "origins": origin or None,
-            "registration": registration,
-            "friends_only": friends_only,
-        }
-    )
+    settings = load({field.name: _given(getattr(options, field.name)) for field in fields(options)})
     try:
         import uvloop
     except ImportError:  # not made for this platform: slower, not different
         asyncio.run(_serve(settings, json))
     else:
         uvloop.run(_serve(settings, json))
+
+
+def _given(value: object) -> object:
+    """Returns the value of an option, or None if it was not given."""
+    return None if value == [] else value
 
 
 async def _serve(settings: Settings, json: bool) -> None:
@@ -127,7 +134,7 @@ async def _serve(settings: Settings, json: bool) -> None:
     def stop() -> None:
         told.set()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)  # whoever insists need not wait
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
@@ -154,7 +161,7 @@ async def _serve(settings: Settings, json: bool) -> None:
         raise CommandFailed(
             Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}"
         ) from None
-    with contextlib.suppress(BrokenPipeError):  # nobody listens; apps and devices do
+    with contextlib.suppress(BrokenPipeError):  # apps and devices connect all the same
         _announce(hub, settings, json)
     loop.call_later(BROKER_SECONDS, _warn, hub)
     life = loop.create_task(hub.run())
@@ -170,12 +177,12 @@ async def _serve(settings: Settings, json: bool) -> None:
         for task in (life, telling):
             task.cancel()
         await asyncio.gather(life, telling, return_exceptions=True)
-        with contextlib.suppress(*[Exception] if died else []):  # what it died of is being told already
+        with contextlib.suppress(*[Exception] if died else []):  # the reason of its end is reported already
             await hub.stop()
 
 
 def _warn(hub: Hub) -> None:
-    """A mistyped broker would look like devices that never come."""
+    """Notes that the broker is missing: without it devices just never come."""
     mqtt = hub.state()["mqtt"]
     if mqtt is not None and mqtt["problem"] is not None:
         note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
@@ -186,20 +193,20 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         place = {"data": settings.data, "pid": os.getpid()}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
-    remote: list[str] = []
+    setup: list[str] = []
     programs = Path(sys.executable).parent
     if shutil.which("duly") is None and (programs / "duly").exists():  # as after 'make up'
-        remote.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
+        setup.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
-        remote.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
+        setup.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
         f"ready {hub.url} {hub.mqtt_url}".rstrip(),
         "",
         "Go on in another terminal:",
-        *remote,
+        *setup,
         "  duly add device lock && duly add app phone && duly grant phone lock",
         "  duly device lock",
         "and in a third:",
-        *remote,
+        *setup,
         "  duly send lock lock_control '{\"open\":true}'",
     )

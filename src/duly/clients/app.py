@@ -1,11 +1,12 @@
-"""`duly.App`: send a command to a device, and know how it ended.
+"""`duly.App`: sends commands to devices, and says how each ended.
 
 The laws. A command is stored before it is sent (in memory, or in a file with `data=`), sent again with the
-same id every three seconds, three times, and at once after a reconnect; it ends, one way or another. Ids
-never go backwards, and with `data=` survive a restart, as do commands under way.
+same id every three seconds, three times, and at once after a reconnect; every command ends. Ids never go
+backwards, and with `data=` survive a restart, as do commands under way.
 
-What the hub has taken and we call `unknown` is asked for again at every connection: the hub answers a repeat
-with what it knows. What it never confirmed is not, since that might run a command long after its time.
+A command that the hub has accepted and that ended here as `unknown` is asked for again at every connection:
+the hub answers a repeat with what it knows. A command that the hub never accepted is not, since that could
+run it long after its time.
 """
 
 from __future__ import annotations
@@ -14,52 +15,56 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from msgspec import Struct
 
 from duly.clients import media
-from duly.clients.local_ledger import MINTED, minted_ids, open_memory
-from duly.clients.websocket_link import WebSocketLink
+from duly.clients.base import OutboxClient, fail, settle
+from duly.clients.local_ledger import MINTED
+from duly.clients.websocket_link import Access
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
-from duly.core.operations import PutItem
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
-from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Reply, ReportOutcome, Transmit
+from duly.core.steps import Answered, Arrived, Reachable, Received
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import ENGINE_TRIES, Supervisor
-from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.fields import load_fields, values_in
 from duly.wire.frames import Frame, FrameOrder, ServerCode
 
 PATIENCE: Final = 60 * SECOND
-CURSORS: Final = "cursors"
-DOUBTS: Final = 100
-"""Commands whose end nobody knows that are asked for again; the oldest are let go."""
+UNSETTLED: Final = 100
+"""How many commands that ended as `unknown` are asked for again; the oldest are forgotten."""
+PUSHES_KEPT: Final = 10_000
+"""How many pushes wait for `pushes()`; then the oldest are dropped."""
 
 
 class Ack(Struct, frozen=True):
-    """How a command ended."""
+    """How a command ended.
+
+    >>> Ack("done", 0, {"open": True}).done
+    True
+    """
 
     state: str
     code: int
     data: Any = None
+    """what the device answered"""
     detail: str = ""
     fields: dict[str, Any] = {}
     """what the device's ack carried beside that"""
 
     @property
     def done(self) -> bool:
+        """Whether the device has done it."""
         return self.state == State.DONE.word
 
 
 class Push(Struct, frozen=True):
-    """Something a device told. `cursor` numbers a device's pushes."""
+    """Something a device reported. `cursor` numbers a device's pushes."""
 
     device: str
     type: str
@@ -70,15 +75,28 @@ class Push(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """Pushes after `after` and before `first` are gone: we were away too long."""
+    """Pushes after number `after` and before `first` are lost: the app was away for too long."""
 
     device: str
     after: int
     first: int
 
 
+class SendOptions(TypedDict, total=False):
+    """The options of `App.send` and `App.post`."""
+
+    id: str | None
+    expires: float | None
+    queue: bool
+    order: str | Literal[False] | None
+    latest: bool
+    timeout: float | None
+    progress: Callable[[Any], None] | None
+    fields: Mapping[str, object] | None
+
+
 class SentCommand:
-    """A command under way."""
+    """A command under way. `await command.ended()` waits for its end."""
 
     def __init__(self, message: Message, progress: Callable[[Any], None] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -88,115 +106,105 @@ class SentCommand:
         self._ended: asyncio.Future[Ack] = loop.create_future()
         self._settled: asyncio.Future[Ack] = loop.create_future()
         self.refusal: Refused | None = None
+        """why the hub did not take it"""
 
     @property
     def id(self) -> str:
+        """The command's id."""
         return self.message.id
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the hub has stored it."""
+        return self._accepted.done()
+
     async def accepted(self) -> None:
-        """Until the hub has stored it; raises `Refused` if it did not take it."""
-        either: list[asyncio.Future[Any]] = [self._accepted, self._ended]
+        """Wait until the hub has stored it; raises `Refused` if the hub did not take it."""
+        either: list[asyncio.Future[None] | asyncio.Future[Ack]] = [self._accepted, self._ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self.refusal is not None:
             raise self.refusal
 
     async def ended(self) -> Ack:
-        """Until it has ended; raises `Refused` if the hub did not take it."""
+        """Wait until it has ended; raises `Refused` if the hub did not take it."""
         ack = await asyncio.shield(self._ended)
         if self.refusal is not None:
             raise self.refusal
         return ack
 
     async def settled(self) -> Ack:
-        """Until it is certain how it ended: longer than `ended`, if that says `unknown`, maybe for ever."""
+        """Wait until it is certain how it ended. If `ended` says `unknown` this takes longer, possibly for
+        ever."""
         ack = await self.ended()
         return ack if ack.state != State.UNKNOWN.word else await asyncio.shield(self._settled)
 
-    def _end(self, ack: Ack) -> None:
+    # ── for the app ──────────────────────────────────────────────────────────────────────────────
+
+    def accept(self) -> None:
+        """The hub has stored it."""
+        settle(self._accepted, None)
+
+    def report_progress(self, value: object) -> None:
+        """The device says how far it is."""
+        if self._progress is not None:
+            self._progress(value)
+
+    def end(self, ack: Ack) -> None:
+        """It has ended; a later call settles what ended as `unknown`."""
         if not self._ended.done():
             self._ended.set_result(ack)
-        elif ack.state != State.UNKNOWN.word and not self._settled.done():
-            self._settled.set_result(ack)
+        elif ack.state != State.UNKNOWN.word:
+            settle(self._settled, ack)
 
-    def _abandon(self, problem: DulyError) -> None:
-        for future in (self._ended, self._settled):
-            if not future.done():
-                future.set_exception(problem)
-                future.exception()  # whoever waits hears it; nobody need
+    def abandon(self, problem: DulyError) -> None:
+        """Its end will not be heard."""
+        fail(self._ended, problem)
+        fail(self._settled, problem)
 
 
-class App:
-    """An app's side of the wire.
+class App(OutboxClient):
+    """An app: it commands devices, and hears what they push.
 
     async with duly.App("http://127.0.0.1:7800", token) as app:
         ack = await app.send("lock-1", "lock_control", {"open": True})
 
-    Where there are several hubs, name them all, with commas between: any of them will do.
+    `url` may name several hubs, separated by commas: any of them will do. `data` is the file that keeps
+    commands under way and the position in each device's pushes over a restart; without it both end with the
+    process.
     """
 
-    def __init__(self, url: str, token: str, *, data: str | None = None) -> None:
-        self._url, self._token, self._data = url, token, data
-        self._commands: dict[bytes, SentCommand] = {}
-        self._doubts: OrderedDict[bytes, SentCommand] = OrderedDict()
-        """ended as unknown here, so far"""
-        self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=10_000)
-        self._cursors: dict[str, int] = {}
-        self.tasks = Supervisor()
-        self._saving: asyncio.Task[None] | None = None
-        self.name = ""
-        self.online: set[str] = set()
-        """our devices that are online, as far as the hub has told"""
-
-    async def __aenter__(self) -> Self:
-        self.tasks = Supervisor()
-        self._link = self._open_link()
-        self._ledger = await self._open_ledger()
-        self._ids = await minted_ids(self._ledger)
-        self._cursors = {device: int(n) for device, n in (await self._ledger.bucket(CURSORS)).items()}
-        policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
-        outbox = Outbox(policy, self._ledger.worker, minted=MINTED, patience=_patience)
-        self._engine = Engine(outbox, self._ledger, self._perform)
-        try:
-            await self._link.start()
-            welcome = await self._link.ready()
-            self.name = welcome.you or ""
-            await self._engine.start()
-            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
-        except BaseException:
-            await self._close()
-            raise
-        return self
-
-    async def _open_ledger(self) -> Ledger:
-        return await open_memory(self._data)
-
-    def _open_link(self) -> WebSocketLink:
-        return WebSocketLink(
-            self._url, self._token, up=self._up, heard=self._heard, cursors=lambda: self._cursors
-        )
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, url: str, token: str, *, data: str | None = None, access: Access | None = None
     ) -> None:
-        await self._close()
+        super().__init__(url, token, data, access)
+        self._commands: dict[bytes, SentCommand] = {}
+        self._unsettled: OrderedDict[bytes, SentCommand] = OrderedDict()
+        """commands that ended as unknown here, so far"""
+        self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=PUSHES_KEPT)
+        self._cursors: dict[str, int] = {}
+        self.online: set[str] = set()
+        """the devices that are online, as far as the hub has said"""
 
-    async def _close(self) -> None:
-        await self._engine.stop()
-        await self._link.stop()
-        await self.tasks.finish()
-        await self.tasks.stop()
-        await self._ledger.close()
-        for command in (*self._commands.values(), *self._doubts.values()):
-            command._abandon(Stopped("the app was closed before the command ended"))
+    def _build_outbox(self) -> Outbox:
+        policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
+        return Outbox(policy, self._ledger.worker, minted=MINTED, patience=_patience)
+
+    async def _build_engine(self) -> Engine:
+        self._cursors = await self._load_cursors()
+        return await super()._build_engine()
+
+    def _abandon(self) -> None:
+        for command in (*self._commands.values(), *self._unsettled.values()):
+            command.abandon(Stopped("the app was closed before the command ended"))
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
-    async def send(self, device: str, type: str, data: object = None, **more: Any) -> Ack:
+    async def send(self, device: str, type: str, data: object = None, **options: Unpack[SendOptions]) -> Ack:
         """Send a command and wait for its end. Raises `Refused` if the hub does not take it.
 
-        Options as for `post`.
+        The options are those of `post`.
         """
-        command = await self.post(device, type, data, **more)
+        command = await self.post(device, type, data, **options)
         return await command.ended()
 
     async def post(
@@ -212,12 +220,16 @@ class App:
         latest: bool = False,
         timeout: float | None = None,
         progress: Callable[[Any], None] | None = None,
-        fields: Mapping[str, Any] | None = None,
+        fields: Mapping[str, object] | None = None,
     ) -> SentCommand:
-        """Send a command without waiting. `expires` in seconds; `queue` keeps it for a device that is
-        away; `order` names the lane, in which with `latest` only the newest counts; False wants no order.
-        `timeout` is how many seconds the device may take, and `progress` hears how far it is, if it says so.
-        `fields` stand beside `data`, for devices that look for their own there."""
+        """Send a command without waiting for its end.
+
+        `expires` is in seconds; `queue` keeps it for a device that is offline. `order` names the lane, in
+        which with `latest` only the newest counts; False wants no order. `timeout` is how many seconds the
+        device may take, and `progress` is called with what the device says on the way. `fields` stand beside
+        `data` in the frame, for firmware that keeps its own fields there. The same `id` again is the same
+        command.
+        """
         now = self._ledger.clock.now()
         seq_id = id or str(self._ids.next(now))
         frame = frames.FullFrame(
@@ -231,7 +243,7 @@ class App:
             timeout=None if timeout is None else seconds(timeout) // MS,
             more=frames.own_fields(fields or {}),
         )
-        # What the hub will take it for, so that a mistake is noticed here; the frame itself is the body.
+        # Read as the hub will read it, so that a mistake raises here; the frame itself is the body.
         meant = frames.message_of(frame, self.name)
         frames.check(frames.encode(frame))
         message = Message(
@@ -243,7 +255,7 @@ class App:
             expires=meant.expires,
             order=Order("", Mode.ANY),
         )
-        command = self._commands.get(message.key) or self._doubts.get(message.key)
+        command = self._commands.get(message.key) or self._unsettled.get(message.key)
         if command is None:
             command = self._commands[message.key] = SentCommand(message, progress)
             await self._engine.put(Arrived(message))
@@ -252,60 +264,49 @@ class App:
     async def download(
         self, device: str, name: str, to: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Path:
-        """Fetch a file that a device serves; it is checked by its SHA-256. A device, a hub or a network that
-        is away for less than two minutes is waited for; later, the same call goes on where it was."""
+        """Fetch a file that a device serves, and check its SHA-256. A device, hub or network that is away is
+        waited for, for two minutes; after that the same call continues where this one ended."""
         return await media.download(self, device, name, Path(to), progress)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def pushes(self) -> AsyncIterator[Push | Gap]:
-        """What devices tell, each once, in each device's order, also what was missed while away."""
+        """Yield what devices push, each once, in each device's order, also what was missed while offline."""
         while True:
             yield await self._pushes.get()
 
-    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+    # ── answers of the outbox ────────────────────────────────────────────────────────────────────
 
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Transmit(message=message):
-                self._link.send(message.body)
-            case ReportOutcome(key=key, state=state, answer=answer):
-                self._end(key, state, answer)
-            case Reply(message=message, verdict=verdict):
-                if verdict.state is not None and verdict.state.terminal:
-                    self._end(message.key, verdict.state, verdict.answer or Answer())
-                elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
-                    command = self._commands.pop(message.key, None)
-                    if command is not None and not command._ended.done():
-                        command.refusal = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
-                        command._end(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
+    def _not_stored(self, message: Message, verdict: Verdict) -> None:
+        command = self._commands.pop(message.key, None)
+        if command is not None:
+            command.refusal = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
+            command.end(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
 
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
-        command = self._commands.pop(key, None) or self._doubts.pop(key, None)
+        command = self._commands.pop(key, None) or self._unsettled.pop(key, None)
         if command is None:
             return
         data, fields = frames.load(answer.data), values_in(answer.data)
-        command._end(Ack(state.word, answer.code, data, answer.reason, fields))
+        command.end(Ack(state.word, answer.code, data, answer.reason, fields))
         if state is State.UNKNOWN:
-            self._doubts[key] = command
-            if len(self._doubts) > DOUBTS:
-                self._doubts.popitem(last=False)
+            self._unsettled[key] = command
+            if len(self._unsettled) > UNSETTLED:
+                self._unsettled.popitem(last=False)
 
-    def _offer(self, *events: Any) -> None:
-        for event in events:
-            try:
-                self._engine.offer(event)
-            except (Stopped, DulyError):
-                return
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────
+
+    def _positions(self) -> dict[str, int]:
+        return self._cursors
 
     def _up(self, welcome: Frame) -> None:
+        super()._up(welcome)
         for device, head in (welcome.cursors or {}).items():
             self._cursors.setdefault(device, head)
-        self.name = welcome.you or self.name
         self.online = set(welcome.online or ())
         self._offer(Reachable(""))
-        for command in self._doubts.values():
-            if command._accepted.done():
+        for command in self._unsettled.values():
+            if command.is_accepted:
                 self._link.send(command.message.body)
 
     def _heard(self, frame: Frame) -> None:
@@ -327,8 +328,8 @@ class App:
 
     def _server_ack(self, key: bytes, frame: Frame) -> None:
         command = self._commands.get(key)
-        if command is None and key in self._doubts:
-            return  # asked again: only an `ack` tells more
+        if command is None and key in self._unsettled:
+            return  # it was asked for again: only an `ack` says more
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 self._accepted(key)
@@ -336,9 +337,9 @@ class App:
             case None:
                 pass
             case ServerCode.INTERNAL if frame.error != RateLimited.word:
-                pass  # try again: the resend does
-            case code if frame.error == Stale.word and (command is None or command._accepted.done()):
-                # The hub has forgotten what it took, or an earlier process of ours sent.
+                pass  # the resend tries again
+            case code if frame.error == Stale.word and (command is None or command.is_accepted):
+                # The hub has forgotten a command that it took, or that an earlier process of this app sent.
                 self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
@@ -348,17 +349,17 @@ class App:
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
 
     def _worked(self, key: bytes, frame: Frame) -> None:
-        """The device is at work, and has its time anew."""
+        """The device is at work on a command: its time starts anew."""
         self._accepted(key)
         self._offer(Received(key))
         command = self._commands.get(key)
-        if command is not None and command._progress is not None:
-            command._progress(frames.load(frame.progress))
+        if command is not None:
+            command.report_progress(frames.load(frame.progress))
 
     def _accepted(self, key: bytes) -> None:
         command = self._commands.get(key)
-        if command is not None and not command._accepted.done():
-            command._accepted.set_result(None)
+        if command is not None:
+            command.accept()
 
     def _pushed(self, device: str, frame: Frame) -> None:
         cursor = frame.cursor or 0
@@ -369,27 +370,17 @@ class App:
         if frame.type == frames.DEVICE_STATUS and isinstance(data, dict):
             (self.online.add if data.get("online") else self.online.discard)(device)
         self._tell(Push(device, frame.type, data, cursor, load_fields(frames.more_in_push(frame))))
-        if self._saving is None:
-            self._saving = self.tasks.do("saving cursors", self._save_cursors())
+        self._save_cursors(self._cursors)
 
     def _tell(self, news: Push | Gap) -> None:
         if self._pushes.full():
-            self._pushes.get_nowait()  # nobody listens: keep the newest
+            self._pushes.get_nowait()  # they are not read: keep the newest
         self._pushes.put_nowait(news)
-
-    async def _save_cursors(self) -> None:
-        """How far we have heard; a cursor that is not saved costs a repeat, never a push."""
-        try:
-            puts = [PutItem(CURSORS, device, b"%d" % n) for device, n in self._cursors.items()]
-            await self._ledger.write(*puts)
-        except DulyError:
-            return
-        finally:
-            self._saving = None
 
 
 def _patience(message: Message) -> int:
-    """How long a command that says so itself may take: as long at its device, and on the way as any other."""
+    """Returns how long a command with a `timeout` of its own may take: that time at its device, and the usual
+    time on the way. 0: the policy decides."""
     timeout = frames.decode(message.body).timeout
     return 0 if timeout is None else PATIENCE + timeout * MS
 

@@ -1,9 +1,9 @@
-"""`duly.Device`: a device that does what it is told once.
+"""`duly.Device`: a device that carries out each command once.
 
-The laws. A command is stored before it is run, and its answer before it is sent; a repeat, or a restart,
-never repeats an effect. Each handler declares what a crash in the middle means: `at_most_once` (then
-nobody can tell, and it is not run again) or `at_least_once` (it is). Commands of one sender run in its
-order, one at a time per order key. What a device pushes is kept until the hub has stored it.
+The laws. A command is stored before it is run, and its answer before it is sent; neither a repeat nor a
+restart repeats an effect. Each handler declares what a crash in the middle means: `at_most_once` (the outcome
+is unknown, and the command is not run again) or `at_least_once` (it is run again). Commands of one sender run
+in its order, one at a time per order key. A push is kept until the hub has stored it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from duly.clients.local_ledger import open_memory
+from duly.clients.base import Client, Link
 from duly.clients.media import MediaStore
 from duly.clients.pushes import PushOutbox, PushUnderWay
-from duly.clients.websocket_link import WebSocketLink
+from duly.clients.websocket_link import Access
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
@@ -33,26 +33,21 @@ from duly.core.units import DAY, FOREVER, MINUTE
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError, Stopped
 from duly.identity.keyring import load
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import ENGINE_TRIES, Supervisor
-from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.fields import values_in
 from duly.wire.frames import DeviceCode, Frame
-
-if TYPE_CHECKING:
-    from duly.clients.mqtt_link import MqttDeviceLink
 
 LOG: Final = logging.getLogger("duly.device")
 
 HORIZON: Final = Horizon(keep=DAY, skew=30 * MINUTE)
 ANY: Final = ""
-"""Stands for every type that has no handler of its own."""
+"""The handler of every type that has no handler of its own."""
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE, skew=30 * MINUTE)
 
 
 class Command(Struct, frozen=True):
-    """What a handler gets."""
+    """A command, as its handler gets it."""
 
     type: str
     data: Any
@@ -64,16 +59,16 @@ class Command(Struct, frozen=True):
     tell: Callable[[object], None] = lambda _: None
 
     def working(self, progress: object = None) -> None:
-        """Say that this is being worked on, and how far it is: the hub then repeats nothing, waits its whole
-        patience anew, and tells the app."""
+        """Report that the command is being worked on, and how far it is. The hub then sends no repeat, starts
+        the command's deadline anew, and tells the app."""
         self.tell(progress)
 
 
 Handler = Callable[[Command], Awaitable[Any]]
 
 
-class Device:
-    """A device's side of the wire.
+class Device(Client):
+    """A device: it carries out commands, and pushes what it has to say.
 
     device = duly.Device("http://127.0.0.1:7800", token, data="lock.db")
 
@@ -84,10 +79,13 @@ class Device:
 
     await device.run()
 
-    With a URL like mqtt://lock-1:token@host it talks to its hub through an MQTT broker; `name` is for brokers
-    where it logs in under another name than its own. `online` hears its name at every connection. `keys` is a
-    keyring, or the file of one ('duly keys new'): what it says over MQTT is signed, as the hub demands from a
-    device that was added with --key.
+    `data` is the file that keeps what the device has done and not pushed yet over a restart; without it both
+    end with the process. `online` is called with the device's name at every connection.
+
+    With a URL like mqtt://lock-1:token@host the device reaches its hub through an MQTT broker. There `name`
+    is for devices that log in under another name than their own, and `keys` is a keyring, or the file of one
+    ('duly keys new'): everything the device sends is then signed, as the hub demands from a device that was
+    added with --key.
     """
 
     def __init__(
@@ -99,20 +97,20 @@ class Device:
         name: str = "",
         online: Callable[[str], None] | None = None,
         keys: str | Keyring | None = None,
+        access: Access | None = None,
     ) -> None:
+        super().__init__(url, token, data, access)
         self._keys = load(keys) if isinstance(keys, str) else keys
-        self._url, self._token, self._data, self._node = url, token, data, name
+        self._mqtt_name = name
         self._online = online
         self._handlers: dict[str, tuple[Handler, bool]] = {}
-        self.tasks = Supervisor()
         self._media: MediaStore | None = None
-        self.name = ""
 
     def on(
         self, *types: str, effect: Literal["at_most_once", "at_least_once"] = "at_most_once"
     ) -> Callable[[Handler], Handler]:
-        """Handle these types of commands; without any, all that have no handler of their own. Return the
-        answer's data, or raise `DeviceError`."""
+        """Declare a handler of these command types; without any, of all that have no handler of their own. It
+        returns the answer's data, or raises `DeviceError`. `effect` says what a crash in the middle means."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
@@ -125,12 +123,9 @@ class Device:
 
         return decorate
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
-    async def __aenter__(self) -> Self:
-        self.tasks = Supervisor()
-        self._link = self._open_link()
-        self._ledger = await self._open_ledger()
+    async def _build_engine(self) -> Engine:
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             self._ledger.worker,
@@ -138,76 +133,56 @@ class Device:
             horizon=lambda kind: CHUNK_HORIZON if kind == CHUNK else HORIZON,
             repeatable=lambda message: self._handler(message.kind)[1],
         )
-        self._engine = Engine(self._inbox, self._ledger, self._perform)
         self._pushes = PushOutbox(self._ledger, self._send)
-        try:
-            await self._engine.start()
-            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
-            await self._pushes.start()
-            self.tasks.spawn("engine of pushes", self._pushes.engine.live, tries=ENGINE_TRIES)
-            await self._link.start()
-            self.name = (await self._link.ready()).you or ""
-        except BaseException:
-            await self._close()
-            raise
-        return self
+        return Engine(self._inbox, self._ledger, self._perform)
 
-    async def _open_ledger(self) -> Ledger:
-        return await open_memory(self._data)
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self._pushes.stop)
+        await super()._begin(stack)
+        await self._pushes.start()
+        self.tasks.spawn("engine of pushes", self._pushes.engine.live, tries=ENGINE_TRIES)
+        stack.push_async_callback(self._end_handlers)
 
-    def _open_link(self) -> WebSocketLink | MqttDeviceLink:
-        if self._url.startswith("mqtt"):
-            from duly.clients.mqtt_link import MqttDeviceLink
-
-            link = MqttDeviceLink(self._url, up=self._up, heard=self._heard, name=self._node, keys=self._keys)
-            self.name = link.name  # tasks of a session that was kept come before its welcome
-            return link
-        return WebSocketLink(self._url, self._token, up=self._up, heard=self._heard, down=self._down)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
-        await self._link.stop()
+    async def _end_handlers(self) -> None:
         await self.tasks.finish(0)
-        await self._engine.stop()
-        await self._pushes.stop()
-        await self.tasks.stop()
-        await self._ledger.close()
 
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        async with self:
-            await self.tasks.ended()
+    def _open_link(self) -> Link:
+        if not self._url.startswith("mqtt"):
+            return super()._open_link()
+        from duly.clients.mqtt_link import MqttDeviceLink
+
+        link = MqttDeviceLink(
+            self._url, up=self._up, heard=self._heard, name=self._mqtt_name, keys=self._keys
+        )
+        self.name = link.name  # tasks of a session that the broker kept come before the welcome
+        return link
 
     def serve(self, name: str, path: str | Path) -> None:
-        """Give a file out under this name, to apps that `download` it."""
+        """Serve a file under this name, to apps that `download` it."""
         if self._media is None:
             self._media = MediaStore(DeviceError)
             self.on("media_download", effect="at_least_once")(self._media.describe)
             self.on(CHUNK, effect="at_least_once")(self._media.chunk)
         self._media.put(name, Path(path))
 
-    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+    # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     def push(self, type: str, data: object = None) -> PushUnderWay:
-        """Tell the apps something: `status_report`, `event_report`, `log_report`, `visit_notification`, or a
-        type of your own.
+        """Push something to the apps: `status_report`, `event_report`, `log_report`, `visit_notification`, or
+        a type of your own.
 
-        It is kept until the hub has stored it, over disconnects and, with `data=`, restarts. Await what is
-        returned to wait for that. Raises `RateLimited` if too much is waiting already.
+        The push is kept until the hub has stored it, over disconnects and, with `data=`, restarts. Awaiting
+        the returned object waits for that. Raises `RateLimited` if too many are waiting.
         """
         return self._pushes.push(type, data)
 
     def _send(self, frame: bytes) -> None:
         self._link.send(frame)
 
-    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def _up(self, welcome: Frame) -> None:
-        self.name = welcome.you or self.name
+        super()._up(welcome)
         self._pushes.up()
         if self._online is not None:
             self._online(self.name)
@@ -224,9 +199,9 @@ class Device:
             message = frames.received_command(frame, self.name)
             self._engine.offer(Arrived(message), stored)
         except SenderError as problem:
-            self._say(frame.from_, frame.seq_id, Answer(DeviceCode.BAD_PARAMETERS, b"", str(problem)))
+            self._answer(frame.from_, frame.seq_id, Answer(DeviceCode.BAD_PARAMETERS, b"", str(problem)))
         except DulyError:
-            return  # we are stopping, or full: the hub repeats
+            return  # the engine is stopping, or full: the hub repeats it
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -241,19 +216,19 @@ class Device:
                     late = verdict.word is Word.EXPIRED
                     code = DeviceCode.TIMEOUT if late else DeviceCode.BAD_PARAMETERS
                     state = State.EXPIRED if late else State.FAILED
-                    self._say(message.scope, message.id, Answer(code, b"", verdict.reason), state)
+                    self._answer(message.scope, message.id, Answer(code, b"", verdict.reason), state)
 
     def _report(self, key: bytes, state: State, answer: Answer) -> None:
         if state is State.UNKNOWN:
-            return  # nobody can tell; the hub finds that out by our silence
+            return  # the hub ends it as unknown itself, when no answer comes
         scope, id_ = names_in(key)
-        self._say(scope, id_, answer, state)
+        self._answer(scope, id_, answer, state)
 
-    def _say(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
+    def _answer(self, app: str, seq_id: str, answer: Answer, state: State = State.FAILED) -> None:
         self._link.send(_ack(app, seq_id, answer, state))
 
     def _handler(self, kind: str) -> tuple[Handler | None, bool]:
-        """What handles this type, and whether it may be run again after a crash."""
+        """Returns the handler of this type, and whether it may be run again after a crash."""
         return self._handlers.get(kind) or self._handlers.get(ANY) or (None, False)
 
     async def _run(self, message: Message, attempt: int) -> None:
@@ -277,13 +252,14 @@ class Device:
 
 
 def _done(message: Message, returned: object) -> Answer:
-    """What is done is done, also if the wire cannot carry what came of it."""
+    """Returns the answer of a handler that returned. A value that cannot be sent does not make it a
+    failure."""
     try:
         answer = Answer(DeviceCode.DONE, bytes(frames.dump(returned)))
         frames.check(_ack(message.scope, message.id, answer, State.DONE))
     except (TypeError, ValueError, SenderError) as problem:
-        LOG.error("what the handler of %s returned cannot be told: %s", message.kind, problem)
-        return Answer(DeviceCode.DONE, b"", f"done, but what came of it cannot be told: {problem}")
+        LOG.error("what the handler of %s returned cannot be sent: %s", message.kind, problem)
+        return Answer(DeviceCode.DONE, b"", f"done, but what it returned cannot be sent: {problem}")
     return answer
 
 

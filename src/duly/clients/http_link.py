@@ -1,14 +1,14 @@
-"""A sentinel's connection to its tower where only plain HTTP gets through: frames in batches by POST.
+"""A sentinel's connection to its tower over plain HTTP: frames in batches by POST.
 
-The law is that of any link: it carries frames while it can and loses them while it cannot. One request is
-under way at a time, so what is sent first arrives first. There is no connection to be up or down; it is up
-while requests are answered, and when one is not, an empty batch asks, with back-off, whether they are again.
+The law is that of any link: it carries frames while it is up and loses them while it is down. One request is
+under way at a time, so frames arrive in order. HTTP has no connection: the link is up while requests are
+answered; after one that is not, an empty batch asks, with back-off, whether the tower answers again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from ssl import SSLContext
@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from duly.clients.websocket_link import RECONNECT
+from duly.clients.websocket_link import RECONNECT, Access
 from duly.errors import NotAuthenticated, SenderError
 from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import Supervisor
@@ -30,8 +30,7 @@ ANSWER_SECONDS: Final = 60.0
 
 
 class HttpLink:
-    """One link. `where` says, before each try, where the tower is and with which token: for one that was
-    borrowed, and ends when it is not used."""
+    """A link over plain HTTP; a refused token is reported to `denied`, and tried again."""
 
     def __init__(
         self,
@@ -42,25 +41,36 @@ class HttpLink:
         heard: Callable[[Frame], None],
         down: Callable[[], None],
         denied: Callable[[NotAuthenticated], None],
-        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
-        tls: SSLContext | None = None,
+        access: Access | None = None,
     ) -> None:
         self._url = _messages(url)
-        self._where = where
+        access = access or Access()
+        self._where = access.where
         self._token = token
         self._up, self._heard, self._down, self._denied = up, heard, down, denied
-        self._tls: SSLContext | bool = tls or True
+        self._tls: SSLContext | bool = access.tls or True
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self.tasks = Supervisor()
+        self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.connected = False
+        self.denial: NotAuthenticated | None = None
+        """why the tower refuses us; None since it last accepted us"""
 
     async def start(self) -> None:
+        """Begin to connect."""
         self.tasks.spawn("http link", self._run)
 
+    async def ready(self) -> Frame:
+        """Waits until the tower has answered for the first time."""
+        return await asyncio.shield(self._first)
+
     async def stop(self) -> None:
+        """End what is under way, and send nothing more."""
         await self.tasks.stop()
+        self._first.cancel()
 
     def send(self, frame: bytes) -> None:
+        """Send a frame. While the link is down it is lost."""
         if self.connected:
             self._queue.put_nowait(frame)
 
@@ -77,10 +87,11 @@ class HttpLink:
                     backoff.worked()
                     await self._serve(http, date)
                 except NotAuthenticated as problem:
-                    if self._where is None or not self.connected:  # else another is borrowed at once
+                    self.denial = problem
+                    if self._where is None or not self.connected:  # else it asks for a new token at once
                         self._denied(problem)
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
-                    pass  # a tower that is down, or talks nonsense, is tried again
+                    pass  # a tower that is down, or breaks the protocol, is tried again
                 finally:
                     if self.connected:
                         self.connected = False
@@ -90,8 +101,11 @@ class HttpLink:
     async def _serve(self, http: aiohttp.ClientSession, date: str) -> None:
         while not self._queue.empty():
             self._queue.get_nowait()  # meant for before it broke
-        self.connected = True
-        self._up(Frame("welcome", time=_ms(date)))
+        self.connected, self.denial = True, None
+        welcome = Frame("welcome", time=_ms(date))
+        self._up(welcome)
+        if not self._first.done():
+            self._first.set_result(welcome)
         while True:
             batch = [await self._queue.get()]
             size = len(batch[0])
@@ -104,7 +118,7 @@ class HttpLink:
                     self._heard(frames.decode(answer))
 
     async def _post(self, http: aiohttp.ClientSession, batch: list[bytes]) -> tuple[list[bytes], str]:
-        """The answers to a batch, and the tower's time."""
+        """Returns the answers to a batch, and the tower's `Date`."""
         body = msgspec.json.encode([msgspec.Raw(frame) for frame in batch])
         headers = {"Authorization": f"Bearer {self._token}"}
         async with http.post(self._url, data=body, headers=headers, ssl=self._tls) as response:

@@ -1,11 +1,10 @@
-"""Media: a file from a device, in chunks, resumed after a cut and checked by its hash.
+"""Media: a file from a device, in chunks, resumed after a break and checked by its hash.
 
-The law: a chunk is read, not done, so it may be asked for again and again; it belongs to a dedup class of its
-own, is remembered briefly, and its data is stored nowhere on the way. A download is finished when its SHA-256
-is right, and not before: until then it lies beside its target under the hash's name, so that what was begun
-is gone on with, and a file that has changed meanwhile is begun anew. A device, a hub or a network that is
-away for a while is waited for: a download gives up only after `PATIENCE` without anything new.
-"""
+The laws. Reading a chunk changes nothing, so it may be asked for any number of times; chunks are a dedup
+class of their own, are remembered briefly, and their data is stored nowhere on the way. A download is
+finished only when its SHA-256 is right: until then it is beside its target in a file named by the hash, so
+that the next call resumes it, and a file that has changed meanwhile is fetched anew. A device, hub or network
+that is away is waited for; a download gives up after `PATIENCE` without anything new."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import base64
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,13 +29,19 @@ CHUNK_BYTES: Final = 96 * 1024
 """As base64 in JSON it stays well below the limit of a frame."""
 ASK_AGAIN: Final = 5
 PATIENCE: Final = 120.0
-"""Seconds that a device may be away, or silent, in the middle of a download."""
+"""Seconds that a device may be offline, or silent, in the middle of a download."""
 PAUSE: Final = RetryPolicy.exponential(200 * MS, 3 * SECOND)
 AT_ONCE: Final = 4
 
+T = TypeVar("T")
+
 
 class Media(Struct, frozen=True):
-    """What a device says of a file."""
+    """What a device says of a file.
+
+    >>> Media("clip.mp4", size=200_000, sha256="…", chunk=98_304).chunks
+    3
+    """
 
     name: str
     size: int
@@ -45,13 +50,38 @@ class Media(Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
+        """How many chunks the file has."""
         return -(-self.size // self.chunk)
+
+
+class Ended(Protocol):
+    """What a download reads of an answer."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def data(self) -> object: ...
+    @property
+    def detail(self) -> str: ...
 
 
 class Asker(Protocol):
     """What a download needs of an app."""
 
-    def send(self, device: str, type: str, data: object = None, **more: Any) -> Awaitable[Any]: ...
+    def send(self, device: str, type: str, data: object = None) -> Awaitable[Ended]: ...
+
+
+class Question(Protocol):
+    """What a device's store reads of a command."""
+
+    @property
+    def data(self) -> Any: ...
+
+
+class _Chunk(Struct, frozen=True):
+    data: str = ""
 
 
 async def download(
@@ -84,15 +114,15 @@ async def download(
 async def _chunk(app: Asker, device: str, media: Media, n: int) -> bytes:
     wanted = {"name": media.name, "n": n}
     for _ in range(ASK_AGAIN):
-        found = await _ask(app, device, "media_download_chunk", wanted, dict[str, Any])
-        # A repeat of a chunk that was answered is told so, without the data: ask for it anew.
-        if isinstance(found, dict) and "data" in found:
-            return base64.b64decode(found["data"])
+        found = await _ask(app, device, "media_download_chunk", wanted, _Chunk)
+        # The hub answers the repeat of an answered question without the data: ask anew.
+        if found.data:
+            return base64.b64decode(found.data)
     raise MediaError(f"{device} does not give chunk {n} of {media.name}")
 
 
-async def _ask(app: Asker, device: str, kind: str, data: object, type_: Any) -> Any:
-    """Ask until there is an answer. Reading changes nothing: whatever came of a try, another is safe."""
+async def _ask(app: Asker, device: str, kind: str, data: object, type_: type[T]) -> T:
+    """Ask until there is an answer. Reading changes nothing, so another try is always safe."""
     loop, pause = asyncio.get_running_loop(), Backoff(PAUSE)
     until = loop.time() + PATIENCE
     while True:
@@ -104,7 +134,7 @@ async def _ask(app: Asker, device: str, kind: str, data: object, type_: Any) -> 
             why = refusal.detail
         else:
             if ack.done:
-                return msgspec.convert(ack.data, type_) if ack.data is not None else {}
+                return _read(device, kind, ack.data, type_)
             if ack.state not in _LOST:
                 raise MediaError(f"{device}: {ack.detail or ack.state}")
             why = ack.detail or ack.state
@@ -113,29 +143,39 @@ async def _ask(app: Asker, device: str, kind: str, data: object, type_: Any) -> 
         await pause.wait()
 
 
+def _read(device: str, kind: str, data: object, type_: type[T]) -> T:
+    try:
+        return msgspec.convert({} if data is None else data, type_)
+    except msgspec.ValidationError as problem:
+        raise MediaError(f"{device} does not answer {kind} as a device should: {problem}") from None
+
+
 _AWAY: Final = (ServerCode.OFFLINE, ServerCode.INTERNAL)
-"""Codes of a hub that may be right again soon."""
+"""Codes of the hub after which another try may succeed."""
 _LOST: Final = (State.UNKNOWN.word, State.EXPIRED.word, State.SUPERSEDED.word)
-"""Ends of a question that was not answered, because something was away."""
+"""States of a question that was not answered because a part was offline."""
 
 
 class MediaStore:
-    """A device's side: the files it gives out."""
+    """The files that a device serves."""
 
     def __init__(self, refuse: Callable[[int, str], Exception]) -> None:
         self._files: dict[str, Path] = {}
         self._refuse = refuse
 
     def put(self, name: str, path: Path) -> None:
+        """Serve a file under this name."""
         self._files[name] = path
 
-    async def describe(self, command: Any) -> dict[str, Any]:
+    async def describe(self, command: Question) -> dict[str, object]:
+        """Answers `media_download`: name, size, SHA-256 and chunk size."""
         path = self._find(command.data)
         size = path.stat().st_size
         digest = await asyncio.get_running_loop().run_in_executor(None, _sha256, path)
         return {"name": command.data["name"], "size": size, "sha256": digest, "chunk": CHUNK_BYTES}
 
-    async def chunk(self, command: Any) -> dict[str, Any]:
+    async def chunk(self, command: Question) -> dict[str, object]:
+        """Answers `media_download_chunk`: chunk `n`, as base64."""
         path, n = self._find(command.data), command.data.get("n")
         if not isinstance(n, int) or n < 0:
             raise self._refuse(DeviceCode.BAD_PARAMETERS, "n is the number of a chunk, from 0")
@@ -146,7 +186,7 @@ class MediaStore:
             raise self._refuse(DeviceCode.BAD_PARAMETERS, f"there is no chunk {n}")
         return {"n": n, "data": base64.b64encode(data).decode()}
 
-    def _find(self, data: Any) -> Path:
+    def _find(self, data: object) -> Path:
         name = data.get("name") if isinstance(data, dict) else None
         path = self._files.get(name) if isinstance(name, str) else None
         if path is None or not path.is_file():

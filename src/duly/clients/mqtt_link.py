@@ -1,9 +1,9 @@
-"""A device's connection through an MQTT broker: to its hub it is an FD node (seed 001).
+"""A device's connection through an MQTT broker: to its hub it is a node of FD, the task protocol over MQTT.
 
-The law is that of `duly.clients.websocket_link`, with one thing more: a task is acknowledged, to the broker
-(PUBACK) and to the hub (`ack`), when it is stored here, not before. What a device pushes rides on its own
-status topic, the only one that nobody else may write. It says how often it says that it is there: a broker
-that dies takes the wills with it, and then only silence tells.
+The law is that of `duly.clients.websocket_link`, with one addition: a task is acknowledged, to the broker
+(PUBACK) and to the hub (`ack`), when it is stored here, not before. Pushes go out on the device's own status
+topic, since no other account may write there. The status says how often it is renewed: a broker that dies
+publishes no wills, and then only a missing status shows that the device is gone.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from duly.wire.frames import Frame, ServerCode
 from duly.wire.task_ids import read_task_id
 
 HEARTBEAT: Final = 60
+"""Seconds between two reports of the device's status."""
 
 TASKS_KEPT: Final = 4_096
-"""Commands whose msg_id is remembered until they are answered."""
-LETTERS: Final = (FdKind.PENDING, FdKind.ACK, FdKind.FAILED)
-"""Commands, and what the hub says of our pushes."""
+"""How many unanswered commands have their msg_id remembered."""
+SUBSCRIBED: Final = (FdKind.PENDING, FdKind.ACK, FdKind.FAILED)
+"""Commands, and the hub's answers to pushes."""
 
 
 class MqttDeviceLink:
-    """The same as `Link`, for a URL like mqtt://lock-1:token@host. With `keys` what it says is signed."""
+    """A link for URLs like mqtt://lock-1:token@host. With `keys` everything it sends is signed."""
+
+    denial = None
 
     def __init__(
         self,
@@ -61,25 +64,27 @@ class MqttDeviceLink:
         self._beating: SupervisedTask | None = None
         self._seal = None if keys is None else FdSignatures(keys, prefix=prefix)
         self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
-        """who sent each command, and under which msg_id; the hub sends what is unanswered again to a device
-        that was started anew"""
+        """the sender and msg_id of each unanswered command; after a restart the hub sends them again"""
         self._link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[fd.topic_of(prefix, self.name, kind) for kind in LETTERS],
+            subscriptions=[fd.topic_of(prefix, self.name, kind) for kind in SUBSCRIBED],
             will=self._will,
             on_connect=self._connected,
-            on_disconnect=lambda _: self._still(),
+            on_disconnect=lambda _: self._stop_beating(),
         )
 
     @property
     def connected(self) -> bool:
+        """Whether the broker has accepted the connection."""
         return self._link.up
 
     async def start(self) -> None:
+        """Begin to connect."""
         await self._link.start()
 
     async def ready(self) -> Frame:
+        """Waits until the broker has accepted the connection. Raises `NotAuthenticated` if it does not."""
         try:
             await self._link.connected(within=30)
         except ConnectionRefused as problem:
@@ -87,7 +92,7 @@ class MqttDeviceLink:
         return Frame("welcome", you=self.name)
 
     async def stop(self) -> None:
-        """Say goodbye properly: the will is for those who cannot."""
+        """Report offline and disconnect: the will is only for connections that break."""
         await self.tasks.stop()
         if self._link.up:
             with suppress(DulyError, TimeoutError):
@@ -100,12 +105,12 @@ class MqttDeviceLink:
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     def _will(self) -> Will:
-        """For the connection that is about to be made: its will and its news are of one session."""
+        """Returns the will of the next connection: it names the same session as that connection's status."""
         self._session = secrets.token_hex(8)
         return Will(self._topic(self.name, FdKind.STATUS), self._status(online=False))
 
     def _connected(self, session_present: bool) -> None:
-        self._still()
+        self._stop_beating()
         self._say_online()
         self._beating = self.tasks.every("heartbeat", HEARTBEAT, self._beat)
         self._up(Frame("welcome", you=self.name))
@@ -116,7 +121,7 @@ class MqttDeviceLink:
     def _say_online(self) -> None:
         self._link.post(self._topic(self.name, FdKind.STATUS), self._status(online=True), retain=True)
 
-    def _still(self) -> None:
+    def _stop_beating(self) -> None:
         if self._beating is not None:
             self._beating.kill()
             self._beating = None
@@ -131,7 +136,7 @@ class MqttDeviceLink:
             task = fd.decode_pending(payload)
             id_ = read_task_id(task.msg_id)
             if task.receiver and task.receiver != self.name:
-                ack()  # not for us: nothing to run and nothing to say
+                ack()  # it is for another node: it is not run and not answered
                 return
         except SenderError:
             ack()
@@ -158,6 +163,7 @@ class MqttDeviceLink:
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, frame: bytes) -> None:
+        """Send an ack or a push; without a connection it is lost."""
         said = frames.decode(frame)
         if said.type != "ack":
             push = msgspec.json.encode(
@@ -168,7 +174,7 @@ class MqttDeviceLink:
         command = (said.to or "", said.seq_id or "")
         hub, msg_id = self._tasks.get(command, ("", ""))
         if not msg_id:
-            return  # only the hub knows under which msg_id; it asks again
+            return  # the msg_id is not known any more; the hub sends the command again
         if frames.is_working(said):
             progress = fd.Content(bytes(said.progress) or b"true")
             self._answer(hub, FdKind.ACK, fd.FdAck(msg_id, progress=progress))
@@ -209,7 +215,7 @@ class MqttDeviceLink:
 
 
 def _push_ack(kind: FdKind, payload: bytes) -> Frame:
-    """What the hub says of a push, as the `server_ack` it stands for."""
+    """Returns the hub's answer to a push as the `server_ack` that it stands for."""
     match fd.decode(kind, payload):
         case fd.FdAck(msg_id=seq_id):
             return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)
@@ -224,4 +230,4 @@ def _push_ack(kind: FdKind, payload: bytes) -> Frame:
                 detail=str(why.get("detail", "")),
             )
         case other:
-            raise Malformed(f"{type(other).__name__} is no answer to a push")
+            raise Malformed(f"{type(other).__name__} does not answer a push")

@@ -1,9 +1,9 @@
-"""What a device tells the apps: kept until the hub has stored it.
+"""A device's pushes: kept until the hub has stored them.
 
-The laws. A push has an id, and is kept in the device's own ledger (a file, if it has one) until the hub says
-that it is stored, or will never be. While there is no connection it waits; after a reconnect what was not
-acknowledged is sent again, in order, and the hub stores it once. Only so much goes ahead of the hub's
-acknowledgements, and only so much is kept: who pushes more is told.
+The laws. A push has an id, and is kept in the device's own ledger (a file, if it has one) until the hub has
+stored or refused it. While there is no connection it waits; after a reconnect every push that was not
+acknowledged is sent again, in order, and the hub stores it once. At most 64 pushes are unacknowledged at a
+time, and a full backlog refuses further ones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Final
 
+from duly.clients.base import fail, offer, settle
 from duly.clients.local_ledger import MINTED, minted_ids
 from duly.core.backlog import Backlog, BacklogPolicy
 from duly.core.horizon import Horizon
@@ -46,16 +47,16 @@ LOG: Final = logging.getLogger("duly.device")
 CHANNEL: Final = "push"
 HUB: Final = "hub"
 OURS: Final = "push"
-"""The scope of our own ids, in our own ledger."""
+"""The scope of the device's own ids, in its own ledger."""
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 60 * SECOND)
 AHEAD: Final = Window(frames=64, bytes=512 * 1024)
 KEPT: Final = BacklogPolicy()
 HORIZON: Final = Horizon(keep=DAY, skew=36_500 * DAY)
-"""Our own clock may be set while a push waits; what is ours is never too old or too new."""
+"""The device's clock may be set while a push waits: a push of its own is never too old or too new."""
 
 
 class PushUnderWay:
-    """A push that was handed over. Await it to wait until the hub has stored it; it is sent all the same."""
+    """A push under way. Awaiting it waits until the hub has stored it; it is sent in any case."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -63,24 +64,22 @@ class PushUnderWay:
 
     @property
     def stored(self) -> bool:
-        """Whether the hub has it."""
+        """Whether the hub has stored it."""
         return self._stored.done() and not self._stored.cancelled() and self._stored.exception() is None
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[object, None, None]:
         return asyncio.shield(self._stored).__await__()
 
-    def _end(self, problem: DulyError | None = None) -> None:
-        if self._stored.done():
-            return
+    def end(self, problem: DulyError | None = None) -> None:
+        """The hub has stored it; or it has not, because of a problem."""
         if problem is None:
-            self._stored.set_result(None)
+            settle(self._stored, None)
         else:
-            self._stored.set_exception(problem)
-            self._stored.exception()  # who awaits it hears it; nobody has to
+            fail(self._stored, problem)
 
 
 class PushOutbox:
-    """Those of one device, on its ledger; `send` hands a frame to the connection."""
+    """The pushes of one device, in its ledger; `send` hands a frame to the connection."""
 
     def __init__(self, ledger: Ledger, send: Callable[[bytes], None]) -> None:
         self._ledger = ledger
@@ -99,24 +98,26 @@ class PushOutbox:
 
     @property
     def waiting(self) -> int:
-        """How many the hub has not acknowledged."""
+        """How many pushes the hub has not acknowledged."""
         return self._inbox.live
 
     async def start(self) -> None:
+        """Continue with what an earlier run left."""
         self._ids = await minted_ids(self._ledger)
         await self.engine.start()
 
     async def stop(self) -> None:
+        """Store what was taken in; every caller that still waits hears `Stopped`."""
         await self.engine.stop()
         for push in self._under_way.values():
-            push._end(Stopped("the device was closed before the hub had stored it"))
+            push.end(Stopped("the device was closed before the hub had stored it"))
 
     def push(self, kind: str, data: object) -> PushUnderWay:
-        """Keep a push and send it; raises if it cannot be kept."""
+        """Store a push and send it. Raises `RateLimited` if too many are waiting."""
         now = self._ledger.clock.now()
         excess = self._backlog.excess(OURS, HUB)
         if excess is not None:
-            raise RateLimited(f"{excess}: the hub has not been reached for long, or is slow", SECOND)
+            raise RateLimited(f"{excess}: the hub is slow, or was not reached for long", SECOND)
         seq_id = self._ids.next(now)
         body = frames.encode(Frame(kind, str(seq_id), data=frames.dump(data)))
         frames.check(body)
@@ -126,36 +127,32 @@ class PushOutbox:
         return push
 
     def up(self) -> None:
-        """There is a connection."""
+        """A connection is up."""
         self._offer(Reachable(HUB))
 
     def down(self) -> None:
-        """There is none any more."""
+        """The connection broke."""
         self._offer(Unreachable(HUB))
 
     def answered(self, frame: Frame) -> None:
-        """The hub's `server_ack`."""
-        assert frame.seq_id is not None
-        key = key_of(OURS, frame.seq_id)
+        """Takes in the hub's `server_ack`."""
+        key = key_of(OURS, frame.seq_id or "")
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 self._offer(Answered(key, State.DONE, Answer(), burn=False))
             case ServerCode.INTERNAL | None:
-                pass  # try again: the resend does
+                pass  # the resend tries again
             case code:
                 why = Refused(code, frame.error or "", frame.detail or "")
                 if self._inbox.is_live(key):
-                    LOG.error("the hub does not take a push, and it is lost: %s", why)
+                    LOG.error("the hub refuses a push, and it is lost: %s", why)
                 push = self._under_way.get(key)
                 if push is not None:
-                    push._end(why)
+                    push.end(why)
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(why)), burn=False))
 
     def _offer(self, event: Event) -> None:
-        try:
-            self.engine.offer(event)
-        except DulyError:
-            return  # we are stopping, or full: the hub is asked again
+        offer(self.engine, event)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -164,9 +161,9 @@ class PushOutbox:
             case ReportOutcome(key=key):
                 push = self._under_way.pop(key, None)
                 if push is not None:
-                    push._end()
+                    push.end()
             case Reply(message=message, verdict=verdict) if verdict.word not in (Word.FRESH, Word.DUPLICATE):
-                LOG.error("a push could not be kept, and is lost: %s", verdict.reason)
+                LOG.error("a push could not be stored, and is lost: %s", verdict.reason)
                 push = self._under_way.pop(message.key, None)
                 if push is not None:
-                    push._end(LedgerUnavailable(verdict.reason))
+                    push.end(LedgerUnavailable(verdict.reason))

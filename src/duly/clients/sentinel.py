@@ -1,8 +1,8 @@
-"""`duly.Sentinel`: report what a monitor notices; it reaches the tower once, or somebody called it off.
+"""`duly.Sentinel`: reports what a monitor notices; each event reaches the tower once, unless it is cancelled.
 
 The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
 countdown is over and the tower can be reached, in order. Restarts and kill -9 lose nothing that was stored
-(`await alert.stored()` says when). The tower need not be there when a sentinel starts, nor for days.
+(`await alert.stored()` says when). A sentinel starts, and works for days, without its tower.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from ssl import SSLContext
-from types import TracebackType
-from typing import Final, Literal, Protocol, Self
+from collections.abc import AsyncIterator
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
-from duly.clients.local_ledger import open_memory
-from duly.clients.websocket_link import WebSocketLink
+from duly.clients.base import Client, Link, fail, settle
+from duly.clients.http_link import HttpLink
+from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
 from duly.core.monitor.devices import DEVICES
@@ -51,7 +50,6 @@ from duly.core.operations import PutNewItem
 from duly.core.steps import (
     Answered,
     Effect,
-    Event,
     MachineEffect,
     MachineEvent,
     Reachable,
@@ -60,27 +58,29 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import ConnectionLost, DulyError, Malformed, NotAuthenticated, Stopped, TooLarge
+from duly.errors import ConnectionLost, Malformed, NotAuthenticated, Stopped, TooLarge
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import ENGINE_TRIES, Supervisor
-from duly.storage.ledger import Ledger
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
 
 FIELD_LIMIT: Final = 64 * 1024
-"""Of meta, and of a location: what the tower takes."""
+"""The most bytes of `meta`, and of `location`, that the tower takes."""
 
 NEWS: Final = 10_000
-"""News that nobody has read yet; then the oldest go."""
+"""How many unread news are kept; then the oldest are dropped."""
 
 FINAL: Final = frozenset({"malformed", "too_large", "id_conflict", "stale", "expired", "refused"})
-"""What the tower will say again however often it is asked. For the rest the event stays in the queue: a token
-that was taken away, or a clock that is wrong, may be put right."""
+"""Errors of the tower that no further try can change. After any other the event stays in the queue: a revoked
+token, or a wrong clock, may be put right."""
 
 
 class SentEvent(Struct, frozen=True):
-    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (back, for `reason`),
-    `superseded`, `expired`, `failed` or `unknown`."""
+    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (held back, for
+    `reason`), `superseded`, `expired`, `failed` or `unknown`.
+
+    >>> SentEvent("held", "debounced").done
+    False
+    """
 
     state: str
     reason: str = ""
@@ -88,12 +88,14 @@ class SentEvent(Struct, frozen=True):
 
     @property
     def done(self) -> bool:
+        """Whether the tower has it."""
         return self.state == State.DONE.word
 
 
 class SentinelNews(Struct, frozen=True, omit_defaults=True):
-    """Something a sentinel has done. `what`: `stored countdown held queued sent cancelled correcting
-    corrected updated summary refused online offline denied`, or how an event ended. Times in milliseconds."""
+    """One thing that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
+    `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline` or `denied`, or how an
+    event ended. Times are in milliseconds."""
 
     what: str
     time: int
@@ -118,6 +120,35 @@ class SentinelCounts(Struct):
     """transmissions after the first, of anything"""
 
 
+class NewsFeed:
+    """The news of one sentinel, for one reader; the oldest are dropped when they are not read."""
+
+    def __init__(self) -> None:
+        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
+        self._fresh = asyncio.Event()
+        self._closed = False
+
+    def add(self, news: SentinelNews) -> None:
+        """Append a piece of news."""
+        self._news.append(news)
+        self._fresh.set()
+
+    def close(self) -> None:
+        """End the feed, once everything in it is read."""
+        self._closed = True
+        self._fresh.set()
+
+    async def read(self) -> AsyncIterator[SentinelNews]:
+        """Yield the news as they come, until the feed is closed."""
+        while True:
+            while self._news:
+                yield self._news.popleft()
+            if self._closed:
+                return
+            self._fresh.clear()
+            await self._fresh.wait()
+
+
 class Alert:
     """One signal, and what becomes of it.
 
@@ -131,52 +162,62 @@ class Alert:
         self.device = device
         self.reason = reason
         self.id = ""
-        """the event's id, once it is stored; of a repeat, that of the event it repeats"""
-        self._called_off = False
+        """the event's id, once it is stored; of a repeat, the id of the event it repeats"""
+        self._cancelled = False
         self._ruled: asyncio.Future[str] = loop.create_future()
         self._sent: asyncio.Future[SentEvent] = loop.create_future()
 
     async def stored(self) -> str:
-        """Until the signal is judged, and if it passed, on the disk. The ruling: `pass`, or why not."""
+        """Wait until the signal is judged and, if it passed, stored. Returns `pass`, or why it was held."""
         return await asyncio.shield(self._ruled)
 
     @property
     def sent(self) -> asyncio.Future[SentEvent]:
-        """Await it to know how it ended."""
+        """Awaiting it waits for the end, and returns it."""
         return asyncio.shield(self._sent)
 
     def cancel(self) -> None:
-        """A person says that all is well. If it is too late, a correction goes out."""
+        """Call it off. If it has gone out already, a correction follows."""
         if not self._ruled.done():
-            self._called_off = True
+            self._cancelled = True
         elif self.id:
-            self._sentinel._tell(CancelRequest(self._sentinel._now(), self.device, self.id))
+            self._sentinel.cancel(self.device, self.id)
 
     def update(
         self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
     ) -> None:
-        """Something newer: it goes out with the event, or after it. Await `stored()` first."""
+        """Add something newer: it goes out with the event, or after it. Await `stored()` first."""
         self._sentinel.update(self.id, severity=severity, meta=meta, location=location)
 
+    # ── for the sentinel ─────────────────────────────────────────────────────────────────────────
 
-class _Carrier(Protocol):
-    """What a sentinel needs of a link."""
+    def rule(self, event: str, ruling: str) -> None:
+        """The signal is judged."""
+        self.id = event
+        settle(self._ruled, ruling)
+        if self._cancelled:
+            self.cancel()
 
-    @property
-    def connected(self) -> bool: ...
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
-    def send(self, frame: bytes) -> None: ...
+    def end(self, end: SentEvent) -> None:
+        """The signal has ended."""
+        settle(self._sent, end)
+
+    def abandon(self, problem: Stopped) -> None:
+        """Its end will not be heard."""
+        fail(self._ruled, problem)
+        fail(self._sent, problem)
 
 
-class Sentinel:
-    """A sentinel's side of alerts.
+class Sentinel(Client):
+    """A sentinel: it reports events of the devices it watches.
 
     async with duly.Sentinel("http://hub:7800", token, data="sentinel.db", profile="home") as sentinel:
         sentinel.disconnect("aa:bb:cc:dd:ee:ff")
         alert = sentinel.trigger("fall", "watch-1", severity="critical", location={"lat": 31.2, "lon": 121.5})
         print(await alert.sent)
 
+    `async with` does not wait for the tower; `await sentinel.ready()` does. `data` is the file of its queue
+    and memory; without it both end with the process. `profile` says who is told, at the tower.
     `transport="http"` is for networks that let no WebSocket through. `session` names what is guarded, if one
     sentinel guards one thing after another. `heartbeat=60` promises the tower a sign of life every minute:
     when it stops, the profile's people are told. Ending the program does not take the promise back;
@@ -194,91 +235,62 @@ class Sentinel:
         session: str = "",
         transport: Literal["websocket", "http"] = "websocket",
         heartbeat: float | None = None,
+        access: Access | None = None,
     ) -> None:
         if transport not in ("websocket", "http"):
             raise Malformed(f"transport={transport!r} is not known; use 'websocket' or 'http'")
-        self._url, self._token, self._data = url, token, data
+        super().__init__(url, token, data, access)
         self._profile = _name("profile", profile)
         self._session = session
         self._transport = transport
-        self._tls: SSLContext | None = None
-        self._where: Callable[[], Awaitable[tuple[str, str]]] | None = None
-        """for the command line, which knows the hub on its machine"""
         self.policy = policy or SentinelPolicy()
         if heartbeat is not None:
             self.policy = structs.replace(self.policy, heartbeat=heartbeat)
         self._alerts: dict[str, list[Alert]] = {}
         self._under_way: dict[bytes, tuple[str, str]] = {}
-        """what was transmitted: its kind, and the event it is about"""
+        """the kind and the event of everything that was transmitted"""
         self._causes: dict[str, tuple[str, str]] = {}
-        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
-        self._fresh_news = asyncio.Event()
+        self._news = NewsFeed()
         self._less = asyncio.Event()
-        self._closed = False
         self._last = 0
         self.counts = SentinelCounts()
-        self.name = ""
-        """as the tower knows it, once it has said so"""
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> Self:
-        self.tasks = Supervisor()
-        self._ledger = await self._open_ledger()
-        try:
-            self._monitor = Monitor(self.policy, await self._identify(), self._ledger.worker)
-            self._engine = Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
-            await self._engine.start()
-            self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
-            self._link = self._open_link()
-            await self._link.start()
-        except BaseException:
-            await self.tasks.stop()
-            await self._ledger.close()
-            raise
+        await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._link.stop()
-        await self._engine.stop()
-        await self.tasks.stop()
-        await self._ledger.close()
-        self._closed = True
-        self._fresh_news.set()
+    async def _build_engine(self) -> Engine:
+        self._monitor = Monitor(self.policy, await self._identify(), self._ledger.worker)
+        return Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
+
+    def _abandon(self) -> None:
+        self._news.close()
+        closed = Stopped("the sentinel was closed; the event is stored and goes on at its next start")
         for alerts in self._alerts.values():
             for alert in alerts:
-                _fail(
-                    alert,
-                    Stopped("the sentinel was closed; the event is stored and goes on at its next start"),
-                )
+                alert.abandon(closed)
 
-    async def _open_ledger(self) -> Ledger:
-        return await open_memory(self._data)
-
-    def _open_link(self) -> _Carrier:
+    def _open_link(self) -> Link:
+        make: type[WebSocketLink] | type[HttpLink] = WebSocketLink
         if self._transport == "http":
-            from duly.clients.http_link import HttpLink
-
-            return HttpLink(
-                self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-                denied=self._denied, where=self._where, tls=self._tls,
-            )  # fmt: skip
-        return WebSocketLink(
+            make = HttpLink
+        return make(
             self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-            denied=self._denied, where=self._where, tls=self._tls,
+            denied=self._denied, access=self._access,
         )  # fmt: skip
 
     async def _identify(self) -> Identity:
-        """Who we are: drawn once and kept, since the tower may be out of reach when it is first needed."""
-        bucket = self._ledger
-        await bucket.write(PutNewItem(SELF, "name", self._draw()), PutNewItem(SELF, "session", self._draw()))
-        name, session = await bucket.item(SELF, "name"), await bucket.item(SELF, "session")
-        assert name is not None
-        assert session is not None
+        """Returns this sentinel's identity, drawn once and kept: the tower may be out of reach when it is
+        first needed."""
+        ledger = self._ledger
+        await ledger.write(PutNewItem(SELF, "name", self._draw()), PutNewItem(SELF, "session", self._draw()))
+        name, session = await ledger.item(SELF, "name"), await ledger.item(SELF, "session")
         tower = urlsplit(self._url).netloc or self._url
-        return Identity(name.decode(), tower, self._profile, self._session or session.decode())
+        return Identity(
+            (name or b"").decode(), tower, self._profile, self._session or (session or b"").decode()
+        )
 
     def _draw(self) -> bytes:
         return secrets.token_hex(8).encode()
@@ -289,11 +301,12 @@ class Sentinel:
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
     def disconnect(self, device: str, *, meta: object = None, location: object = None) -> Alert:
-        """A device can no longer be reached."""
+        """Report that a device can no longer be reached."""
         return self.trigger(DISCONNECT, device, meta=meta, location=location)
 
     def reconnect(self, device: str) -> None:
-        """It can again: if the countdown of its disconnect is still running then, there is no alarm."""
+        """Report that a device can be reached again. While the countdown of its disconnect runs, this ends it
+        without an alarm."""
         self._tell(DeviceBack(_name("device", device), self._now()))
 
     def trigger(
@@ -306,8 +319,8 @@ class Sentinel:
         severity: Severity | str = Severity.WARNING,
         countdown: float | None = None,
     ) -> Alert:
-        """Something happened at a device. `countdown` in seconds, if not the policy's; `severity` is `info`,
-        `warning` or `critical`."""
+        """Report an event of a device. `countdown` is in seconds, and the policy's if not given; `severity`
+        is `info`, `warning` or `critical`."""
         if _name("reason", reason) == SUMMARY:
             raise Malformed(f"{SUMMARY!r} is the sentinel's own reason; choose another")
         about, where = _json("meta", meta), _json("location", location)
@@ -320,10 +333,10 @@ class Sentinel:
         )
         return alert
 
-    def cancel(self, device: str) -> None:
-        """A person says that all is well at a device: whatever has not gone out never will, and for what
-        went out within the last hour a correction follows."""
-        self._tell(CancelRequest(self._now(), _name("device", device)))
+    def cancel(self, device: str, event: str = "") -> None:
+        """Call off a device's events, or one of them: what has not gone out never will, and for what went out
+        within the last hour a correction follows."""
+        self._tell(CancelRequest(self._now(), _name("device", device), event))
 
     def update(
         self,
@@ -333,7 +346,7 @@ class Sentinel:
         meta: object = None,
         location: object = None,
     ) -> None:
-        """Something newer about an event: it goes out with it, or after it."""
+        """Add something newer to an event: it goes out with it, or after it."""
         if not event:
             raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
         change = EventChange(
@@ -346,24 +359,19 @@ class Sentinel:
         self._tell(change)
 
     def stand_down(self) -> None:
-        """Take the promise of a heartbeat back: nobody is told when this sentinel is silent from now on."""
+        """Take the promise of a heartbeat back: from now on no one is told when this sentinel falls
+        silent."""
         if not self._link.connected:
             raise ConnectionLost("the tower cannot be reached; it expects the heartbeat until it is told")
         self._tell(StopHeartbeat())
         self._beat(0)
 
-    async def news(self) -> AsyncIterator[SentinelNews]:
-        """What the sentinel does, as it happens, until it is closed."""
-        while True:
-            while self._news:
-                yield self._news.popleft()
-            if self._closed:
-                return
-            self._fresh_news.clear()
-            await self._fresh_news.wait()
+    def news(self) -> AsyncIterator[SentinelNews]:
+        """Yield what the sentinel does, as it happens, until it is closed."""
+        return self._news.read()
 
     async def drained(self) -> None:
-        """Until the tower has everything that was reported, or it ended otherwise."""
+        """Wait until everything that was reported has ended."""
         handled = asyncio.Event()
         self._engine.offer(MachineEvent(None), handled.set)
         await handled.wait()
@@ -382,7 +390,7 @@ class Sentinel:
         return self._ledger.clock.now()
 
     def _moment(self) -> int:
-        """The time of a signal. No two have the same: it says which was first, also after a restart."""
+        """Returns the time of a new signal. No two signals have the same time, so it says which was first."""
         now = self._now()
         set_back = now < self._last - SECOND
         self._last = now if now > self._last or set_back else self._last + 1
@@ -390,13 +398,6 @@ class Sentinel:
 
     def _tell(self, what: object) -> None:
         self._engine.offer(MachineEvent(what))
-
-    def _offer(self, event: Event) -> None:
-        """What the network says may come while we stop, or are full: it is said again."""
-        try:
-            self._engine.offer(event)
-        except DulyError:
-            return
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -426,12 +427,12 @@ class Sentinel:
                     self._say("correcting", called.device, event=event)
 
     def _beat(self, every: int) -> None:
-        """Say that we are there, and promise to say so again within `every` (ms); 0: no longer."""
+        """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back."""
         beat = frames.dump({"profile_id": self._profile, "every": every})
         self._link.send(frames.encode(Frame(HEARTBEAT, data=frames.raw(beat))))
 
     def _about(self, message: Message) -> str:
-        """The event a message is about; one from before a restart is looked into."""
+        """Returns the event that a message is about; that of an earlier run is read from its body."""
         if message.kind != EVENT:
             return event_of(message.body)
         if message.id not in self._causes:
@@ -454,15 +455,11 @@ class Sentinel:
         if not isinstance(alert, Alert):
             return
         self._count(decision.ruling)
-        alert.id = ruled.event
         if decision.passes:
             self._alerts.setdefault(ruled.event, []).append(alert)
-        elif not alert._sent.done():
-            alert._sent.set_result(SentEvent("held", decision.ruling.value, ruled.event))
-        if not alert._ruled.done():
-            alert._ruled.set_result(decision.ruling.value)
-        if alert._called_off:
-            alert.cancel()
+        else:
+            alert.end(SentEvent("held", decision.ruling.value, ruled.event))
+        alert.rule(ruled.event, decision.ruling.value)
 
     def _count(self, ruling: Ruling) -> None:
         counts = self.counts
@@ -484,8 +481,7 @@ class Sentinel:
         self.counts.cancelled += state is State.CANCELLED
         self._causes.pop(event, None)
         for alert in self._alerts.pop(event, ()):
-            if not alert._sent.done():
-                alert._sent.set_result(SentEvent(state.word, answer.reason, event))
+            alert.end(SentEvent(state.word, answer.reason, event))
 
     def _say(
         self,
@@ -498,13 +494,12 @@ class Sentinel:
     ) -> None:
         if event and not device:
             device, reason = self._causes.get(event, ("", ""))
-        self._news.append(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
-        self._fresh_news.set()
+        self._news.add(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
 
-    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def _up(self, welcome: Frame) -> None:
-        self.name = welcome.you or self.name
+        super()._up(welcome)
         if welcome.time is not None:
             self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
         self._offer(Reachable(""))
@@ -529,7 +524,7 @@ class Sentinel:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 self._offer(Answered(key, State.DONE, Answer()))
             case ServerCode.BAD_PARAMETERS if frame.error in FINAL:
-                # An earlier transmission may have been taken, and forgotten since.
+                # The tower may have taken an earlier transmission, and forgotten it since.
                 state = State.UNKNOWN if frame.error == "stale" else State.FAILED
                 reason = f"{frame.error}: {frame.detail or ''}"
                 self._offer(Answered(key, state, Answer(ServerCode.BAD_PARAMETERS, b"", reason)))
@@ -539,13 +534,6 @@ class Sentinel:
 
 
 _DONE: Final = {EVENT: "sent", "alert_update": "updated", "alert_cancel": "corrected"}
-
-
-def _fail(alert: Alert, problem: Stopped) -> None:
-    for future in (alert._ruled, alert._sent):
-        if not future.done():
-            future.set_exception(problem)
-            future.exception()  # asyncio need not complain that nobody looked
 
 
 def _name(field: str, value: str) -> str:

@@ -1,14 +1,13 @@
 """A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
 
-The law: a link carries frames while it can and loses them while it cannot. Nothing durable is here; the
-outbox or inbox behind it repeats what was lost. `up` is told of every new connection, so that it can, and
-`down` of every end of one that was not our own doing. `where` says before each try where the hub is and
-which token it wants, for those who cannot know that beforehand. A hub that does not want us at first is not
-asked again; unless somebody takes that up: then `denied` is told, and it is tried again.
+The law: a link carries frames while it is up and loses them while it is down. Nothing durable is here; the
+outbox or inbox behind it repeats what was lost. `up` is called at every new connection, `down` at every end
+of one that the client did not end itself. A hub that refuses the token at first is not asked again, unless
+there is a `denied` callback: then that is called, and the link tries again.
 
-Several hubs may be named, with commas between: when one no longer answers, the next is tried. Which is the
-first is told by the token, so that they share their clients. When none of them answers, whoever reads the log
-is told, once: a program that waits should not look like one that hangs.
+A URL may name several hubs, separated by commas: when one does not answer, the next is tried. The token
+decides which one is tried first, so that clients spread over the hubs. When none of them answers, the log
+says so, once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Final
+from typing import Final, TypeAlias
 from zlib import crc32
 
 import aiohttp
+from msgspec import Struct
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
@@ -36,7 +36,22 @@ LOG: Final = logging.getLogger("duly.link")
 RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
 
 
+Where: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
+"""Returns a hub's address and a token for it."""
+
+
+class Access(Struct, frozen=True):
+    """How a client reaches its hub, where a URL and a token are not enough."""
+
+    where: Where | None = None
+    """called before each connection: for a hub that moves, and for tokens that end"""
+    tls: SSLContext | None = None
+    """the TLS context of https:// and wss:// addresses; None checks certificates as usual"""
+
+
 class WebSocketLink:
+    """A connection to one of the hubs in `url`; `cursors` are told to the hub at every connection."""
+
     def __init__(
         self,
         url: str,
@@ -46,45 +61,48 @@ class WebSocketLink:
         heard: Callable[[Frame], None],
         down: Callable[[], None] = lambda: None,
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
-        where: Callable[[], Awaitable[tuple[str, str]]] | None = None,
-        tls: SSLContext | None = None,
+        access: Access | None = None,
         denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._urls, self._token = hubs(url), token
-        self._where = where
+        access = access or Access()
+        self._where = access.where
         self._up = up
         self._heard = heard
         self._down = down
         self._cursors = cursors
         self._denied = denied
-        self._tls: SSLContext | bool = tls or True
+        self._tls: SSLContext | bool = access.tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self.tasks = Supervisor()
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.denial: NotAuthenticated | None = None
-        """why the hub does not want us, since it last said so"""
+        """why the hub refuses us; None since it last accepted us"""
         self._stopping = asyncio.Event()
 
     @property
     def connected(self) -> bool:
+        """Whether frames can be sent now."""
         return self._socket is not None
 
     async def start(self) -> None:
+        """Begin to connect."""
         self.tasks.spawn("websocket link", self._run)
 
     async def ready(self) -> Frame:
-        """The first welcome. Raises `NotAuthenticated` if the hub does not want us."""
+        """Waits for the first welcome. Raises `NotAuthenticated` if the hub refuses the token."""
         return await asyncio.shield(self._first)
 
     async def stop(self) -> None:
+        """Hang up, and do not connect again."""
         self._stopping.set()
         await self.tasks.stop()
         if not self._first.done():
             self._first.cancel()
 
     def send(self, frame: bytes) -> None:
-        """Hand a frame to the connection; without one it is lost, as it might be on the way."""
+        """Send a frame. While the link is down it is lost, as it might be on the way."""
         if self._socket is not None:
             self._queue.put_nowait(frame)
 
@@ -112,12 +130,10 @@ class WebSocketLink:
                         self._first.set_exception(problem)
                         return
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError) as problem:
-                    failures += 1  # a hub that is down, or talks nonsense, is tried again
+                    failures += 1  # a hub that is down, or breaks the protocol, is tried again
                     if failures == len(self._urls):
                         why = str(problem) or "no answer in time"
-                        LOG.warning(
-                            "%s cannot be reached, and is tried again: %s", ", ".join(self._urls), why
-                        )
+                        LOG.warning("%s cannot be reached; trying again: %s", ", ".join(self._urls), why)
                 finally:
                     self._socket = None
                 hub += 1
@@ -174,7 +190,7 @@ class WebSocketLink:
 
 
 def hubs(urls: str) -> list[str]:
-    """The hubs that are named, with commas between.
+    """Returns the hubs that a URL names, separated by commas.
 
     >>> hubs("ws://a:7800/, https://b")
     ['http://a:7800', 'https://b']

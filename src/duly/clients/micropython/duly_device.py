@@ -1,16 +1,16 @@
 # MicroPython has no pathlib, no contextlib, and a TimeoutError of its own.
 # ruff: noqa: PTH104, PTH107, PTH123, SIM105, UP041
-"""duly for MicroPython: a device that does what it is told once. One file, nothing beside MicroPython.
+"""duly for MicroPython: a device that carries out each command once. One file, which needs only MicroPython.
 
-The laws. A command is written to flash before it is run, and its answer before it is sent; a repeat, a
-reset or a power cut never repeats an effect. A command that a power cut hit in the middle is not run again
-and not answered (nobody can tell, and the hub says so: `unknown`), unless its handler is `at_least_once`.
-Commands run one at a time, and those of one sender and order key in its order.
+The laws. A command is written to flash before it is run, and its answer before it is sent; no repeat, reset
+or power cut repeats an effect. A command that a power cut interrupted is not run again and not answered (the
+hub ends it as `unknown`), unless its handler is `at_least_once`. Commands run one at a time, and those of one
+sender and order key in its order.
 
-What we no longer remember, we no longer accept: the last 100 ids are kept, and of every sender the newest
-id that was forgotten. What is not above that mark may have run, so it never will. Chunks of media are read,
-not done: they have a window of their own, in memory only, so that a download neither pushes a command out
-nor wears the flash, and a repeat is read again.
+An id that is no longer remembered is no longer accepted: the last 100 ids are kept, and of every sender the
+newest id that was forgotten; a command that is not newer may have run, so it is not run. Chunks of media are
+only read: they have a window of their own, in memory, so that a download neither pushes a command out nor
+wears the flash, and a repeat is read again.
 
     device = Device("ws://192.168.1.5:7800", token)
 
@@ -32,18 +32,22 @@ import time
 try:
     from collections.abc import Callable
     from typing import Any
+
+    Json = dict[str, Any]
+    Row = list[Any]
+    Handler = Callable[["Command"], Any]
 except ImportError:
-    pass  # MicroPython reads past annotations
+    pass  # MicroPython skips annotations, so only type checkers need these names
 
 CHUNK = "media_download_chunk"
 ORDER_WINDOW = 0.3
-"""seconds: how long a command waits for the one that the hub says went before it"""
+"""seconds: how long a command waits for the one that goes before it"""
 SILENCE = 60
-"""seconds: the hub pings every 20; after three missed ones the connection is dead"""
+"""seconds: the hub pings every 20; after three missed pings the connection is dead"""
 ANSWER_LIMIT = 256
-"""bytes: a longer answer is sent, but only its code is kept"""
+"""bytes: of a longer answer only the code is kept"""
 WAITING_LIMIT = 100
-"""commands: what comes on top is answered with busy"""
+"""commands: further ones are answered with BUSY"""
 PUSHES_LIMIT = 20
 """pushes that the hub has not stored yet"""
 
@@ -52,35 +56,32 @@ NOT_AUTHORISED, OUT_OF_RESOURCES, NOT_SUPPORTED = 5, 6, 7
 
 
 class DeviceError(Exception):
-    """Raise it in a handler to fail with a code: nothing was done."""
+    """A handler raises it to fail with a code: nothing was done."""
 
     def __init__(self, code: int, detail: str = "") -> None:
         super().__init__(detail)
-        self.code = code
-        self.detail = detail
+        self.code, self.detail = code, detail
 
 
 class Refused(Exception):
-    """The hub does not want us."""
+    """The hub refuses this device."""
 
 
 KNOWN = ("type", "seq_id", "to", "from", "data", "exp", "order", "timeout")
-"""what a command has by the protocol; what it has beside that is its sender's own"""
+"""the fields of the protocol; other fields of a command are its sender's own"""
 
 
 class Command:
-    """What a handler gets: `type`, `data`, `sender`, `id`, and in `fields` what else it carried. A handler
-    that takes its time is an async function and says so: `await command.working(50)`."""
+    """A command, as its handler gets it: `type`, `data`, `sender`, `id`, and in `fields` what else it
+    carried. A handler that takes long is an async function, and reports it: `await command.working(50)`."""
 
-    def __init__(
-        self, frame: "dict[str, Any]", send: "Callable[[dict[str, Any]], Any] | None" = None
-    ) -> None:
+    def __init__(self, frame: "Json", send: "Callable[[Json], Any] | None" = None) -> None:
         self._send = send
         self.fields = {name: frame[name] for name in frame if name not in KNOWN}
-        order: Any = frame.get("order")
+        order = frame.get("order") or {}
         ordered = isinstance(order, dict) and order.get("mode") != "any"
         self.type: str = frame["type"]
-        self.data: Any = frame.get("data")
+        self.data = frame.get("data")
         self.sender: str = frame["from"]
         self.id: str = frame["seq_id"]
         self.at = moment(self.id)
@@ -93,27 +94,25 @@ class Command:
         self.print = binascii.hexlify(hashlib.sha256(meaning).digest()[:4]).decode()
 
     async def working(self, progress: object = None) -> None:
-        """Say that this is being worked on, and how far it is: the hub repeats nothing and waits anew."""
-        said: dict[str, Any] = {"type": "ack", "seq_id": self.id, "to": self.sender, "state": "delivered"}
+        """Report that it is being worked on, and how far it is: the hub sends no repeat and waits anew."""
+        said: Json = {"type": "ack", "seq_id": self.id, "to": self.sender, "state": "delivered"}
         if progress is not None:
             said["progress"] = progress
         if self._send is not None:
             await self._send(said)
 
     def same(self, other: "Command | None") -> bool:
+        """Whether the other is a repeat of it."""
         return other is not None and (self.sender, self.id) == (other.sender, other.id)
 
     def precedes(self, other: "Command") -> bool:
         """Whether it must take effect before the other, whichever came first."""
-        return (
-            self.lane is not None
-            and (self.sender, self.lane) == (other.sender, other.lane)
-            and self.at < other.at
-        )
+        same_lane = (self.sender, self.lane) == (other.sender, other.lane)
+        return self.lane is not None and same_lane and self.at < other.at
 
 
 def moment(seq_id: str) -> "tuple[int, int]":
-    """When an id was minted, and its number: what ids are compared by."""
+    """Returns an id's time and counter, by which ids are compared."""
     ms, _, n = seq_id.partition("_")
     if not (ms.isdigit() and n.isdigit()) or seq_id != f"{int(ms)}_{int(n)}":
         raise ValueError("a seq_id is milliseconds, an underscore and a counter")
@@ -126,31 +125,29 @@ SENDER, ID, PRINT, LANE, ANSWER = 0, 1, 2, 3, 4
 
 
 class Memory:
-    """The last `size` ids in order of arrival, each with what it meant and its answer (None: begun, or not
-    kept), and of every sender the newest id forgotten. With `file` it is in flash."""
+    """The last `size` ids in order of arrival, each with its fingerprint and answer (None: begun, or not
+    kept), and of every sender the newest forgotten id. With `file` it is in flash."""
 
     def __init__(self, size: int, file: "str | None" = None) -> None:
-        self.size = size
-        self.file = file
-        self.entries: list[list[Any]] = []
+        self.size, self.file = size, file
+        self.entries: list[Row] = []
         self.marks: dict[str, str] = {}
         self.lost = file is not None and not self._load(file)
 
-    def find(self, command: Command) -> "list[Any] | None":
+    def find(self, command: Command) -> "Row | None":
+        """Returns the entry of a command."""
         for entry in self.entries:
             if entry[ID] == command.id and entry[SENDER] == command.sender:
                 return entry
         return None
 
     def forgot(self, command: Command) -> bool:
-        """Whether it may have run, for all we know. The mark of nobody is everybody's."""
-        for name in (command.sender, ""):
-            if name in self.marks and command.at <= moment(self.marks[name]):
-                return True
-        return False
+        """Whether it may have run before. The mark of "" holds for every sender."""
+        marks = [self.marks[name] for name in (command.sender, "") if name in self.marks]
+        return any(command.at <= moment(mark) for mark in marks)
 
     def newest(self, command: Command) -> "tuple[int, int]":
-        """The newest id of this sender in this lane; one that failed does not count."""
+        """Returns the newest id of this sender in this lane that has not failed."""
         newest = moment(self.marks[command.sender]) if command.sender in self.marks else (0, -1)
         for entry in self.entries:
             failed = entry[ANSWER] is not None and entry[ANSWER][0] != DONE
@@ -158,18 +155,19 @@ class Memory:
                 newest = max(newest, moment(entry[ID]))
         return newest
 
-    def add(self, command: Command) -> "list[Any]":
+    def add(self, command: Command) -> "Row":
+        """Remember a command, and forget the oldest."""
         entry = [command.sender, command.id, command.print, command.lane, None]
         self.entries.append(entry)
         while len(self.entries) > self.size:
             oldest = self.entries.pop(0)
-            # Arrival is not order: the mark is the newest id forgotten, not the last one.
+            # They arrive in any order: the mark is the newest forgotten id, not the last one forgotten.
             if moment(self.marks.get(oldest[SENDER], "0_0")) <= moment(oldest[ID]):
                 self.marks[oldest[SENDER]] = oldest[ID]
         return entry
 
     def save(self) -> None:
-        """All of it, or the file stays what it was."""
+        """Write everything to flash; if that fails the old file stays."""
         if self.file is None:
             return
         new = self.file + ".new"
@@ -185,7 +183,7 @@ class Memory:
             os.rename(new, self.file)
 
     def _load(self, file: str) -> bool:
-        """False if there was a memory, and it cannot be read."""
+        """Returns False if there is a file that cannot be read."""
         unreadable = False
         for name in (file, file + ".new"):
             try:
@@ -205,16 +203,15 @@ TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
 class WebSocket:
-    """The client's side of RFC 6455, as much of it as a hub needs."""
+    """The client's side of RFC 6455, as far as a hub needs it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._limit = limit
-        # MicroPython's drain is not made for two at once: they would send the same bytes twice.
+        self._reader, self._writer, self._limit = reader, writer, limit
+        # Two drains at once send the same bytes twice on MicroPython.
         self._lock = asyncio.Lock()
 
     async def shake_hands(self, host: str) -> None:
+        """Upgrade the connection."""
         key = binascii.b2a_base64(os.urandom(16)).strip().decode()
         request = (
             f"GET /v1/ws HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -226,27 +223,22 @@ class WebSocket:
         if b" 101 " not in status:
             raise Refused(f"{host} does not speak WebSocket: {status.decode()}")
         accept = b""
-        line = await self._line()
-        while line:
+        while line := await self._line():
             name, _, value = line.partition(b":")
             if name.lower() == b"sec-websocket-accept":
                 accept = value.strip()
-            line = await self._line()
-        sha1 = getattr(hashlib, "sha1", None)  # small ports go without
+        sha1 = getattr(hashlib, "sha1", None)  # small ports have none
         if sha1 is not None:
             proof = sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
             if accept != binascii.b2a_base64(proof).strip():
                 raise Refused(f"{host} does not speak WebSocket")
 
     async def send(self, kind: int, data: bytes) -> None:
+        """Send one frame, masked."""
         size = len(data)
         key = os.urandom(4)
-        if size < 126:
-            head = bytes([0x80 | kind, 0x80 | size])
-        elif size < 65536:
-            head = bytes([0x80 | kind, 0x80 | 126]) + size.to_bytes(2, "big")
-        else:
-            head = bytes([0x80 | kind, 0x80 | 127]) + size.to_bytes(8, "big")
+        code, width = (size, 0) if size < 126 else (126, 2) if size < 65536 else (127, 8)
+        head = bytes([0x80 | kind, 0x80 | code]) + (size.to_bytes(width, "big") if width else b"")
         body = bytearray(data)
         for i in range(size):
             body[i] ^= key[i & 3]
@@ -255,7 +247,7 @@ class WebSocket:
             await self._writer.drain()
 
     async def receive(self) -> "bytes | None":
-        """The next message, b"" for one too large for us; None at the end. Pings are answered on the way."""
+        """Returns the next message, b"" for one that is too large, None at the end. Pings are answered."""
         message = b""
         skipped = False
         while True:
@@ -283,6 +275,7 @@ class WebSocket:
                 return message
 
     async def close(self) -> None:
+        """Close the connection."""
         self._writer.close()
         try:
             await self._writer.wait_closed()
@@ -299,13 +292,9 @@ class WebSocket:
 # ── the device ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _quiet(text: str) -> None:
-    pass
-
-
 class Device:
-    """A device's side of the wire. `log` is told, in words, why nothing happened; `ssl` is True or a context
-    for `wss:`; a frame of more than `limit` bytes does not fit into us and is left unanswered."""
+    """A device. `log` is called with a sentence whenever something is not done; `ssl` is True or a context
+    for `wss:`; a frame of more than `limit` bytes is not answered."""
 
     def __init__(
         self,
@@ -315,23 +304,20 @@ class Device:
         file: str = "duly.json",
         window: int = 100,
         limit: int = 65536,
-        ssl: "Any" = None,
-        log: "Callable[[str], None]" = _quiet,
+        ssl: object = None,
+        log: "Callable[[str], None]" = lambda text: None,
     ) -> None:
         scheme, _, rest = url.partition("://")
         self._address = rest.split("/")[0]
         host, _, port = self._address.partition(":")
         secure = scheme in ("wss", "https")
         self._where = (host, int(port or (443 if secure else 80)), ssl or secure or None)
-        self._token = token
-        self._limit = limit
-        self._log = log
-        self._memory = Memory(window, file)
-        self._chunks = Memory(window)
-        self._handlers: dict[str, tuple[Callable[[Command], Any], bool]] = {}
+        self._token, self._limit, self._log = token, limit, log
+        self._memory, self._chunks = Memory(window, file), Memory(window)
+        self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._waiting: list[Command] = []
         self._running: Command | None = None
-        self._pushes: list[dict[str, Any]] = []
+        self._pushes: list[Json] = []
         self._told = 0
         self._telling = asyncio.Lock()
         self._news = asyncio.Event()
@@ -340,15 +326,13 @@ class Device:
         self._ticks = _ticks()
         self.name = ""
 
-    def on(
-        self, *types: str, effect: str = "at_most_once"
-    ) -> "Callable[[Callable[[Command], Any]], Callable[[Command], Any]]":
-        """Handle these types of commands, in a function or an async function. Return the answer's data, or
-        raise `DeviceError`."""
+    def on(self, *types: str, effect: str = "at_most_once") -> "Callable[[Handler], Handler]":
+        """Declare a handler of these command types: a function or an async function, which returns the
+        answer's data or raises `DeviceError`."""
         if effect not in ("at_most_once", "at_least_once"):
             raise ValueError("effect is 'at_most_once' or 'at_least_once'")
 
-        def decorate(handler: "Callable[[Command], Any]") -> "Callable[[Command], Any]":
+        def decorate(handler: "Handler") -> "Handler":
             for type_ in types:
                 self._handlers[type_] = (handler, effect == "at_least_once" or type_ == CHUNK)
             return handler
@@ -356,19 +340,17 @@ class Device:
         return decorate
 
     async def push(self, type: str, data: object = None) -> bool:
-        """Tell the apps something. It is kept in memory, and sent again after a reconnect, until the hub has
-        stored it. False if too many wait already: then it is lost."""
+        """Push something to the apps. It is kept in memory, and sent again after a reconnect, until the hub
+        has stored it. Returns False if too many wait already: then it is lost."""
         if len(self._pushes) >= PUSHES_LIMIT:
             return False
-        frame: dict[str, Any] = {"type": type}
-        if data is not None:
-            frame["data"] = data
+        frame: Json = {"type": type} if data is None else {"type": type, "data": data}
         self._pushes.append(frame)
         async with self._telling:
             await self._tell([frame])
         return True
 
-    async def _tell(self, pushes: "list[dict[str, Any]]") -> None:
+    async def _tell(self, pushes: "list[Json]") -> None:
         for frame in pushes:
             if self._socket is None:
                 return
@@ -377,15 +359,15 @@ class Device:
                 self._told += 1
             await self._send(frame)
 
-    def _stored(self, frame: "dict[str, Any]") -> None:
+    def _stored(self, frame: "Json") -> None:
         if frame["code"] == 4:
-            return  # it comes again
+            return  # it is sent again
         if frame["code"] not in (0, 5):
-            self._log(f"the hub does not take a push: {frame.get('detail')}")
+            self._log(f"the hub refuses a push: {frame.get('detail')}")
         self._pushes = [push for push in self._pushes if push.get("seq_id") != frame["seq_id"]]
 
     async def run(self) -> None:
-        """Serve until cancelled, connecting again for as long as it takes."""
+        """Serve until cancelled; a lost connection is made again."""
         worker = asyncio.create_task(self._work())
         pause = 0.2
         try:
@@ -395,7 +377,7 @@ class Device:
                 except Refused as problem:
                     self._log(f"refused: {problem}")
                     if not self._socket:
-                        pause = 60.0  # asking often would only lock us out
+                        pause = 60.0  # frequent tries would only be blocked
                 except (OSError, EOFError, ValueError, asyncio.TimeoutError) as problem:
                     self._log(f"connection lost: {problem!r}")
                 if self._socket is not None:
@@ -405,11 +387,11 @@ class Device:
         finally:
             worker.cancel()
 
-    # ── the wire ─────────────────────────────────────────────────────────────────────────────────
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     async def _session(self) -> None:
         host, port, secure = self._where
-        options = {"ssl": secure} if secure else {}  # before 1.23 there is no such option
+        options: Json = {"ssl": secure} if secure else {}  # before 1.23 there is no such option
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, **options), 10)
         socket = WebSocket(reader, writer, self._limit)
         try:
@@ -417,33 +399,31 @@ class Device:
             await socket.send(TEXT, json.dumps({"type": "auth", "token": self._token}).encode())
             welcome = await asyncio.wait_for(socket.receive(), 10)
             self._greet(json.loads(welcome or b"{}"))
-            async with self._telling:  # what waits goes before what is pushed from now on
+            async with self._telling:  # waiting pushes go before new ones
                 self._socket = socket
                 await self._tell(list(self._pushes))
-            while True:
-                text = await socket.receive()
-                if text is None:
-                    return
+            while (text := await socket.receive()) is not None:
                 self._now()
                 await self._hear(text)
         finally:
             await socket.close()
 
-    def _greet(self, welcome: "dict[str, Any]") -> None:
+    def _greet(self, welcome: "Json") -> None:
         if welcome.get("type") != "welcome":
             raise Refused(welcome.get("detail") or "the hub does not know this token")
         self.name = welcome["you"]
         self._time, self._ticks = welcome["time"], _ticks()
         self._log(f"connected as {self.name}")
         if self._memory.lost:
-            # We cannot tell what has run. Nothing that was minted before now will run again.
+            # What has run is not known. No id from before now is accepted.
             self._memory.marks[""] = f"{self._time}_0"
             self._memory.lost = False
             self._memory.save()
             self._log("the memory was unreadable; ids from before now are refused")
 
     def _now(self) -> int:
-        """The hub's time in ms, since many devices have no clock; asked at every frame, lest ticks wrap."""
+        """Returns the hub's time in ms, since many devices have no clock; called at every frame, before ticks
+        wrap."""
         ticks = _ticks()
         self._time += _ticks_diff(ticks, self._ticks)
         self._ticks = ticks
@@ -457,31 +437,31 @@ class Device:
             if "from" not in frame or "seq_id" not in frame:
                 return
         except (ValueError, TypeError):
-            self._log("a frame that is too large for us, or not JSON")
+            self._log("a frame that is too large, or not JSON")
             return
         try:
             await self._take(Command(frame, self._send))
         except ValueError as problem:
             await self._say(frame["from"], frame["seq_id"], [BAD_PARAMETERS, None, str(problem)])
 
-    async def _say(self, sender: str, seq_id: str, answer: "list[Any]", state: str = "") -> None:
+    async def _say(self, sender: str, seq_id: str, answer: "Row", state: str = "") -> None:
         code, data, detail = answer
-        frame: dict[str, Any] = {"type": "ack", "seq_id": seq_id, "to": sender, "code": code}
-        if data is not None:
-            frame["data"] = data
-        if detail:
-            frame["detail"] = detail
-        if state:
-            frame["state"] = state
+        frame: Json = {"type": "ack", "seq_id": seq_id, "to": sender, "code": code}
+        for name, value in (("data", data), ("detail", detail or None), ("state", state or None)):
+            if value is not None:
+                frame[name] = value
         await self._send(frame)
 
-    async def _send(self, frame: "dict[str, Any]") -> bool:
+    async def _refuse(self, command: Command, code: int, detail: str, state: str = "") -> None:
+        await self._say(command.sender, command.id, [code, None, detail], state)
+
+    async def _send(self, frame: "Json") -> bool:
         if self._socket is None:
             return False
         try:
             await self._socket.send(TEXT, json.dumps(frame).encode())
         except OSError:
-            return False  # the reader notices, too, and the hub repeats
+            return False  # the reader notices it, too, and the hub repeats
         return True
 
     # ── what arrives ─────────────────────────────────────────────────────────────────────────────
@@ -495,23 +475,21 @@ class Device:
             if memory.forgot(command):
                 self._log(f"{command.id} of {command.sender} is too old: it may have run")
             elif command.type not in self._handlers:
-                detail = f"{self.name} does not know {command.type}"
-                await self._say(command.sender, command.id, [NOT_SUPPORTED, None, detail])
+                await self._refuse(command, NOT_SUPPORTED, f"{self.name} does not know {command.type}")
             else:
                 await self._queue(command)
         elif entry[PRINT] != command.print:
-            detail = "this id was used before, for something else"
-            await self._say(command.sender, command.id, [BAD_PARAMETERS, None, detail])
+            await self._refuse(command, BAD_PARAMETERS, "this id was used before, for something else")
         elif entry[ANSWER] is not None:
             await self._say(command.sender, command.id, entry[ANSWER])
         elif self._handlers.get(command.type, (None, False))[1]:
             await self._queue(command)
         else:
-            self._log(f"{command.id} of {command.sender} was begun before we stopped: nobody can tell")
+            self._log(f"{command.id} of {command.sender} was begun before a restart: its outcome is unknown")
 
     async def _queue(self, command: Command) -> None:
         if len(self._waiting) >= WAITING_LIMIT:
-            await self._say(command.sender, command.id, [BUSY, None, "too many commands wait already"])
+            await self._refuse(command, BUSY, "too many commands wait already")
             return
         place = 0
         while place < len(self._waiting) and not command.precedes(self._waiting[place]):
@@ -520,8 +498,7 @@ class Device:
         self._news.set()
 
     async def _supersede(self, command: Command) -> None:
-        answer = [TIMEOUT, None, "a later one took effect before it"]
-        await self._say(command.sender, command.id, answer, "superseded")
+        await self._refuse(command, TIMEOUT, "a later one took effect before it", "superseded")
 
     # ── what is run ──────────────────────────────────────────────────────────────────────────────
 
@@ -549,23 +526,25 @@ class Device:
                 await self._supersede(first)
                 continue
             held = first
-            await asyncio.sleep(ORDER_WINDOW)  # what goes before it is put before it, if it comes meanwhile
+            await asyncio.sleep(ORDER_WINDOW)  # a command that goes before it may come meanwhile
 
     def _is_outdated(self, command: Command) -> bool:
         """Whether only the latest counts, and a newer one that can still be done is next in its lane."""
         if command.latest:
             for other in self._waiting:
-                if other.lane == command.lane and not (other.exp and other.exp <= self._now()):
+                if other.lane == command.lane and not self._is_expired(other):
                     return other.latest
         return False
+
+    def _is_expired(self, command: Command) -> bool:
+        return 0 < command.exp <= self._now()
 
     async def _run(self, command: Command) -> None:
         memory = self._memory_of(command)
         handler, repeatable = self._handlers[command.type]
         entry = memory.find(command)
-        if command.exp and command.exp <= self._now():
-            late = [TIMEOUT, None, "it expired before it could be done"]
-            await self._say(command.sender, command.id, late, "expired")
+        if self._is_expired(command):
+            await self._refuse(command, TIMEOUT, "it expired before it could be done", "expired")
             return
         if entry is None and command.lane is not None and memory.newest(command) > command.at:
             await self._supersede(command)
@@ -576,8 +555,8 @@ class Device:
                 memory.save()
             except OSError as problem:
                 memory.entries.remove(entry)
-                full = [OUT_OF_RESOURCES, None, f"it could not be stored, and was not done: {problem!r}"]
-                await self._say(command.sender, command.id, full)
+                detail = f"it could not be stored, and was not done: {problem!r}"
+                await self._refuse(command, OUT_OF_RESOURCES, detail)
                 return
         answer = await self._call(handler, command)
         entry = entry or memory.add(command)
@@ -590,7 +569,7 @@ class Device:
             self._log(f"the answer of {command.id} is not in flash: {problem!r}")
         await self._say(command.sender, command.id, answer)
 
-    async def _call(self, handler: "Callable[[Command], Any]", command: Command) -> "list[Any]":
+    async def _call(self, handler: "Handler", command: Command) -> "Row":
         try:
             data = handler(command)
             if hasattr(data, "send"):
@@ -601,9 +580,9 @@ class Device:
             return [HARDWARE_FAULT, None, repr(problem)[:200]]
         try:
             if command.type != CHUNK:  # its text is large, and memory small
-                json.loads(json.dumps(data))  # MicroPython writes what is not JSON without a word
+                json.loads(json.dumps(data))  # MicroPython writes values that are not JSON, too
         except (ValueError, TypeError) as problem:
-            return [DONE, None, f"done, but what came of it cannot be told: {problem!r}"]
+            return [DONE, None, f"done, but what it returned cannot be sent: {problem!r}"]
         return [DONE, data, ""]
 
     def _memory_of(self, command: Command) -> Memory:
@@ -611,12 +590,8 @@ class Device:
 
 
 def _ticks() -> int:
-    if hasattr(time, "ticks_ms"):
-        return int(time.ticks_ms())
-    return int(time.monotonic() * 1000)
+    return int(time.ticks_ms() if hasattr(time, "ticks_ms") else time.monotonic() * 1000)
 
 
 def _ticks_diff(late: int, early: int) -> int:
-    if hasattr(time, "ticks_diff"):
-        return int(time.ticks_diff(late, early))
-    return late - early
+    return int(time.ticks_diff(late, early)) if hasattr(time, "ticks_diff") else late - early

@@ -1,21 +1,22 @@
-"""The tasks a node is sent: stored, run once, answered in kind, and answered again to every repeat.
+"""The tasks a node receives: stored, run once, and answered, to every repeat again.
 
-The laws. PUBACK and `ack` go out when a task is stored, not before. A handler's end is stored before it is
-told; a repeat never runs, it gets the stored answer. A task that has expired, is for somebody else, or is not
-signed where that is demanded, is not run and not answered. After a crash in the middle `at_least_once` runs
-again; `at_most_once` does not, and its sender is told that nobody can tell.
+The laws. PUBACK and `ack` go out when a task is stored, not before. A result is stored before it is sent; a
+repeat never runs, it gets the stored answer. A task that has expired, is for another node, or is not signed
+where that is required, is not run and not answered. After a crash in the middle `at_least_once` runs again;
+`at_most_once` does not, and its sender is told that the outcome is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from duly.clients.base import Chores
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import Task, as_kept, asked_as, pack, pack_task, unpack
@@ -38,22 +39,22 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 REASON: Final = 500
-"""Characters of an exception that are told."""
+"""The most characters of an exception that are sent."""
 
 BACKLOG: Final = 10_000
-"""Tasks under way or waiting for their turn. More are left to the broker, by not acknowledging them."""
+"""The most tasks under way or waiting. Further ones stay at the broker, unacknowledged."""
 
 ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
-"""Bytes of JSON in an answer, with room for everything around them."""
+"""The most bytes of JSON in an answer, with room for its envelope."""
 
 _ITSELF: Final = "/self"
-"""Behind the scope of a task a node sent to itself: no username has a slash, so it meets nobody's ids."""
+"""The end of the scope of tasks that a node sent to itself: no username has a slash, so no ids collide."""
 
-Handler: TypeAlias = Callable[[Task], Awaitable[Any]]
+Handler: TypeAlias = Callable[[Task], Awaitable[object]]
 
 
 class Action(Struct, frozen=True):
-    """What is done with tasks of one action."""
+    """How the tasks of one action are handled."""
 
     handler: Handler
     repeatable: bool
@@ -61,7 +62,7 @@ class Action(Struct, frozen=True):
 
 
 class Incoming:
-    """A node's inbox, and its handlers at work. `do` runs a chore in the background."""
+    """A node's inbox, and its handlers at work."""
 
     def __init__(
         self,
@@ -76,13 +77,13 @@ class Incoming:
         seal: FdSignatures,
         peers: Peers,
         refusals: Refusals,
-        do: Callable[[Coroutine[Any, Any, None]], None],
+        chores: Chores,
         *,
         ordered: bool,
     ) -> None:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
-        self._seal, self._budget, self._do, self._ordered = seal, budget, do, ordered
+        self._seal, self._budget, self._chores, self._ordered = seal, budget, chores, ordered
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
@@ -94,19 +95,19 @@ class Incoming:
         self.engine = Engine(self._inbox, ledger, self._perform)
         self._held: deque[tuple[Arrived, Acknowledge]] = deque()
         self._offered = 0
-        """tasks that the engine has and that are not stored"""
+        """how many tasks the engine has that are not stored yet"""
         self.tasks = Supervisor()
         self._asked: dict[bytes, Message] = {}
         """the tasks that run"""
 
     async def drain(self, within: float) -> None:
-        """Let handlers finish, and cancel those that do not."""
+        """Wait for handlers, then cancel those that have not finished."""
         await self.tasks.finish(within)
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, payload: bytes, ack: Acknowledge) -> None:
-        """A task came. Raises `SenderError` if it is none."""
+        """Takes in a task. Raises `SenderError` if it is malformed."""
         task = fd.decode_pending(payload)
         if task.receiver and task.receiver != self._name:
             reason = f"it is for {task.receiver}, not for {self._name}"
@@ -145,7 +146,7 @@ class Incoming:
         try:
             self.engine.offer(event, stored)
         except Overloaded:
-            self._do(self._put(event, stored))
+            self._chores.do(self._put(event, stored))
         except Stopped:
             return  # not acknowledged: it comes again
 
@@ -154,7 +155,7 @@ class Incoming:
         return self._inbox.live + self._offered >= BACKLOG
 
     def reconnected(self) -> None:
-        """What was held back or could not be stored was not acknowledged: it comes again."""
+        """Forget what was not stored: it was not acknowledged, so it comes again."""
         self._held.clear()
         self._offered = 0
 
@@ -191,7 +192,7 @@ class Incoming:
                     self._offer(*self._held.popleft())
                 asked = self._asked.pop(key, None)
                 if asked is None:
-                    self._do(self._find_and_tell(key, state, answer))
+                    self._chores.do(self._find_and_tell(key, state, answer))
                 else:
                     self._tell(asked, state, answer)
 
@@ -209,7 +210,7 @@ class Incoming:
             self._refusals.count(verdict.named)  # the ledger has recorded it
 
     async def _find_and_tell(self, key: bytes, state: State, answer: Answer) -> None:
-        """It ended without running here: only the ledger knows how it was asked."""
+        """Answer a task that ended without running here: only the ledger has its message."""
         with suppress(LedgerError):
             record = await self._ledger.find(key)
             if record is not None:
@@ -244,7 +245,7 @@ class Incoming:
         payload, form = self._asked_with(message)
         sender = _sender(message.scope)
 
-        def progress(value: Any) -> None:
+        def progress(value: object) -> None:
             said = fd.FdAck(message.id, old_names=old, progress=fd.content_of(value, form))
             self._mailbox.post(sender, FdKind.ACK, self._seal.encode(said, sender, form))
 
@@ -273,12 +274,12 @@ class Incoming:
             await self._put(ended)
 
     def _asked_with(self, message: Message) -> tuple[fd.Content, Form]:
-        """What a task brings, and the form it is answered in, by what is known of its sender by now."""
+        """Returns a task's payload, and the form of its answer, by what is known of its sender by now."""
         sender = _sender(message.scope)
         content = self._peers.meant(sender, unpack(message.body))
         return content, content.form or self._peers.form(sender) or self._form
 
-    async def _act(self, message: Message, task: Task) -> Any:
+    async def _act(self, message: Message, task: Task) -> object:
         action = self._actions.get(message.kind)
         if action is None:
             raise TaskFailed(f"{self._name} does not know {message.kind}")

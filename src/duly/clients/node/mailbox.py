@@ -1,13 +1,13 @@
-"""A node's mailbox at a broker: its topics, its status and will, and the one process that may empty it.
+"""A node's mailbox at a broker: its topics, its status and will, and the one process that may read it.
 
-The laws. What arrives is acknowledged by whoever hears it, once it is stored. What is posted is lost without
-a connection, as it might be on the way, except what is `kept`: it goes out again until the broker has
-confirmed it. Status is retained and renewed; a will that lands after the news of a newer session is
+The laws. A message is acknowledged by the code that handles it, once it is stored. A posted message is lost
+without a connection, as it might be on the way; one that is `kept` goes out again until the broker has
+confirmed it. The status is retained and renewed; a will that arrives after the status of a newer session is
 corrected.
 
-Only one process empties a mailbox (docs/adr/0007). The broker lets one connection have a client id, and
-throws the older one out; so before it connects, a process looks whether somebody else is at it, without
-disturbing him, and stands by for as long as he answers.
+Only one process reads a mailbox (docs/adr/0007). A broker gives a client id to one connection, and ends the
+older one; so a process asks before it connects, over a connection with another client id, whether another
+process reads the mailbox, and stands by for as long as that one answers.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 HEARTBEAT: Final = 60.0
-"""Seconds between two reports of one's own status, as the seed has it; three missed ones make it stale."""
+"""Seconds between two reports of a node's status; after three missed ones it is stale."""
 
-LOOK_WITHIN: Final = 0.3
+RETAINED_WITHIN: Final = 0.3
 """Seconds a broker has to show a retained status after the subscription is in force."""
 ANSWER_WITHIN: Final = 3.0
-"""Seconds a process has to say that it is there; without a word it is dead, whatever the broker remembers."""
+"""Seconds that another process has to answer; without an answer it is dead, whatever the broker retains."""
 RETURN_WITHIN: Final = 5.0
-"""Seconds a process that was there has to come back after its connection broke."""
+"""Seconds that another process has to come back after its connection broke."""
 ASK_EVERY: Final = 20.0
 SETTLE: Final = 0.25
-"""Seconds between connecting and taking the first message, at least: brokers that show a retained status
-late have that long. Two processes that found the mailbox free at the same moment mostly meet in it."""
+"""Seconds between connecting and the first message, at least, for brokers that send a retained status late.
+Two processes that found the mailbox free at the same moment mostly notice each other in this time."""
 KEPT: Final = 10_000
 STABLE: Final = 0.5
-"""Seconds after which a connection counts as a success: nobody throws us out, only networks break it."""
+"""Seconds after which a connection counts as a success."""
 READY_WITHIN: Final = 30.0
 
 
 class Mailbox:
-    """`heard(kind, payload, ack)` is called for everything in this mailbox but its status; `up(present)` at
-    every connect, with whether the broker had kept the session. `identity` names the memory behind it: a
-    process with the same one is our own former life, and no rival. Without `serve` it has no status and no
-    claim."""
+    """A mailbox. `heard(kind, payload, ack)` is called for every message but a status; `up(present)` at every
+    connection, with whether the broker had kept the session. `identity` names the ledger behind it: a process
+    with the same one is an earlier run of this node, not a rival. Without `serve` it has no status, and any
+    number of processes may use it."""
 
     def __init__(
         self,
@@ -78,30 +78,28 @@ class Mailbox:
         self.name = fd.check_username(name)
         self.prefix = fd.check_prefix(prefix)
         self.standby = ""
-        """for whom this process stands by, in a sentence; empty when it does not"""
+        """which other process this one stands by for, in a sentence; empty when it does not"""
         self.about = FdStatus()
-        """what is told about this node besides that it is online"""
+        """what the status says besides that the node is online"""
         self._clock, self._seal, self._identity = clock, seal, identity
         self._heard, self._up, self._others = heard, up, status
         self._heartbeat, self._serve = heartbeat, serve
         self._began = clock.now()
-        self._sessions = 0
-        self._session = ""
+        self._sessions, self._session, self._present = 0, "", False
         self._sure = False
-        """connected, and no other process can be at it"""
+        """connected, and no other process reads it"""
         self._was_ours = False
-        """the last process at it was this one, or one with the same memory"""
-        self._present = False
+        """the last process that read it was this one, or one with the same identity"""
         self._seen = ""
         """the session in the retained status when this process last found the mailbox free"""
         self._question = ""
-        """what this process asked on its new connection, until the broker has brought it back"""
+        """what this process asked on its new connection, until the broker has delivered it"""
         self._rival = False
         """the retained status is another process's, and newer than what was found before connecting"""
         self._told = self._claimed = False
         """this session has published its own status; the broker has confirmed it"""
         self._held: list[tuple[FdKind, bytes, Acknowledge]] | None = []
-        """what arrives before it is ours to take; None when it is"""
+        """what arrives before this process may read; None when it may"""
         self._closed = False
         self._ours = asyncio.Event()
         self._kept: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
@@ -124,16 +122,19 @@ class Mailbox:
         )
 
     def topic(self, username: str, kind: FdKind) -> str:
+        """Returns a topic of a node."""
         return fd.topic_of(self.prefix, username, kind)
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
+        """Begin to connect."""
         await self.link.start()
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
-        """Until this mailbox is ours to empty. Standing by is no failure; without a connection `within` so
-        many seconds, or a broker that refuses us, `ConnectionLost` and `ConnectionRefused` are raised."""
+        """Wait until this process may read the mailbox. Standing by is no failure; raises `ConnectionLost`
+        after `within` seconds without a connection, and `ConnectionRefused` if the broker refuses the
+        login."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         while not self._ours.is_set():
@@ -149,22 +150,22 @@ class Mailbox:
 
     @property
     def is_ours(self) -> bool:
-        """Connected, and nobody else is at it."""
+        """Whether it is connected, and no other process reads it."""
         return self.link.up and self._sure
 
     def open(self) -> None:
-        """What arrives may be handed over from now on."""
+        """Hand messages over from now on."""
         self._closed = False
         self._open()
 
     def hold(self) -> None:
-        """Hand nothing over: we are not ready, or about to go. What is not acknowledged comes again."""
+        """Hand nothing over for now. What is not acknowledged comes again."""
         if self._held is None:
             self._held = []
         self._closed = True
 
     async def stop(self) -> None:
-        """Say goodbye properly: the will is for those who cannot."""
+        """Report offline and disconnect: the will is only for connections that break."""
         self._cancel_timers()
         if self.link.up and self._serve:
             with suppress(DulyError, TimeoutError):
@@ -196,7 +197,7 @@ class Mailbox:
                 self._others(username, payload, old)
 
     def _heard_own(self, status: FdStatus, old: bool) -> None:
-        """A status in this mailbox's own name: from this session, an older one, or another process."""
+        """Takes in a status of this node: from this session, an older one, or another process."""
         if fd.is_question(status):
             if status.session == self._question:
                 self._question = ""
@@ -214,11 +215,13 @@ class Mailbox:
     def post(
         self, username: str, kind: FdKind, payload: bytes, done: Callable[[bool], None] | None = None
     ) -> None:
-        """Put something into somebody's mailbox, if we are connected; `done` hears whether it got there."""
+        """Publish to a node's mailbox, if connected; `done` is called with whether the broker confirmed
+        it."""
         self.link.post(self.topic(username, kind), payload, done=done)
 
     def keep(self, id: bytes, username: str, kind: FdKind, payload: bytes) -> None:
-        """The same, again and again until the broker has confirmed it: he may not ask for it twice."""
+        """Publish, and repeat at every connection until the broker has confirmed it: the peer may not ask
+        again."""
         topic = self.topic(username, kind)
         self._kept[id] = (topic, payload)
         if len(self._kept) > KEPT:
@@ -233,12 +236,12 @@ class Mailbox:
         self.link.post(topic, payload, done=done)
 
     def report(self) -> None:
-        """Tell now how this node is."""
+        """Report this node's status now."""
         if self._serve:
             self.link.post(self._mine, self._status(online=True), retain=True)
 
     async def withdraw(self) -> None:
-        """Remove what the broker retains of our status."""
+        """Remove the retained status from the broker."""
         await self.link.publish(self._mine, b"", retain=True)
 
     def _status(self, *, online: bool) -> bytes:
@@ -275,8 +278,8 @@ class Mailbox:
         self._beating = self.tasks.every("heartbeat", self._heartbeat, self._beat)
 
     def _looked_again(self) -> None:
-        """Claim the mailbox, now that the broker has brought the question back and, before it, what it
-        retains; or leave it to the process that claimed it after this one looked and before it connected."""
+        """Claim the mailbox, now that the broker has delivered the question and, before it, the retained
+        status; or leave it to a process that claimed it since this one asked."""
         if self._rival:
             self.link.reconnect(f"another process is at the mailbox of {self.name}")
             return
@@ -328,7 +331,8 @@ class Mailbox:
     # ── one at a time ────────────────────────────────────────────────────────────────────────────
 
     async def _claim(self) -> None:
-        """Until nobody else is at this mailbox. Raises `ConnectionLost` when the broker cannot be asked."""
+        """Wait until no other process reads this mailbox. Raises `ConnectionLost` if the broker cannot be
+        asked."""
         statuses: asyncio.Queue[tuple[FdStatus | None, bool]] = asyncio.Queue()
 
         def heard(_: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
@@ -338,31 +342,31 @@ class Mailbox:
 
         there = self.link.address
         address = msgspec.structs.replace(there, client_id=f"{there.client_id}-{secrets.token_hex(4)}")
-        look = MqttLink(address, heard, subscriptions=[self._mine], clean=True, retry=RetryPolicy.never())
-        await look.start()
+        observer = MqttLink(address, heard, subscriptions=[self._mine], clean=True, retry=RetryPolicy.never())
+        await observer.start()
         try:
-            await look.connected()
-            await self._until_free(look, statuses)
+            await observer.connected()
+            await self._until_free(observer, statuses)
         finally:
             self.standby = ""
-            await look.stop()
+            await observer.stop()
 
     async def _until_free(
-        self, look: MqttLink, statuses: asyncio.Queue[tuple[FdStatus | None, bool]]
+        self, observer: MqttLink, statuses: asyncio.Queue[tuple[FdStatus | None, bool]]
     ) -> None:
         there, self._rival, self._was_ours = self._rival, False, False
-        """another process has been seen, or claimed to be there"""
-        wait = RETURN_WITHIN if there else LOOK_WITHIN
+        """another process reads it, or its status says so"""
+        wait = RETURN_WITHIN if there else RETAINED_WITHIN
         while True:
             try:
                 async with asyncio.timeout(wait):
                     status, old = await statuses.get()
             except TimeoutError:
-                if not look.up:
+                if not observer.up:
                     raise ConnectionLost("the broker was lost while standing by") from None
                 if wait != ASK_EVERY:
-                    return  # nobody has shown up, or come back
-                await self._ask(look)
+                    return  # no process has answered, or come back
+                await self._ask(observer)
                 wait = ANSWER_WITHIN
                 continue
             if status is not None and fd.is_question(status):
@@ -373,8 +377,8 @@ class Mailbox:
                 self._was_ours = True
                 return
             if ours and not there:
-                # Our own will: it fires when a connection breaks, and also when somebody takes it from us.
-                await self._ask(look)
+                # Our own will: the connection broke, or another process took its client id.
+                await self._ask(observer)
             elif status is None or status.online is False:
                 if not there:
                     return
@@ -382,18 +386,18 @@ class Mailbox:
             elif not ours:
                 there = True
                 if old:
-                    await self._ask(look)
+                    await self._ask(observer)
                     wait = ANSWER_WITHIN
                 else:
                     self.standby = f"another process is at the mailbox of {self.name}"
                     wait = ASK_EVERY
 
-    async def _ask(self, look: MqttLink) -> None:
-        """Have the process that empties this mailbox report its status now."""
+    async def _ask(self, observer: MqttLink) -> None:
+        """Make the process that reads this mailbox report its status now."""
         with suppress(DulyError):
             question = FdStatus(session=fd.question(secrets.token_hex(4)))
-            await look.publish(self._mine, self._seal.encode(question))
+            await observer.publish(self._mine, self._seal.encode(question))
 
     def _is_former(self, status: FdStatus) -> bool:
-        """Whether this process said so, or an earlier one with the same memory."""
+        """Whether a status is from this process, or from an earlier one with the same identity."""
         return status.session.partition(".")[0] == self._identity

@@ -1,11 +1,11 @@
-"""`duly.Node`: tasks from node to node over any MQTT broker, with nobody in the middle (seed 001).
+"""`duly.Node`: tasks from node to node over any MQTT broker, without a hub.
 
-The laws. A task that comes in is stored before it is acknowledged; it runs once, and every repeat gets the
-stored answer. A task that goes out is stored before it is sent, and sent again until it is answered or has
-expired, over reconnects and restarts. Both live in one ledger: a file, PostgreSQL, or memory. What is wrong
-with anything that arrives is counted and recorded, never raised.
+The laws. A task that arrives is stored before it is acknowledged; it runs once, and every repeat gets the
+stored answer. A task that is sent is stored first, and sent again until it is answered or has expired, over
+reconnects and restarts. Both are in one ledger: a file, PostgreSQL, or memory. What is wrong with a message
+that arrives is counted and recorded, never raised.
 
-`incoming` and `outgoing` are the two halves, `mailbox` is the connection, `statuses` what others tell.
+`incoming` and `outgoing` are the two halves, `mailbox` is the connection, `statuses` the status of others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import asyncio
 import inspect
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
+from duly.clients.base import Chores, Lifecycle
 from duly.clients.node.incoming import Action, Handler, Incoming
 from duly.clients.node.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
 from duly.clients.node.outgoing import Outgoing
@@ -55,12 +55,11 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 RESEND: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
-"""Until it is answered or has expired. By then the broker has confirmed it, and after a reconnect everything
-goes again at once: this is for brokers that lose what they confirmed, and for whoever sleeps it is one copy
-more to read."""
+"""The pauses before a task is sent again. They are long, since the broker has confirmed the task and after a
+reconnect everything is sent again at once: they are for brokers that lose what they confirmed."""
 
 HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
-"""`exp` alone decides, give or take a clock's error; without it `time` must be of the last day."""
+"""`exp` alone decides, with two seconds for clock errors; without it `time` must be of the last day."""
 
 CHORES_EVERY: Final = 60.0
 DRAIN: Final = 5.0
@@ -75,8 +74,28 @@ _ANSWERS: Final = (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)
 _BUDGET: Final = "budget"
 
 
-class Node:
-    """A node: does the tasks it is sent, and sends tasks.
+class Housekeeping:
+    """The periodic work of a running node: it saves the budget, and forgets what is due in the ledger."""
+
+    def __init__(self, ledger: Ledger, budget: Budget) -> None:
+        self._ledger, self._budget = ledger, budget
+
+    async def save(self) -> None:
+        """Store the budget; what cannot be stored now is stored later."""
+        with suppress(LedgerError, Stopped):
+            if changed := self._budget.save(_BUDGET):
+                await self._ledger.write(*changed)
+
+    async def run(self) -> None:
+        """Save the budget, and forget what is due."""
+        await self.save()
+        with suppress(LedgerError, Stopped):
+            while await self._ledger.prune() == 1_000:
+                pass
+
+
+class Node(Lifecycle):
+    """A node: it carries out tasks that it receives, and sends tasks.
 
     node = duly.Node("mqtt://B:secret@localhost", data="b.db")
 
@@ -86,13 +105,13 @@ class Node:
 
     await node.run()
 
-    `data` is its memory: a file, or the URL of a ledger; without it the node forgets with its process. `name`
-    is for brokers where it logs in under another name. `concurrency` tasks run at a time; with `ordered`
-    those of one sender run one by one, in its order. A node without handlers only sends, and as many as you
-    like may do that in the same name; `serve=True` makes it the one that has the name.
+    `data` is its memory: a file, or the URL of a ledger; without it the memory ends with the process. `name`
+    is for brokers where the node logs in under another name. At most `concurrency` tasks run at a time; with
+    `ordered` those of one sender run one by one, in its order. A node without handlers only sends, and any
+    number of processes may do that under one name; `serve=True` makes it the only one that receives.
 
-    `keys` is a keyring, or the file of one ('duly keys new'): what the node says is signed. With
-    `require_signed` it takes in nothing that is not signed by the one it is from.
+    `keys` is a keyring, or the file of one ('duly keys new'): everything the node sends is signed. With
+    `require_signed` it refuses everything that its sender has not signed.
     """
 
     def __init__(
@@ -119,9 +138,9 @@ class Node:
             )
         self.name = fd.check_username(name or self._address.username)
         self.refused: Counter[str] = Counter()
-        """what was not taken, by the word for why"""
+        """how many messages were refused, by reason"""
         self._data, self._prefix, self._form = data, fd.check_prefix(prefix), Form(form)
-        self._seal = self._sealed(keys, require_signed)
+        self._seal = _signatures(self.name, self._prefix, keys, require_signed)
         self._ordered, self._heartbeat, self._serve = ordered, heartbeat, serve
         self._horizon, self._resend = horizon, resend
         self._lanes = LanePolicy(serial=True, width=concurrency)
@@ -131,21 +150,12 @@ class Node:
         self._standby = ""
         self.tasks = Supervisor()
 
-    def _sealed(self, keys: str | Keyring | None, required: bool) -> FdSignatures:
-        ring = load(keys) if isinstance(keys, str) else keys or Keyring(self.name)
-        if ring.name != self.name:
-            raise Malformed(f"these are the keys of {ring.name}, not of {self.name}")
-        if required and ring.own is None:
-            raise Malformed(
-                f"{self.name} has no key to sign with itself; 'duly keys new {self.name}' makes one"
-            )
-        return FdSignatures(ring, prefix=self._prefix, required=required)
-
     def task(
         self, *actions: str, effect: EffectWord = "at_most_once", deadline: float | None = None
     ) -> Callable[[Handler], Handler]:
-        """Handle these actions. Return the answer's value, or raise `TaskFailed`. `effect` says what a crash
-        in the middle means. After `deadline` seconds the handler is cancelled, and the task has failed."""
+        """Declare a handler of these actions. It returns the result, or raises `TaskFailed`. `effect` says
+        what a crash in the middle means. After `deadline` seconds the handler is cancelled, and the task has
+        failed."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
@@ -158,24 +168,10 @@ class Node:
 
         return decorate
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        try:
-            await self.ready()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Serve until cancelled, also while the broker is away."""
+        """Serve until cancelled, also while the broker cannot be reached."""
         await self.start()
         try:
             await self._mailbox.ready(None)
@@ -185,12 +181,12 @@ class Node:
 
     @property
     def standby(self) -> str:
-        """For whom this process stands by, in a sentence; empty when it does not."""
+        """Which other process this one stands by for, in a sentence; empty when it does not."""
         return self._standby or (self._mailbox.standby if self._ledger is not None else "")
 
     @property
     def situation(self) -> str:
-        """What this process is doing about its broker, in a few words."""
+        """The state of the connection, in a few words."""
         if self._ledger is None and not self._standby:
             return "starting"
         if self.standby:
@@ -201,7 +197,7 @@ class Node:
         return str(link.lost()) if link.tried and not link.up else "connecting"
 
     async def start(self) -> None:
-        """Begin, without waiting for the broker."""
+        """Open the ledger and begin to connect, without waiting for the broker."""
         if self._ledger is not None:
             raise ProgramError("this node is running already")
         self.tasks = Supervisor()
@@ -209,38 +205,42 @@ class Node:
         ledger = await self._open_ledger(serve)
         self._budget = Budget(await ledger.bucket(_BUDGET))
         self._mailbox = mailbox = await self._open_mailbox(ledger, serve)
-        peers, self._refusals = Peers(ledger, self._do), Refusals(self.refused, ledger, self._do)
+        chores = Chores("a job of the node", self.tasks)
+        peers, self._refusals = Peers(ledger, chores), Refusals(self.refused, ledger, chores)
         await peers.load()
         self._incoming = Incoming(
             self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
-            ledger, mailbox, self._seal, peers, self._refusals, self._do, ordered=self._ordered,
+            ledger, mailbox, self._seal, peers, self._refusals, chores, ordered=self._ordered,
         )  # fmt: skip
         self._outgoing = Outgoing(
-            self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals, self._do
-        )
+            self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals,
+            chores,
+        )  # fmt: skip
         for part in (mailbox.tasks, self._incoming.tasks):
             self.tasks.adopt(part)
+        self._housekeeping = Housekeeping(ledger, self._budget)
         self._statuses = Statuses(ledger.clock, self._seal, self._heartbeat, self._listen, self._ignore)
         self._ledger = ledger
         try:
             if ledger.sole:
                 await self._begin()
             else:
-                mailbox.hold()  # another process may be at work on the same tasks
+                mailbox.hold()  # another process may be working on the same tasks
             await mailbox.start()
         except BaseException:
             await self.stop()
             raise
-        self.tasks.every("forgetting what is over", CHORES_EVERY, self._forget)
+        self.tasks.every("forgetting what is over", CHORES_EVERY, self._housekeeping.run)
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
-        """Until the broker has let us in, and nobody else is there in this name. `ConnectionLost`: it was not
-        reached in so many seconds; `ConnectionRefused`: it does not let us."""
+        """Wait until the broker has accepted the connection, and no other process has this name. Raises
+        `ConnectionLost` after so many seconds without a connection, and `ConnectionRefused` if the broker
+        refuses the login."""
         self._running()
         await self._mailbox.ready(within)
 
     async def stop(self) -> None:
-        """Take in nothing more, let handlers finish, store and send what they said, say goodbye."""
+        """Take in nothing more, wait for handlers, store and send their results, and disconnect."""
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             return
@@ -254,7 +254,7 @@ class Node:
         await self._mailbox.stop()
         await self.tasks.finish()
         await self.tasks.stop()
-        await self._save(ledger)
+        await self._housekeeping.save()
         await ledger.close()
         self._outgoing.close()
         self._begun.clear()
@@ -276,8 +276,8 @@ class Node:
             self._standby = ""
 
     async def _open_mailbox(self, ledger: Ledger, serve: bool) -> Mailbox:
-        """Who serves has the name for himself. Who only sends has a client id of his own, and leaves no
-        session behind if he remembers nothing."""
+        """Returns the mailbox. A node that serves has the name's client id; one that only sends has an id of
+        its own, and leaves no session behind if it has no memory."""
         mine = secrets.token_hex(6)
         await ledger.write(
             PutNewItem("node", "id", mine.encode()), PutItem("node", "name", self.name.encode())
@@ -346,7 +346,7 @@ class Node:
         form: FormWord | None = None,
     ) -> Any:
         """Send a task and wait for its result, at most until it has expired. Raises `TaskFailed`, `Expired`,
-        or `Unknown` if nobody can tell (yet). Options as for `send`."""
+        or `Unknown` if its end is not known (yet). The options are those of `send`."""
         if id is None and self._begun.is_set():
             self._running()
             sent = self._outgoing.begin(to, action, payload, expires, Form(form) if form else None)
@@ -367,26 +367,26 @@ class Node:
         id: str | None = None,
         form: FormWord | None = None,
     ) -> SentTask:
-        """Send a task; returns when it is stored. It is not to take effect later than `expires` seconds from
-        now. The same `id` again is the same task."""
+        """Send a task; returns when it is stored. After `expires` seconds it is not carried out any more. The
+        same `id` again is the same task."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.send(to, action, payload, expires, id, Form(form) if form else None)
 
     async def find(self, id: str) -> SentTask:
-        """A task that this node sent, also before it was restarted."""
+        """Returns a task that this node sent, also before a restart."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.find(id)
 
     async def cancel(self, id: str) -> SentTask:
-        """No longer send a task, nor wait for it. What its receiver has, it may still do."""
+        """Stop sending a task, and waiting for it. A receiver that has it may still carry it out."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.cancel(id)
 
     async def retry(self, id: str, *, expires: float = 86_400.0) -> SentTask:
-        """Send a task that has ended once more, as a new one."""
+        """Send a task that has ended once more, under a new id."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.retry(id, expires)
@@ -394,12 +394,12 @@ class Node:
     # ── status ───────────────────────────────────────────────────────────────────────────────────
 
     async def status(self, name: str, within: float = 2.0) -> NodeStatus | None:
-        """How a node is, by its own word; None if the broker knows nothing of it."""
+        """Returns the status that a node reports; None if the broker has none."""
         self._running()
         return await self._statuses.get(name, within)
 
     def watch_status(self, name: str = "+") -> AsyncGenerator[NodeStatus, None]:
-        """Every status of a node (+: of all nodes), beginning with what the broker retains."""
+        """Yield every status of a node (+: of all nodes), beginning with the retained one."""
         self._running()
         return self._statuses.watch(name)
 
@@ -412,14 +412,14 @@ class Node:
         version: str = "",
         data: object = None,
     ) -> None:
-        """Tell how this node is, now and with every heartbeat."""
+        """Report this node's status, now and at every heartbeat."""
         self._running()
         said = fd.content_of(data, self._form)
         self._mailbox.about = fd.FdStatus(battery=battery, rssi=rssi, ip=ip, version=version, data=said)
         self._mailbox.report()
 
     async def remove_status(self) -> None:
-        """Remove what the broker retains of this node's status, until its next report."""
+        """Remove this node's retained status from the broker, until its next report."""
         self._running()
         await self._mailbox.withdraw()
 
@@ -437,23 +437,15 @@ class Node:
         except SenderError as problem:
             self._refusals.note(name, "status", problem.word, str(problem))
 
-    # ── small things ─────────────────────────────────────────────────────────────────────────────
-
-    async def _forget(self) -> None:
-        if self._ledger is not None:
-            await self._save(self._ledger)
-            with suppress(LedgerError, Stopped):
-                while await self._ledger.prune() == 1_000:
-                    pass
-
-    async def _save(self, ledger: Ledger) -> None:
-        with suppress(LedgerError, Stopped):
-            if changed := self._budget.save(_BUDGET):
-                await ledger.write(*changed)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.do("a job of the node", work, expected=(DulyError,))
-
     def _running(self) -> None:
         if self._ledger is None:
             raise Stopped("this node is not running; use 'async with node', or run()")
+
+
+def _signatures(name: str, prefix: str, keys: str | Keyring | None, required: bool) -> FdSignatures:
+    ring = load(keys) if isinstance(keys, str) else keys or Keyring(name)
+    if ring.name != name:
+        raise Malformed(f"these are the keys of {ring.name}, not of {name}")
+    if required and ring.own is None:
+        raise Malformed(f"{name} has no key to sign with itself; 'duly keys new {name}' makes one")
+    return FdSignatures(ring, prefix=prefix, required=required)

@@ -1,23 +1,23 @@
 """The tasks a node sends: stored, sent again until answered or expired, and how they ended.
 
-The laws. A task is stored before it leaves, and goes again with the same id and the same bytes; after a
-reconnect at once, otherwise ever more slowly. An answer counts only for a task that this node sent, and where
-signing is demanded only if the task's receiver signed it. The first one stands; a late one settles what is
-`unknown`.
-"""
+The laws. A task is stored before it is sent, and sent again with the same id and the same bytes: at once
+after a reconnect, otherwise after growing pauses. An answer counts only for a task that this node sent, and
+where signing is required only if the task's receiver signed it. The first answer stands; a late one settles
+what is `unknown`."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
+from duly.clients.base import Chores
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import SentTask, pack
@@ -48,14 +48,14 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 PATIENCE: Final = HOUR
-"""How long after its expiry a task that was received may still be answered before it is called unknown."""
+"""How long after its expiry a received task may still be answered before it ends as unknown."""
 
 REMEMBER: Final = 7 * DAY
 RECEIPTS_AFTER: Final = 0.5
 CHANNEL: Final = "task"
 CANCELLED: Final = Answer(0, b"", "its sender has cancelled it")
 UNSETTLED: Final = 10_000
-"""Tasks that ended as unknown whose holders still hear of a late result."""
+"""How many tasks that ended as unknown can still be settled by a late result."""
 
 Said: TypeAlias = fd.FdAck | fd.FdComplete | fd.FdFailed
 
@@ -69,7 +69,7 @@ _key_of: Final = lru_cache(4_096)(key_of)
 
 
 class Outgoing:
-    """A node's outbox. `do` runs a chore in the background."""
+    """A node's outbox."""
 
     def __init__(
         self,
@@ -81,18 +81,18 @@ class Outgoing:
         seal: FdSignatures,
         peers: Peers,
         refusals: Refusals,
-        do: Callable[[Coroutine[Any, Any, None]], None],
+        chores: Chores,
     ) -> None:
         self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
-        self._seal, self._peers, self._refusals, self._do = seal, peers, refusals, do
+        self._seal, self._peers, self._refusals, self._chores = seal, peers, refusals, chores
         policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
         self._outbox = Outbox(policy, ledger.worker)
         self.engine = Engine(self._outbox, ledger, self._perform)
         self._sent: OrderedDict[bytes, SentTask] = OrderedDict()
         self._leaving: set[bytes] = set()
-        """tasks that the transport has and the broker has not confirmed"""
+        """tasks that were published and that the broker has not confirmed"""
         self._receipts: dict[bytes, None] = {}
-        """received by the other side, in order; not stored yet"""
+        """tasks whose receiver has them, in order; that is not stored yet"""
         self._storing: asyncio.TimerHandle | None = None
         self._ids = Uuid7Ids()
         self._random = b""
@@ -102,7 +102,7 @@ class Outgoing:
     async def send(
         self, to: str, action: str, payload: object, expires: float, id: str | None, form: Form | None
     ) -> SentTask:
-        """Send a task, and return when it is stored."""
+        """Send a task; returns when it is stored."""
         if id:
             sent = await self._send_again(to, action, payload, expires, id, form or self._form)
         else:
@@ -113,7 +113,7 @@ class Outgoing:
     def begin(
         self, to: str, action: str, payload: object, expires: float, form: Form | None = None
     ) -> SentTask:
-        """Send a new task; it is stored, and on its way, before long."""
+        """Send a new task; it is stored and published soon after."""
         now, how = self._ledger.clock.now(), form or self._form
         content = fd.content_of(payload, how)
         return self._launch(
@@ -121,6 +121,7 @@ class Outgoing:
         )
 
     async def retry(self, id: str, expires: float) -> SentTask:
+        """Send a task that has ended once more, under a new id."""
         record = await self._record(id)
         if not record.state.terminal:
             raise Malformed(f"{id} has not ended; it is sent again by itself")
@@ -133,8 +134,8 @@ class Outgoing:
     async def _send_again(
         self, to: str, action: str, payload: object, expires: float, id: str, form: Form
     ) -> SentTask:
-        """Send a task under an id that may have been used: for the same task it is that task, whatever the
-        clock says now."""
+        """Send a task under an id that may have been used: the same task under it is a repeat, whatever its
+        times are."""
         now, key = self._ledger.clock.now(), key_of(self._name, id)
         task = fd.FdPending(
             self._name, to, id, action, now, _until(now, expires), fd.content_of(payload, form)
@@ -157,7 +158,7 @@ class Outgoing:
         try:
             self.engine.offer(event)
         except Overloaded:
-            self._do(self._put(event, None))
+            self._chores.do(self._put(event, None))
         sent = self._sent[message.key] = SentTask(message)
         return sent
 
@@ -168,18 +169,20 @@ class Outgoing:
         return self._ids.next(now, int.from_bytes(bits, "big"))
 
     async def find(self, id: str) -> SentTask:
+        """Returns a task that this node sent, also before a restart."""
         key = key_of(self._name, id)
         sent = self._sent.get(key)
         if sent is None:
             record = await self._record(id)
             sent = SentTask(record.message, record.state)
             if record.state.terminal:
-                sent._end(record.state, record.answer or Answer())
+                sent.end(record.state, record.answer or Answer())
             if not record.state.terminal or record.state is State.UNKNOWN:
                 self._sent[key] = sent
         return sent
 
     async def cancel(self, id: str) -> SentTask:
+        """Stop sending a task; returns when that is stored."""
         sent = await self.find(id)
         stored = asyncio.Event()
         await self.engine.put(Answered(key_of(self._name, id), State.CANCELLED, CANCELLED), stored.set)
@@ -193,33 +196,35 @@ class Outgoing:
         return record
 
     def reconnected(self) -> None:
-        """Whether or not the broker kept our session: what it had of ours may be lost."""
+        """Send everything again: the broker may have lost it, also if it kept the session."""
         self._offer(Reachable(""))
 
     def flush(self) -> None:
-        """Store what has waited for that."""
+        """Store the receipts that wait."""
         if self._storing is not None:
             self._storing.cancel()
         self._store_receipts()
 
     def close(self) -> None:
+        """Fail every caller that still waits."""
         for sent in self._sent.values():
-            sent._refuse(Stopped("the node was stopped before the task ended; with data= it goes on"))
+            sent.fail(Stopped("the node was stopped before the task ended; with data= it goes on"))
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, kind: FdKind, payload: bytes, ack: Acknowledge) -> None:
-        """An answer came. Raises `SenderError` if it is none."""
+        """Takes in an answer. Raises `SenderError` if it is malformed."""
         said = _READ[kind](payload)
         key = _key_of(self._name, said.msg_id)
         recipient = self._outbox.recipient(key)
         if recipient is None:
-            self._do(self._late(key, said, ack))
+            self._chores.do(self._late(key, said, ack))
         else:
             self._answered(key, said, recipient, ack)
 
     async def _late(self, key: bytes, said: Said, ack: Acknowledge) -> None:
-        """Not under way here: it may settle what is unknown, or belong to no task of ours."""
+        """Takes in an answer to no task under way: it may settle an unknown one, or be to no task of this
+        node."""
         try:
             record = await self._ledger.find(key)
         except LedgerError:
@@ -246,7 +251,7 @@ class Outgoing:
         match said:
             case fd.FdAck(progress=progress):
                 if sent is not None and progress is not fd.NOTHING:
-                    sent._tell(self._peers.read(by, progress).value)
+                    sent.report_progress(self._peers.read(by, progress).value)
                 self._received(key, sent)
                 ack()
             case fd.FdComplete(value=value):
@@ -258,10 +263,10 @@ class Outgoing:
                 self._offer(Answered(key, state, Answer(1, pack(content, content.form), reason)), ack)
 
     def _received(self, key: bytes, sent: SentTask | None) -> None:
-        """The other side has it. That is stored with a little delay: most tasks are answered before, and who
-        forgets it in a crash asks again and is told again."""
+        """The receiver has it. That is stored a little later: most tasks are answered before, and after a
+        crash the task is sent again, and acknowledged again."""
         if sent is not None and not sent.delivered.done:
-            sent._move(State.DELIVERED)
+            sent.reach(State.DELIVERED)
         self._receipts[key] = None
         if self._storing is None:
             self._storing = asyncio.get_running_loop().call_later(RECEIPTS_AFTER, self._store_receipts)
@@ -277,7 +282,7 @@ class Outgoing:
         try:
             self.engine.offer(event, ack)
         except Overloaded:
-            self._do(self._put(event, ack))
+            self._chores.do(self._put(event, ack))
         except Stopped:
             return  # not acknowledged: it comes again
 
@@ -310,14 +315,14 @@ class Outgoing:
         if verdict.state is not None and verdict.state.terminal:
             self._ended(key, verdict.state, verdict.answer or Answer())
         elif verdict.word in (Word.FRESH, Word.DUPLICATE):
-            sent._move(verdict.state or State.SENT)
+            sent.reach(verdict.state or State.SENT)
         elif verdict.retry:
-            self._do(self._look(key, sent, verdict))
+            self._chores.do(self._check_stored(key, sent, verdict))
         else:
             self._refused(key, sent, verdict)
 
-    async def _look(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
-        """A commit that failed may have gone through all the same: then the task is on its way, and whoever
+    async def _check_stored(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
+        """Read whether a task was stored although its commit failed: then it is on its way, and a caller that
         was told to try again would have it done twice."""
         record = None
         with suppress(LedgerError, Stopped):
@@ -327,20 +332,20 @@ class Outgoing:
         elif record.state.terminal and not sent.result.done:
             self._ended(key, record.state, record.answer or Answer())
         elif not sent.stored.done:
-            sent._move(record.state)
+            sent.reach(record.state)
 
     def _refused(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
         self._sent.pop(key, None)
         try:
             verdict.require()
         except DulyError as problem:
-            sent._refuse(problem)
+            sent.fail(problem)
 
     def _ended(self, key: bytes, state: State, answer: Answer) -> None:
         sent = self._sent.get(key)
         if sent is None:
             return
-        sent._end(state, answer)
+        sent.end(state, answer)
         if state is not State.UNKNOWN:
             del self._sent[key]
         elif len(self._sent) > UNSETTLED:
@@ -350,8 +355,8 @@ class Outgoing:
 
 
 async def cancel_stored(ledger: Ledger, id: str) -> bool:
-    """Cancel a task in the memory of a node that does not run. False: it has ended, or there is no such
-    task."""
+    """Cancel a task in the ledger of a node that does not run. Returns False if it has ended, or does not
+    exist."""
     name = (await ledger.item("node", "name") or b"").decode()
     record = await ledger.find(key_of(name, id)) if name else None
     if record is None or record.state.terminal:
@@ -363,20 +368,20 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
 
 
 def _until(now: int, expires: float) -> int:
-    """When a task expires: the wire has whole seconds, and none is lost."""
+    """Returns when a task expires, rounded up to the whole seconds of the wire."""
     if expires < 0:
         raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
     return -(-(now + seconds(expires)) // SECOND) * SECOND
 
 
-def _meaning(body: bytes) -> tuple[str, str, Any]:
-    """What makes two tasks with one id the same: times and signatures may differ."""
+def _meaning(body: bytes) -> tuple[str, str, object]:
+    """Returns what makes two tasks with one id the same; times and signatures may differ."""
     task = fd.decode_pending(body)
     return task.receiver, task.action, task.payload.value
 
 
-def _failure(error: Any) -> tuple[State, str]:
-    """How a task ended, by the error it failed with. A duly node says so if it is not plainly failed."""
+def _failure(error: object) -> tuple[State, str]:
+    """Returns how a task ended, by its error: a duly node names the state if it is not `failed`."""
     match error:
         case {"state": "unknown" | "expired" | "superseded" | "cancelled" as state, **rest}:
             return State[state.upper()], str(rest.get("detail", ""))[:500]

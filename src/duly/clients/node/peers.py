@@ -1,17 +1,17 @@
-"""What a node knows of its peers: how each writes, and what was wrong with what they sent.
+"""What a node knows of its peers: the form each writes in, and what was refused.
 
-The law: what is refused is counted, and recorded with its reason in the node's own ledger, where `duly why`
-finds it. A flood of it is counted to the last and recorded in part.
+The law: every refusal is counted, and recorded with its reason in the node's own ledger, where `duly why`
+finds it. Of a flood all are counted, and a part is recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
+from duly.clients.base import Chores
 from duly.core.operations import DropItem, PutItem, RecordRefusal, Write
 from duly.errors import LedgerError, Stopped
 from duly.storage.ledger import Ledger
@@ -20,20 +20,21 @@ from duly.wire.fd import Content, Form
 
 KNOWN: Final = 10_000
 BUCKET: Final = "forms"
-"""Where the ledger keeps how each peer writes."""
+"""The bucket of the ledger with each peer's form."""
 NOTES: Final = 1_000
-"""Refusals that are recorded with one commit; of a flood the rest is only counted."""
+"""The most refusals that are recorded in one commit; further ones are only counted."""
 
 
 class Peers:
-    """How each peer writes bytes, by what it wrote before. Who once wrote JSON writes JSON.
+    """The form in which each peer writes bytes, learned from what it wrote. A peer that once wrote JSON
+    writes JSON.
 
-    What is learned is kept in the ledger: what is stored is read after a restart as it was before. It decides
-    how a string is read and in which form a peer is answered, and nothing else: whether a task is a repeat is
-    decided by its bytes alone. `do` runs a chore in the background."""
+    The forms are kept in the ledger, so that stored tasks are read after a restart as before. A form decides
+    how a string is read and how the peer is answered, and nothing else: whether a task is a repeat is decided
+    by its bytes alone."""
 
-    def __init__(self, ledger: Ledger, do: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self._ledger, self._do = ledger, do
+    def __init__(self, ledger: Ledger, chores: Chores) -> None:
+        self._ledger, self._chores = ledger, chores
         self._forms: OrderedDict[str, Form] = OrderedDict()
 
     async def load(self) -> None:
@@ -43,10 +44,11 @@ class Peers:
                 self._forms[peer] = Form(form.decode())
 
     def form(self, peer: str) -> Form | None:
+        """Returns the form of a peer, if it is known."""
         return self._forms.get(peer)
 
     def read(self, peer: str, content: Content) -> Content:
-        """What a peer means by this, as far as that depends on the peer; and learn from it."""
+        """Returns a content as this peer means it, and learns the peer's form from it."""
         content = self.meant(peer, content)
         known = self._forms.get(peer)
         if content.form is None or content.sure:
@@ -56,7 +58,7 @@ class Peers:
         return content
 
     def meant(self, peer: str, content: Content) -> Content:
-        """What a peer means by this, by what is known of it by now."""
+        """Returns a content as this peer means it, by what is known of the peer by now."""
         known = self._forms.get(peer)
         if content.form is None or content.sure or known is None or content.form is known:
             return content
@@ -65,7 +67,7 @@ class Peers:
     def _learn(self, peer: str, form: Form) -> None:
         self._forms[peer] = form
         forgotten = self._forms.popitem(last=False)[0] if len(self._forms) > KNOWN else None
-        self._do(self._keep(peer, form, forgotten))
+        self._chores.do(self._keep(peer, form, forgotten))
 
     async def _keep(self, peer: str, form: Form, forgotten: str | None) -> None:
         writes: list[Write] = [PutItem(BUCKET, peer, form.value.encode())]
@@ -76,27 +78,28 @@ class Peers:
 
 
 class Refusals:
-    """Counts and records why nothing happened. `do` runs a chore in the background."""
+    """Counts and records what was refused, and why."""
 
-    def __init__(self, counts: Counter[str], ledger: Ledger, do: Callable[[Coroutine[Any, Any, None]], None]):
-        self._counts, self._ledger, self._do = counts, ledger, do
+    def __init__(self, counts: Counter[str], ledger: Ledger, chores: Chores) -> None:
+        self._counts, self._ledger, self._chores = counts, ledger, chores
         self._notes: list[RecordRefusal] = []
 
     def count(self, word: str) -> None:
-        """One that the ledger has recorded already."""
+        """Count a refusal that the ledger has recorded already."""
         self._counts[word] += 1
 
     def note(self, scope: str, id: str, word: str, reason: str) -> None:
+        """Count and record a refusal."""
         self._counts[word] += 1
         if len(self._notes) < NOTES:
             self._notes.append(
                 RecordRefusal(scope or "mqtt", id[:200], word, reason, self._ledger.clock.now())
             )
             if len(self._notes) == 1:
-                self._do(self._write())
+                self._chores.do(self._write())
 
     async def _write(self) -> None:
-        await asyncio.sleep(0)  # what comes in the same breath is written with it
+        await asyncio.sleep(0)  # further refusals of this moment are written with it
         notes, self._notes = self._notes, []
         with suppress(LedgerError, Stopped):
             await self._ledger.write(*notes)

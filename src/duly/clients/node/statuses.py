@@ -1,14 +1,14 @@
-"""What other nodes tell about themselves: retained by the broker, renewed every heartbeat.
+"""The statuses of other nodes: retained by the broker, renewed at every heartbeat.
 
-The law: a status is shown as what it is. One that has not been renewed for three heartbeats of its node
-(ours, if it does not say how often it reports) is stale: nobody can tell any more. A will carries the time at
-which its connection began, so its age says nothing.
+The law: a status that has not been renewed for three heartbeats of its node (of this node, if it does not say
+how often it reports) is shown as stale. A will carries the time at which its connection began, so its age
+means nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -23,18 +23,18 @@ from duly.wire.fd_signatures import FdSignatures
 
 MISSED: Final = 3
 LONGEST: Final = 86_400.0
-"""Seconds between two reports that are believed: who is silent for longer cannot be said to be there."""
+"""The longest time between two reports, in seconds, after which a node still counts as online."""
 WATCHED: Final = 1_000
-"""News that a watcher who does not look may miss the oldest of."""
+"""How many statuses wait for a watcher; then the oldest are dropped."""
 
 
 class NodeStatus(Struct, frozen=True):
-    """How a node is, by its own word. `online` is None if it does not say, and if its status was removed."""
+    """The status that a node reports. `online` is None if it does not say, or if its status was removed."""
 
     name: str
     online: bool | None = None
     time: float = 0.0
-    """when it said so, in seconds since 1970"""
+    """when it was reported, in seconds since 1970"""
     stale: bool = False
     battery: int | None = None
     rssi: int | None = None
@@ -53,16 +53,16 @@ class _HeardStatus(Struct, frozen=True):
 
 
 class Statuses:
-    """What was heard of others, and who wants to hear more. `subscribe` and `unsubscribe` take the name of a
-    node, or + for all of them."""
+    """The statuses of other nodes, and their watchers. `subscribe` and `unsubscribe` take the name of a node,
+    or + for all nodes."""
 
     def __init__(
         self,
         clock: Clock,
         seal: FdSignatures,
         heartbeat: float,
-        subscribe: Callable[[str], Any],
-        unsubscribe: Callable[[str], Any],
+        subscribe: Callable[[str], Awaitable[None]],
+        unsubscribe: Callable[[str], Awaitable[None]],
     ) -> None:
         self._clock, self._seal, self._heartbeat = clock, seal, heartbeat
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
@@ -70,7 +70,7 @@ class Statuses:
         self._watchers: dict[str, set[asyncio.Queue[NodeStatus]]] = {}
 
     def hear(self, name: str, payload: bytes, old: bool) -> None:
-        """Something came on a status topic. Raises `SenderError` if it is no status."""
+        """Takes in a status. Raises `SenderError` if it is malformed."""
         told = self._seal.open_status(payload, name)
         if told is not None and fd.is_question(told):
             return
@@ -79,7 +79,7 @@ class Statuses:
             self._tell(NodeStatus(name))
             return
         now = self._clock.now()
-        # What comes live was said now, whatever its clock shows.
+        # A status that is not retained was reported now, whatever its clock shows.
         age = max(0, now - told.time) / SECOND if old else 0.0
         heartbeat = min(told.heartbeat / SECOND or self._heartbeat, LONGEST)
         left = MISSED * heartbeat - age
@@ -101,11 +101,12 @@ class Statuses:
         self._tell(status)
 
     def known(self, name: str) -> NodeStatus | None:
+        """Returns the last status of a node that is being watched."""
         heard = self._heard.get(name)
         return None if heard is None else _aged(heard)
 
     async def get(self, name: str, within: float) -> NodeStatus | None:
-        """How this node is; None if the broker knows nothing of it."""
+        """Returns the status of this node; None if the broker has none."""
         if name == "+":
             raise Malformed("name one node; watch_status('+') is for all of them")
         if (known := self.known(name)) is not None:
@@ -116,8 +117,8 @@ class Statuses:
         return None
 
     async def watch(self, name: str, within: float | None = None) -> AsyncGenerator[NodeStatus, None]:
-        """Every status of this node (+: of every node), first what the broker retains; again when one becomes
-        stale. Ends when nothing comes `within` seconds."""
+        """Yield every status of this node (+: of every node), first the retained one, and again when one
+        becomes stale. Ends when nothing comes `within` seconds."""
         if name != "+":
             fd.check_username(name)
         news: asyncio.Queue[NodeStatus] = asyncio.Queue(WATCHED)
@@ -165,7 +166,7 @@ class Statuses:
                 self._grow_stale()
 
     def _forget(self) -> None:
-        """What nobody listens to any more grows old here without being so."""
+        """Forget the statuses of nodes that are no longer watched: they would only become stale."""
         if "+" not in self._watchers:
             for name in self._heard.keys() - self._watchers.keys():
                 del self._heard[name]

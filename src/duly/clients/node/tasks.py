@@ -1,8 +1,7 @@
 """A task, from both ends: what a handler gets, and what its sender holds while it is under way.
 
-The law: a task ends once for whoever waits for it, and whatever happens it ends. Only `unknown` may still be
-settled, by a late result: then `result` and `state` say that.
-"""
+The law: every task ends, once. Only `unknown` may still be settled by a late result: then `result` and
+`state` say that."""
 
 from __future__ import annotations
 
@@ -24,12 +23,17 @@ UPDATES_KEPT: Final = 100
 
 
 class Task:
-    """What a handler gets. `payload` is the value sent, `raw` the JSON text as it stood on the wire."""
+    """A task, as its handler gets it. `payload` is the value, `raw` the JSON text as it was on the wire."""
 
     __slots__ = ("_progress", "action", "attempt", "expires", "id", "payload", "raw", "sender")
 
     def __init__(
-        self, message: Message, content: Content, sender: str, attempt: int, progress: Callable[[Any], None]
+        self,
+        message: Message,
+        content: Content,
+        sender: str,
+        attempt: int,
+        progress: Callable[[object], None],
     ) -> None:
         self.action = message.kind
         self.payload = content.value
@@ -38,16 +42,16 @@ class Task:
         self.id = message.id
         self.attempt = attempt
         self.expires = message.expires / SECOND if message.expires else None
-        """when it should be done by, in seconds since 1970; None if its sender does not say"""
+        """the time after which it is not to be done, in seconds since 1970; None if it has none"""
         self._progress = progress
 
-    def progress(self, value: Any) -> None:
-        """Tell the sender how far it is. This may get lost; the end does not."""
+    def progress(self, value: object) -> None:
+        """Tell the sender how far it is. A report may be lost; the end is not."""
         self._progress(value)
 
 
 class Moment(Generic[T]):
-    """Something that will be known: await it, as often and by as many as you like."""
+    """A value that will be known. Any number of callers may await it, any number of times."""
 
     __slots__ = ("_problem", "_value", "_waiting", "done")
 
@@ -57,7 +61,7 @@ class Moment(Generic[T]):
         self._problem: Exception | None = None
         self._waiting: list[asyncio.Future[None]] | None = None
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[asyncio.Future[None], None, T]:
         if not self.done:
             yield from self._wait()
         if self._problem is not None:
@@ -65,7 +69,7 @@ class Moment(Generic[T]):
         return cast("T", self._value)
 
     async def within(self, seconds: float) -> T:
-        """The same; `TimeoutError` if it is not known in so many seconds."""
+        """Waits for the value; raises `TimeoutError` if it is not known in so many seconds."""
         if not self.done:
             told = self._wait()
             timer = told.get_loop().call_later(seconds, _lapse, told)
@@ -76,7 +80,7 @@ class Moment(Generic[T]):
         return await self
 
     def _wait(self) -> asyncio.Future[None]:
-        # One of its own for each who waits: whoever is cancelled takes nobody with him.
+        # Each caller has a future of its own, so that cancelling one does not cancel the others.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._waiting is None:
             self._waiting = [told]
@@ -85,11 +89,13 @@ class Moment(Generic[T]):
         return told
 
     def tell(self, value: T) -> None:
+        """Set the value, unless it is known."""
         if not self.done:
             self._value = value
             self._settle()
 
     def fail(self, problem: Exception) -> None:
+        """Set a problem instead of the value, unless it is known."""
         if not self.done:
             self._problem = problem
             self._settle()
@@ -109,8 +115,8 @@ def _lapse(told: asyncio.Future[None]) -> None:
 
 
 class SentTask:
-    """A task that this node sent. `await task.delivered`: the other side has stored it. `await task.result`:
-    what it returned, or `TaskFailed`, `Expired`, `Unknown`."""
+    """A task that this node sent. `await task.delivered` waits until its receiver has stored it, and `await
+    task.result` until its end: it returns the result, or raises `TaskFailed`, `Expired` or `Unknown`."""
 
     __slots__ = (
         "_news", "_updates", "action", "delivered", "id", "progress", "result", "state", "stored", "to"
@@ -125,18 +131,19 @@ class SentTask:
         self.delivered: Moment[None] = Moment()
         self.result: Moment[Any] = Moment()
         self.progress: Any = None
-        """what its handler last told"""
+        """the last progress that its handler reported"""
         self._updates: deque[Any] | None = None
         self._news: asyncio.Event | None = None
         if state is not State.ACCEPTED:
-            self._move(state)
+            self.reach(state)
 
     @property
     def ended(self) -> bool:
+        """Whether it is in a final state."""
         return State[self.state.upper()].terminal
 
     async def updates(self) -> AsyncIterator[Any]:
-        """What its handler tells on the way, until it has ended."""
+        """Yield the progress that its handler reports, until it has ended."""
         self._news = self._news or asyncio.Event()
         while True:
             while self._updates:
@@ -146,7 +153,10 @@ class SentTask:
             self._news.clear()
             await self._news.wait()
 
-    def _tell(self, value: Any) -> None:
+    # ── for the node ─────────────────────────────────────────────────────────────────────────────
+
+    def report_progress(self, value: object) -> None:
+        """Its handler says how far it is."""
         self.progress = value
         if self._updates is None:
             self._updates = deque(maxlen=UPDATES_KEPT)
@@ -157,31 +167,34 @@ class SentTask:
         if self._news is not None:
             self._news.set()
 
-    def _move(self, state: State) -> None:
+    def reach(self, state: State) -> None:
+        """It is in this state now."""
         self.state = state.word
         if not self.stored.done:
             self.stored.tell(None)
         if state is not State.SENT and not self.delivered.done:
             self.delivered.tell(None)
 
-    def _end(self, state: State, answer: Answer) -> None:
+    def end(self, state: State, answer: Answer) -> None:
+        """It has ended; a second end settles what was unknown."""
         if self.result.done:
-            self.result = Moment()  # it was unknown
+            self.result = Moment()
         try:
             self.result.tell(outcome(state, answer))
         except (OutcomeError, Expired) as problem:
             self.result.fail(problem)
-        self._move(state)
+        self.reach(state)
         self._wake()
 
-    def _refuse(self, problem: Exception) -> None:
+    def fail(self, problem: Exception) -> None:
+        """It was not stored, or its end will not be heard."""
         self.stored.fail(problem)
         self.delivered.fail(problem)
         self.result.fail(problem)
 
 
 def outcome(state: State, answer: Answer) -> Any:
-    """What a task returned, or the error that says how else it ended."""
+    """Returns what a task returned, or raises the error that says how else it ended."""
     match state:
         case State.DONE:
             return unpack(answer.data).value
@@ -201,21 +214,22 @@ _GUESSED: Final = 8
 
 
 def pack(content: Content, form: Form | None, *, old_names: bool = False, guessed: bool = False) -> bytes:
-    """As the ledger keeps it: how the peer writes, in one byte, and what stood on the wire. `guessed`: only
-    the bytes themselves say in which form they are, and what is known of the peer says more."""
+    """Returns a content as the ledger keeps it: one byte for the peer's form, then the bytes of the wire.
+    `guessed`: the form was guessed from the bytes, and what is known of the peer may correct it."""
     return bytes((_FORMS.index(form) | _OLD * old_names | _GUESSED * guessed,)) + content.raw
 
 
 def pack_task(task: fd.FdPending) -> bytes:
-    """A task as the ledger keeps it. It follows from the task's own bytes: the same bytes are the same task,
-    whatever was learned about its sender in between."""
+    """Returns a task as the ledger keeps it. It depends only on the task's own bytes: the same bytes are the
+    same task, whatever was learned about its sender in between."""
     content = task.payload
     guessed = content.raw[:1] == b'"' and content.form is not None and not content.sure
     return pack(content, content.form, old_names=task.old_names, guessed=guessed)
 
 
 def unpack(kept: bytes) -> Content:
-    """
+    """Reads a content that `pack` made.
+
     >>> unpack(pack(fd.content_of("test", Form.JSON), Form.JSON)).value
     'test'
     """
@@ -224,11 +238,11 @@ def unpack(kept: bytes) -> Content:
 
 
 def as_kept(kept: bytes) -> Content:
-    """The same, to be sent as it stands: nobody reads what is in it."""
+    """Returns the same content to be sent unchanged, without decoding it."""
     return Content(kept[1:], asked_as(kept)[0], kept[1:])
 
 
 def asked_as(kept: bytes) -> tuple[Form | None, bool]:
-    """How the peer writes, and whether it uses the older field names."""
+    """Returns the peer's form, and whether it uses the older field names."""
     flags = kept[0] if kept else 0
     return _FORMS[flags & 3], bool(flags & _OLD)

@@ -39,7 +39,7 @@ from duly.wire import frames
 from duly.wire.session import Session
 
 if TYPE_CHECKING:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.base import Link
 
 ALONE, TOGETHER = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
@@ -137,8 +137,8 @@ class _SimChat(Chat):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> WebSocketLink:
-        return SimLink(self.node, self._up, self._heard, lambda: self._heard_to)  # type: ignore[return-value]
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard, self._positions)
 
     async def _submit(self, message: Message) -> None:
         frame = frames.decode(message.body)

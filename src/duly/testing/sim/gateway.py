@@ -43,7 +43,7 @@ from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import Session, UncongestedSession
 
 if TYPE_CHECKING:
-    from duly.clients.websocket_link import WebSocketLink
+    from duly.clients.base import Link
 
 LOCK, LAMP = "lock_control", "dev_control"
 """Opening must happen at most once; lighting may be repeated."""
@@ -114,7 +114,9 @@ class HubSession(UncongestedSession):
 
 
 class SimLink:
-    """The client's end: what `duly.clients.websocket_link.Link` is on a real network."""
+    """The client's end: what `duly.clients.websocket_link.WebSocketLink` is on a real network."""
+
+    denial = None
 
     def __init__(
         self, node: SimProcess, up: Callable[[Frame], None], heard: Callable[[Frame], None],
@@ -315,8 +317,8 @@ def end_client(client: App | Device | Chat) -> None:
         client._engine.kill()
     if hasattr(client, "_pushes") and isinstance(client, Device):
         client._pushes.engine.kill()
-    if isinstance(client, Chat) and client._acking is not None:
-        client._acking.cancel()
+    if isinstance(client, Chat):
+        client._at.cancel()
     link: Any = getattr(client, "_link", None)
     if link is not None and link._wire is not None:
         link._wire.break_()
@@ -324,14 +326,14 @@ def end_client(client: App | Device | Chat) -> None:
 
 class _SimApp(App):
     def __init__(self, node: GatewayApp) -> None:
-        super().__init__("", "")
+        super().__init__("", "", data="kept")
         self.node = node
 
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> WebSocketLink:
-        return SimLink(self.node, self._up, self._heard, lambda: self._cursors)  # type: ignore[return-value]
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard, self._positions)
 
     def _perform(self, effect: Effect) -> None:
         if self.node.alive:
@@ -383,8 +385,8 @@ class _SimDevice(Device):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> WebSocketLink:
-        return SimLink(self.node, self._up, self._heard, down=self._down)  # type: ignore[return-value]
+    def _open_link(self) -> Link:
+        return SimLink(self.node, self._up, self._heard, down=self._down)
 
     def _send(self, frame: bytes) -> None:
         if self.node.alive:

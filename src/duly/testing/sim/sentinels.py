@@ -52,6 +52,7 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 
 if TYPE_CHECKING:
+    from duly.clients.base import Link
     from duly.testing.sim.plan import SimPlan
 
 POLICY: Final = SentinelPolicy(
@@ -100,7 +101,7 @@ class _SimSentinel(Sentinel):
     def _draw(self) -> bytes:
         return f"{self.node.name}-{self.node.world.epochs[self.node.name]}".encode()
 
-    def _open_link(self) -> Any:
+    def _open_link(self) -> Link:
         return SimLink(self.node, self._up, self._heard, down=self._down)
 
     def _perform(self, effect: Effect) -> None:

@@ -1,0 +1,275 @@
+"""The options of the command line, each declared once.
+
+The laws. An option has one name, one meaning and one help text wherever it appears; its help ends with its
+default in brackets. Options that always go together are a group: a dataclass whose fields are the options. A
+verb takes a group as one parameter, and `grouped` turns it into the options that Typer sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+from duly.cli.common import (
+    HubClient,
+    HubUnreachable,
+    JsonObject,
+    find_hub,
+    need_hub,
+    open_to_read,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from duly.settings import Settings
+    from duly.storage.ledger import Ledger
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def duration(text: str) -> float:
+    """Returns the seconds of a length of time as people write it.
+
+    >>> duration("500ms"), duration("30s"), duration("2m"), duration("1.5")
+    (0.5, 30.0, 120.0, 1.5)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a length of time; write 500ms, 30s, 2m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+# ── a hub, or its ledger ─────────────────────────────────────────────────────────────────────────
+
+Data = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file. [duly-data]"),
+]
+LedgerUrl = Annotated[str | None, typer.Option("--ledger", metavar="URL", help="The ledger. [DIR/ledger.db]")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="DULY_URL",
+        help="A hub on another machine; needs a token. [the hub of --data]",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", metavar="TOKEN", envvar="DULY_TOKEN", help="A token from 'duly add'. [none]"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """Which hub is meant: the one of the data folder, or the one at a URL, with a token."""
+
+    url: Url = None
+    token: Token = None
+    data: Data = None
+
+    def need(self) -> HubClient:
+        """Returns the hub, or fails with a sentence that says how to start or name one."""
+        return need_hub(self.data, self.url, self.token)
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """Which hub is asked, and which ledger is opened where no hub runs."""
+
+    data: Data = None
+    ledger: LedgerUrl = None
+    url: Url = None
+    token: Token = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this data folder and ledger."""
+        return settings_of(self.data, self.ledger)
+
+    def find_hub(self) -> HubClient | None:
+        """Returns the hub to ask; None if a ledger was named, or no hub runs."""
+        return None if self.ledger is not None else find_hub(self.data, self.url, self.token)
+
+    def ask(
+        self,
+        verb: str,
+        wanted: dict[str, str],
+        in_ledger: Callable[[], Coroutine[object, None, JsonObject]],
+        *,
+        reads: bool,
+    ) -> JsonObject:
+        """Ask the hub that runs; where none runs, `in_ledger` does it in the ledger. `reads`: it changes
+        nothing, so no data folder is made."""
+        hub = self.find_hub()
+        if hub is not None:
+            try:
+                return hub.ask(f"/v1/admin/{verb}", wanted)
+            except HubUnreachable:
+                if not hub.local:
+                    raise  # the run file may be of a hub that was killed: the ledger answers
+        if not reads and not self.settings.ledger:
+            from duly.runtime.files import private_folder
+
+            private_folder(Path(self.settings.data))
+        return asyncio.run(in_ledger())
+
+    async def open(self, *, reads: bool) -> Ledger:
+        """Open the ledger; with `reads` without disturbing the process that owns it."""
+        from duly.storage import open_ledger
+
+        if reads:
+            return await open_to_read(self.data, self.ledger)
+        return await open_ledger(self.settings.ledger_url)
+
+
+# ── a broker ─────────────────────────────────────────────────────────────────────────────────────
+
+BrokerUrl = Annotated[
+    str,
+    typer.Option(
+        "--url", metavar="URL", envvar="DULY_MQTT", help="The broker: mqtt://NAME:PASSWORD@HOST, or mqtts://."
+    ),
+]
+NodeName = Annotated[
+    str,
+    typer.Option("--as", metavar="NAME", help="The node's name. [the name that logs in]", show_default=False),
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="WORD", help="The first level of all topics.")]
+CaFile = Annotated[
+    str,
+    typer.Option(
+        "--cafile",
+        metavar="FILE",
+        help="The authority that signed the broker's certificate. [the system's]",
+        show_default=False,
+    ),
+]
+CertFile = Annotated[
+    str,
+    typer.Option(
+        "--cert", metavar="FILE", help="The client's certificate, with --key. [none]", show_default=False
+    ),
+]
+KeyFile = Annotated[
+    str,
+    typer.Option("--key", metavar="FILE", help="The key of --cert. [none]", show_default=False),
+]
+SignWith = Annotated[
+    str | None,
+    typer.Option(
+        "--keys", metavar="FILE", envvar="DULY_KEYS", help="Sign with this keyring, from 'duly keys'. [none]"
+    ),
+]
+RequireSigned = Annotated[
+    bool,
+    typer.Option("--require-signed", help="Refuse everything that its sender has not signed."),
+]
+NodeStore = Annotated[
+    str, typer.Option("--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """How a node reaches its broker, and how it signs."""
+
+    url: BrokerUrl
+    prefix: Prefix = "nodes"
+    cafile: CaFile = ""
+    cert: CertFile = ""
+    key: KeyFile = ""
+    keys: SignWith = None
+    require_signed: RequireSigned = False
+
+    def address(self, name: str = "") -> str:
+        """Returns the broker's address with everything that the options add to it."""
+        return broker_url(self.url, self.cafile, self.cert, self.key, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(BrokerOptions):
+    """The same, for a node whose name is an option."""
+
+    as_: NodeName = ""
+
+
+def broker_url(url: str, cafile: str = "", cert: str = "", key: str = "", name: str = "") -> str:
+    """Returns a broker's address with TLS files and, if the address has no login, a name.
+
+    >>> broker_url("mqtt://localhost", name="lamp 1")
+    'mqtt://lamp%201@localhost'
+    """
+    from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    files = {word: file for word, file in (("cafile", cafile), ("cert", cert), ("key", key)) if file}
+    query = "&".join(filter(None, (parts.query, urlencode(files))))
+    where = parts.netloc if "@" in parts.netloc or not name else f"{quote(name, safe='')}@{parts.netloc}"
+    return urlunsplit((parts.scheme, where, parts.path, query, parts.fragment))
+
+
+# ── options of several verbs ─────────────────────────────────────────────────────────────────────
+
+
+def length(flag: str, help: str, *, metavar: str = "30s") -> OptionInfo:
+    """Declares an option that is a length of time, such as 30s or 2m."""
+    option: OptionInfo = typer.Option(flag, parser=duration, metavar=metavar, help=help)
+    return option
+
+
+MessageId = Annotated[
+    str | None,
+    typer.Option("--id", metavar="ID", help="Use this id; the same id again is a repeat. [a new one]"),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")]
+
+
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter of a verb that is a group of options by the options of the group."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, type[object]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb).parameters.values():
+        kind = hints[parameter.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[parameter.name] = kind
+            parameters += _options_of(kind)
+        else:
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(verb)
+    def run(**given: object) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in _names(group)})
+        verb(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options_of(group: type[object]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(group).parameters.values()
+    ]
+
+
+def _names(group: type[object]) -> list[str]:
+    return [field.name for field in fields(group)]  # type: ignore[arg-type] # it is a dataclass

@@ -1,0 +1,291 @@
+"""What the clients share: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
+
+The laws. A client stops its parts in the reverse order of their start, also when a start fails half way.
+What it has taken in is stored before it stops, and every caller that still waits for an answer then hears
+`Stopped`. A failed background job is logged.
+
+`Lifecycle` is `start`, `ready`, `stop` and `async with`; `Client` adds the connection to a hub and the local
+ledger (`Device`, `Sentinel`); `OutboxClient` adds an outbox for what the client sends (`App`, `Chat`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import ClassVar, Final, Protocol, Self, TypeVar
+
+from duly.clients.local_ledger import minted_ids, open_local_ledger
+from duly.clients.websocket_link import Access, WebSocketLink
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.operations import PutItem
+from duly.core.outbox import Outbox
+from duly.core.steps import Effect, Event, Reply, ReportOutcome, Transmit
+from duly.errors import DulyError, NotAuthenticated, ProgramError, Stopped
+from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.storage.ledger import Ledger
+from duly.wire.frames import Frame
+
+CURSORS: Final = "cursors"
+"""The bucket of the local ledger with the number of the last item that was read from each stream."""
+
+T = TypeVar("T")
+
+
+class Link(Protocol):
+    """A connection to a hub: it carries frames while it is up, and loses them while it is down."""
+
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def denial(self) -> NotAuthenticated | None: ...
+    async def start(self) -> None: ...
+    async def ready(self) -> Frame: ...
+    async def stop(self) -> None: ...
+    def send(self, frame: bytes) -> None: ...
+
+
+class Chores:
+    """Small background jobs of one kind, under the supervisor of their owner. A ledger or a connection that
+    fails, or is closed, is no bug: what was not stored comes again."""
+
+    def __init__(self, name: str, tasks: Supervisor) -> None:
+        self._name, self._tasks = name, tasks
+
+    def do(self, work: Coroutine[object, None, None]) -> asyncio.Task[None] | None:
+        """Start a job; None after the owner has stopped."""
+        return self._tasks.do(self._name, work, expected=(DulyError,))
+
+
+def settle(future: asyncio.Future[T], value: T) -> None:
+    """Set a future's result, unless it has one."""
+    if not future.done():
+        future.set_result(value)
+
+
+def fail(future: asyncio.Future[T], problem: Exception) -> None:
+    """Set a future's exception, unless it has a result. No warning follows if no caller awaits it."""
+    if not future.done():
+        future.set_exception(problem)
+        future.exception()
+
+
+def offer(engine: Engine, event: Event) -> None:
+    """Hand what the network said to an engine. An engine that is stopping, or full, drops it: the other side
+    repeats it."""
+    try:
+        engine.offer(event)
+    except DulyError:
+        return
+
+
+class Lifecycle(ABC):
+    """Something that is started, becomes ready, and is stopped; `async with` does all three."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin, without waiting for the other side."""
+
+    @abstractmethod
+    async def ready(self) -> None:
+        """Wait until the other side has answered."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End in good order. Stopping twice is harmless."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        try:
+            await self.ready()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class Client(Lifecycle):
+    """A client of a hub: one connection, one engine, one local ledger.
+
+    A subclass builds its engine (`_build_engine`), handles the hub's frames (`_heard`) and connections
+    (`_up`, `_down`), and fails whatever still waits when it stops (`_abandon`).
+    """
+
+    works_offline: ClassVar[bool] = True
+    """Whether the engine starts before the hub has answered; otherwise it starts in `ready`."""
+
+    _ledger: Ledger
+    _engine: Engine
+    _link: Link
+
+    def __init__(self, url: str, token: str, data: str | None, access: Access | None) -> None:
+        self._url, self._token, self._data = url, token, data
+        self._access = access or Access()
+        self.tasks = Supervisor()
+        """what runs in the background, since the last start"""
+        self._saving: asyncio.Task[None] | None = None
+        self._running: AsyncExitStack | None = None
+        """what has been started, in order"""
+        self._begun = False
+        self.name = ""
+        """the account's name, once the hub has said it"""
+
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Open the local ledger and begin to connect, without waiting for the hub."""
+        if self._running is not None:
+            raise ProgramError("this client is running already")
+        self.tasks = Supervisor()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._abandon)
+            self._ledger = await self._open_ledger()
+            stack.push_async_callback(self._ledger.close)
+            stack.push_async_callback(self._end_tasks)
+            self._engine = await self._build_engine()
+            self._link = self._open_link()
+            if self.works_offline:
+                await self._begin(stack)
+            stack.push_async_callback(self._link.stop)
+            await self._link.start()
+            self._running = stack.pop_all()
+
+    async def ready(self) -> None:
+        """Wait for the hub's first welcome. Raises `NotAuthenticated` if the hub refuses the token."""
+        if self._running is None:
+            raise Stopped("this client is not running; use 'async with'")
+        self._name_from(await self._link.ready())
+        if not self._begun:
+            await self._begin(self._running)
+
+    async def stop(self) -> None:
+        """Store what was taken in, and hang up. Every caller that still waits for an answer hears `Stopped`.
+        Stopping twice is harmless."""
+        running, self._running, self._begun = self._running, None, False
+        if running is not None:
+            await running.aclose()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with self:
+            await self.tasks.ended()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection to the hub is up."""
+        return self._running is not None and self._link.connected
+
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        """Start the engine. What is pushed on the stack is stopped in reverse order."""
+        self._begun = True
+        stack.push_async_callback(self._engine.stop)
+        await self._engine.start()
+        self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
+
+    async def _end_tasks(self) -> None:
+        await self.tasks.finish()
+        await self.tasks.stop()
+
+    def _abandon(self) -> None:
+        """Fail whatever still waits for an answer; everything else has stopped."""
+
+    async def _open_ledger(self) -> Ledger:
+        return await open_local_ledger(self._data)
+
+    @abstractmethod
+    async def _build_engine(self) -> Engine:
+        """The engine, with what it needs from the ledger."""
+
+    # ── connection ───────────────────────────────────────────────────────────────────────────────
+
+    def _open_link(self) -> Link:
+        return WebSocketLink(
+            self._url, self._token, up=self._up, heard=self._heard, down=self._down,
+            cursors=self._positions, access=self._access,
+        )  # fmt: skip
+
+    def _positions(self) -> dict[str, int] | None:
+        """How far each stream has been read: the hub continues there. None: the client reads none."""
+        return None
+
+    def _name_from(self, welcome: Frame) -> None:
+        self.name = welcome.you or self.name
+
+    def _up(self, welcome: Frame) -> None:
+        """A connection is up."""
+        self._name_from(welcome)
+
+    def _down(self) -> None:
+        """A connection broke."""
+
+    @abstractmethod
+    def _heard(self, frame: Frame) -> None:
+        """A frame came."""
+
+    def _offer(self, event: Event) -> None:
+        offer(self._engine, event)
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _load_cursors(self) -> dict[str, int]:
+        return {stream: int(n) for stream, n in (await self._ledger.bucket(CURSORS)).items()}
+
+    def _save_cursors(self, cursors: Mapping[str, int]) -> None:
+        """Store how far each stream has been read, in the background, one write at a time. A cursor that is
+        not stored costs a repeat, never a loss."""
+        if self._data is not None and self._saving is None:
+            self._saving = self.tasks.do("saving cursors", self._write_cursors(cursors))
+
+    async def _write_cursors(self, cursors: Mapping[str, int]) -> None:
+        try:
+            await self._ledger.write(*(PutItem(CURSORS, stream, b"%d" % n) for stream, n in cursors.items()))
+        except DulyError:
+            return
+        finally:
+            self._saving = None
+
+
+class OutboxClient(Client):
+    """A client whose messages wait in an outbox until the hub has answered them.
+
+    The engine starts after the hub's first welcome, since the account's name is part of every key.
+    """
+
+    works_offline = False
+
+    async def _build_engine(self) -> Engine:
+        self._ids = await minted_ids(self._ledger)
+        return Engine(self._build_outbox(), self._ledger, self._perform)
+
+    @abstractmethod
+    def _build_outbox(self) -> Outbox:
+        """The outbox; `minted=MINTED` keeps ids unique over restarts."""
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transmit(message=message):
+                self._link.send(message.body)
+            case ReportOutcome(key=key, state=state, answer=answer):
+                self._end(key, state, answer)
+            case Reply(message=message, verdict=verdict):
+                if verdict.state is not None and verdict.state.terminal:
+                    self._end(message.key, verdict.state, verdict.answer or Answer())
+                elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
+                    self._not_stored(message, verdict)
+
+    @abstractmethod
+    def _end(self, key: bytes, state: State, answer: Answer) -> None:
+        """A message has ended."""
+
+    @abstractmethod
+    def _not_stored(self, message: Message, verdict: Verdict) -> None:
+        """The local outbox did not take a message."""
