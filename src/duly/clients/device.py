@@ -33,6 +33,7 @@ from duly.core.units import DAY, FOREVER, MINUTE
 from duly.errors import DeviceError, DulyError, Malformed, ProgramError, SenderError, Stopped
 from duly.identity.keyring import load
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import ENGINE_TRIES
 from duly.wire import frames
 from duly.wire.fields import values_in
 from duly.wire.frames import DeviceCode, Frame
