@@ -105,13 +105,13 @@ async def test_a_name_somebody_has_talked_under_is_not_given_away(town: Town, wh
             await ann.chat("bob", "hello")
     await remove(town, "bob")
     for role in ("user", "app"):
-        with pytest.raises(Conflict, match="has talked as 'bob'"):
+        with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
             await town.hub._administer(Principal("root", Role.ADMIN), "add", {"role": role, "name": "bob"})
     body = {"name": "bob", "password": "correct horse"}
     answer = await curl(f"{town.url}/v1/people", None, body=body)
     assert (answer.status, answer.json["detail"]) == (422, "the name 'bob' is taken; choose another")
     await town.restart()
-    with pytest.raises(Conflict, match="has talked as 'bob'"):
+    with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
         await town.hub.accounts.add(Role.USER, "bob")
 
 

@@ -36,7 +36,7 @@ async def unlock(ledger: Ledger, settings: Settings) -> SecretBox:
     """The box of the ledger's secrets, which this hub may need; those in plain are sealed first."""
     box = await open_box(ledger, Path(settings.data), settings.secret_key)
     assert box is not None
-    plain = await Profiles(ledger, box=box).seal() + await Accounts(ledger, box).seal()
+    plain = await Profiles(ledger, box=box).seal() + await Accounts(ledger, box).encrypt_passwords()
     if plain:
         LOG.warning("sealed %d secrets that lay in the ledger in plain, with key %s", plain, box.id)
         await ledger.scrub()

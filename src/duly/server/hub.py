@@ -433,10 +433,10 @@ class Hub:
     async def _administer(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:
         match verb:
             case "borrow":
-                return {"token": await self._authenticator.lend(wanted["name"])}
+                return {"token": await self._authenticator.temporary_token(wanted["name"])}
             case "login":
                 name = wanted["name"]
-                if await self.accounts.look(name) is not Role.USER:
+                if await self.accounts.find_role(name) is not Role.USER:
                     raise NotAllowed(f"there is no user {name}; 'duly add user {name}' first")
                 return {"token": await self.people.let_in(name, wanted.get("device", ""))}
             case "list":

@@ -255,7 +255,7 @@ class GatewayService:
 
     async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Another hub may have made it a moment ago."""
-        if not await self._accounts.look_for_grant(who, message.recipient):
+        if not await self._accounts.find_grant(who, message.recipient):
             raise _not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
         return said if isinstance(said, bool) else await said

@@ -57,7 +57,7 @@ class _ChatHubs(Accounts):
     def role_of(self, name: str) -> Role | None:
         return Role.USER if name in self._names else None
 
-    async def look(self, name: str, asker: str = "") -> Role | None:
+    async def find_role(self, name: str, asker: str = "") -> Role | None:
         return self.role_of(name)
 
     def stands(self, principal: Principal) -> bool:
