@@ -101,7 +101,7 @@ class Observer(UncongestedSession):
         self.look(tower)
 
     def look(self, tower: Place) -> None:
-        tower.hub.journal.watchers.append(self)
+        tower.hub.audit.watchers.append(self)
 
     def push(self, frame: bytes) -> None:
         seen = json.loads(frame)["data"]

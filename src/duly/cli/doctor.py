@@ -240,8 +240,8 @@ async def _offset(hub: HubClient) -> tuple[float, float]:
 
 
 def _folder(found: _Findings, data: str | None, ledger: str | None, hub: HubClient | None) -> None:
-    from duly.server.checkup import margins
-    from duly.server.hub import control_policy
+    from duly.server.diagnostics import margins
+    from duly.server.policies import control_policy
 
     settings = settings_of(data, ledger)
     if hub is None and ledger is None:
@@ -261,7 +261,7 @@ def _folder(found: _Findings, data: str | None, ledger: str | None, hub: HubClie
 
 
 async def _ledger(found: _Findings, data: str | None, ledger: str | None, settings: Settings) -> None:
-    from duly.server.checkup import address
+    from duly.server.diagnostics import address
 
     if settings.shared:
         from duly.storage.postgres.ledger import inspect

@@ -65,7 +65,7 @@ async def _in_ledger(dry_run: bool, data: str | None, ledger: str | None) -> dic
     from duly.apps.alerts import retention
     from duly.apps.alerts.operations import AlertOperations
     from duly.apps.alerts.profiles import Profiles
-    from duly.server.hub import archive_of, deliveries_kept
+    from duly.server.policies import archive_of, deliveries_kept
     from duly.storage import open_ledger
 
     settings = settings_of(data, ledger)

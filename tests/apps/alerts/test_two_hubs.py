@@ -133,7 +133,7 @@ async def test_a_promise_of_a_sentinel_that_another_hub_has_just_made_is_kept(
         await hubs[0].profile("home", nobody=True)
         beat = {"type": "alert_heartbeat", "seq_id": "b1", "data": {"profile_id": "home", "every": 1000}}
         assert (await hubs[0].post(beat))[1]["code"] == 0
-        await deaf.alerts.heartbeats.look()
+        await deaf.alerts.heartbeats.check()
         assert await deaf.ledger.item("heartbeats", "gate/home") is not None
     finally:
         for hub in hubs:

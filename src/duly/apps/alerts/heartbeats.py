@@ -31,7 +31,7 @@ PROMISES: Final = "heartbeats"
 SEEN: Final = "sentinels"
 """Buckets: the promises, by sentinel and profile; and when each sentinel was last connected."""
 
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 SEEN_SECONDS: Final = 30.0
 """How often it is written down that a sentinel was heard without a connection."""
 LONGEST: Final = 86_400_000
@@ -130,12 +130,12 @@ class Heartbeats:
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Find who has fallen silent, and carry on with what was noted and not told."""
         with contextlib.suppress(DulyError):  # the next look will do; what was missed begins anew
-            await self._look()
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         bodies = await self._ledger.bucket(PROMISES)
         promises = {name: _decode(body) for name, body in bodies.items()}
         for name, one in list(promises.items()):

@@ -184,14 +184,14 @@ class Profiles:
         self._addresses = {
             label: address
             for label, body in addresses.items()
-            if (address := self._unseal(label, body)) is not None
+            if (address := self._decrypt(label, body)) is not None
         }
         self._note_routes()
 
-    async def seal(self) -> int:
+    async def encrypt_addresses(self) -> int:
         """Seal the addresses that an older version has stored in plain; how many there were."""
         plain = [
-            PutItem(ADDRESSES, label, self._seal(label, msgspec.json.decode(body, type=ChannelAddress)))
+            PutItem(ADDRESSES, label, self._encrypt(label, msgspec.json.decode(body, type=ChannelAddress)))
             for label, body in (await self._ledger.bucket(ADDRESSES)).items()
             if self._box is not None and not is_sealed(body.decode())
         ]
@@ -199,11 +199,11 @@ class Profiles:
             await self._ledger.write(*plain)
         return len(plain)
 
-    def _seal(self, label: str, address: ChannelAddress) -> bytes:
+    def _encrypt(self, label: str, address: ChannelAddress) -> bytes:
         body = msgspec.json.encode(address)
         return body if self._box is None else self._box.seal(body.decode(), _place(label)).encode()
 
-    def _unseal(self, label: str, body: bytes) -> ChannelAddress | None:
+    def _decrypt(self, label: str, body: bytes) -> ChannelAddress | None:
         """None if it is sealed and there is no key here: its label can be shown all the same."""
         text = body.decode()
         if self._box is not None:
@@ -331,7 +331,7 @@ class Profiles:
             return label, [], ""
         made = "" if secret or not webhook else new_secret()
         address = ChannelAddress(url, (secret or made) if webhook else "")
-        return label, [PutItem(ADDRESSES, label, self._seal(label, address))], made
+        return label, [PutItem(ADDRESSES, label, self._encrypt(label, address))], made
 
     def _label(self, url: str) -> str:
         """An address keeps the label it has."""

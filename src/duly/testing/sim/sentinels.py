@@ -83,7 +83,7 @@ class SentinelTower(GatewayHub):
     async def _look(self, alerts: AlertService) -> None:
         while self.alive and self.alerts is alerts:
             await asyncio.sleep(LOOK)
-            await alerts.heartbeats.look()
+            await alerts.heartbeats.check()
 
     def principal(self, name: str) -> Principal:
         return Principal(name, Role.SENTINEL)
