@@ -115,12 +115,12 @@ def test_a_bug_between_hubs_is_caught_within_200_seeds(name: str, monkeypatch: p
     # another is only caught where the ring got lost, too.
     drawn = (plan(seed) for seed in range(100))
     worlds = (world for mild in drawn for world in (mild, replace(mild, drop=max(mild.drop, 0.5))))
-    assert any(_run(world, "town").violations for world in worlds)
+    assert any(_run(world, "hubs").violations for world in worlds)
 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_several_hubs_keep_every_promise(seed: int) -> None:
-    assert run_seed(seed, "town").violations == ()
+    assert run_seed(seed, "hubs").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def sim(
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run just this one.")] = None,
     world: Annotated[
-        str, typer.Option(help="kernel, gateway, town, chat, tower, sentinels, nodes, all.")
+        str, typer.Option(help="kernel, gateway, hubs, chat, tower, sentinels, nodes, all.")
     ] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     json: Json = False,

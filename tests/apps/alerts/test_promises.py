@@ -78,14 +78,14 @@ async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
     """The delivery is claimed, and somebody takes care before it goes out."""
     await place.profile("home", hook.url)
     opened, go_on = asyncio.Event(), asyncio.Event()
-    channel = place.hub.alerts._channel
+    channel = place.hub.alerts._sender._channel
 
     async def slow(label: str) -> Any:
         opened.set()
         await go_on.wait()
         return await channel(label)
 
-    monkeypatch.setattr(place.hub.alerts, "_channel", slow)
+    monkeypatch.setattr(place.hub.alerts._sender, "_channel", slow)
     await place.post(event())
     await opened.wait()
     await place.do("alert.ack", event="event-1")
@@ -182,13 +182,13 @@ async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
     assert hook.events == ["event-1"]
     refused = await place.hub.ledger.refusals(10)
     assert [(one.id, one.word) for one in refused] == [("event-1", "untold")]
-    await place.hub.alerts._untold.catch_up()
+    await place.hub.alerts._unnotified.catch_up()
     assert len(await place.hub.ledger.refusals(10)) == 1, "once"
 
 
 def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
     def some(work: Coroutine[Any, Any, None]) -> None:
-        if work.__qualname__ in ("Untold.tell", "Alerts._told_nobody"):
+        if work.__qualname__ == "UnnotifiedAlerts.notify":
             work.close()
         else:
             spawn(work)

@@ -127,8 +127,8 @@ async def test_a_promise_of_a_sentinel_that_another_hub_has_just_made_is_kept(
         for hub in hubs:
             await hub.start()
         deaf = hubs[1].hub
-        assert deaf._bell is not None
-        deaf._bell._ears.clear()
+        assert deaf.notifier is not None
+        deaf.notifier._ears.clear()
         await hubs[0].add(Role.SENTINEL, "gate")
         await hubs[0].profile("home", nobody=True)
         beat = {"type": "alert_heartbeat", "seq_id": "b1", "data": {"profile_id": "home", "every": 1000}}
