@@ -15,7 +15,6 @@ from duly.clients.sentinel import Sentinel
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
-from tests.servers import Postgres
 
 QUICK = 1_000
 """The shortest promise, in milliseconds."""
@@ -164,33 +163,22 @@ async def _list(tower: Tower) -> Any:
         return await answer.json()
 
 
-async def test_several_hubs_tell_of_one_silence_once(
-    tmp_path: Path, hook: Receiver, postgres_server: Postgres
-) -> None:
-    ledger = postgres_server.create_database("heartbeats")
-    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
-    try:
-        for hub in hubs:
-            await hub.start()
-        await hubs[0].add(Role.SENTINEL, "gate")
-        await hubs[0].profile("home", hook.url, grace=0.5)
-        hubs[1].tokens = hubs[0].tokens
-        for hub in hubs:
-            await hub.hub._refresh()
-        await hubs[0].post(beat())
-        await hook.got(1, patience=CHECK_SECONDS * 10)
-        for hub in hubs:
-            await hub.hub.alerts.heartbeats.check()
-        assert len(hook.requests) == 1
-        await hubs[1].post(beat(60_000))
-        await hook.got(2)
-        for hub in hubs:
-            await hub.hub.alerts.heartbeats.check()
-        assert [one[0] for one in told(hook)] == ["alert.event", "alert.cancelled"]
-    finally:
-        for hub in hubs:
-            await hub.stop()
+async def test_several_hubs_tell_of_one_silence_once(hubs: list[Tower], hook: Receiver) -> None:
+    await hubs[0].add(Role.SENTINEL, "gate")
+    await hubs[0].profile("home", hook.url, grace=0.5)
+    hubs[1].tokens = hubs[0].tokens
+    for hub in hubs:
+        await hub.hub._refresh()
+    await hubs[0].post(beat())
+    await hook.got(1, patience=CHECK_SECONDS * 10)
+    for hub in hubs:
+        await hub.hub.alerts.heartbeats.check()
+    assert len(hook.requests) == 1
+    await hubs[1].post(beat(60_000))
+    await hook.got(2)
+    for hub in hubs:
+        await hub.hub.alerts.heartbeats.check()
+    assert [one[0] for one in told(hook)] == ["alert.event", "alert.cancelled"]
 
 
 async def test_a_sentinel_that_only_posts_was_heard(place: Tower, hook: Receiver) -> None:

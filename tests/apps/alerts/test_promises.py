@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,7 +21,6 @@ from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.apps.alerts.test_telling import mail_to
 from tests.receivers import Mailbox, Receiver, receiver
-from tests.servers import Postgres
 
 # ── who said so ──────────────────────────────────────────────────────────────────────────────────
 
@@ -274,29 +272,20 @@ async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(
 
 
 async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
-    tmp_path: Path, hook: Receiver, postgres_server: Postgres
+    hubs: list[Tower], hook: Receiver
 ) -> None:
-    ledger = postgres_server.create_database("made_remote")
-    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
-    try:
-        for hub in hubs:
-            await hub.start()
-        await hubs[0].add(Role.SENTINEL, "gate")
-        hubs[1].tokens = hubs[0].tokens
-        await hubs[1].hub._refresh()
-        for n in range(20):
-            await hubs[0].profile(f"home-{n}", hook.url, most=0)
-            _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")
-            assert said["ack"]["state"] == "done"
-        for n in range(20):
-            await hubs[0].do("alert.silence", device=f"lock-{n}", lasts="60")
-            await asyncio.sleep(0.02)
-            _, said = await hubs[1].post(event(f"quiet-{n}", profile_id="home-0", device_address=f"lock-{n}"))
-            assert said["code"] == 0
-        for n in range(20):
-            assert "silenced" in (await hubs[1].until_state(f"quiet-{n}", "done"))["detail"]
-        assert len(hook.events) == 20
-    finally:
-        for hub in hubs:
-            await hub.stop()
+    await hubs[0].add(Role.SENTINEL, "gate")
+    hubs[1].tokens = hubs[0].tokens
+    await hubs[1].hub._refresh()
+    for n in range(20):
+        await hubs[0].profile(f"home-{n}", hook.url, most=0)
+        _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")
+        assert said["ack"]["state"] == "done"
+    for n in range(20):
+        await hubs[0].do("alert.silence", device=f"lock-{n}", lasts="60")
+        await asyncio.sleep(0.02)
+        _, said = await hubs[1].post(event(f"quiet-{n}", profile_id="home-0", device_address=f"lock-{n}"))
+        assert said["code"] == 0
+    for n in range(20):
+        assert "silenced" in (await hubs[1].until_state(f"quiet-{n}", "done"))["detail"]
+    assert len(hook.events) == 20
