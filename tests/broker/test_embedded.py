@@ -438,9 +438,9 @@ async def test_users_set_while_it_is_down_are_in_force_after(broker: EmbeddedBro
 
 OWNER = """
     import asyncio, sys
-    from duly.broker.embedded import Broker
+    from duly.broker.embedded import EmbeddedBroker
     async def main():
-        broker = Broker(sys.argv[1])
+        broker = EmbeddedBroker(sys.argv[1])
         await broker.start()
         print(broker.pid, flush=True)
         await asyncio.Event().wait()
