@@ -13,13 +13,13 @@ Open a ledger, then let functions run once on it, or admit messages yourself:
 >>> asyncio.run(main())
 ('fresh', 'duplicate', 'accepted')
 
-What can go wrong is one tree, in `duly.errors`; the branches a caller acts on are here.
+All errors are one tree, in `duly.errors`; the branches that a caller acts on are here.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from duly import errors
 from duly.core.horizon import Horizon
@@ -67,8 +67,8 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The clients bring HTTP with them; who only wants `once` need not wait for that."""
+def __getattr__(name: str) -> object:
+    """Load a client when it is first used: clients need HTTP libraries, which `once` does not."""
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'duly' has no attribute {name!r}")

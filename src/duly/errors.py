@@ -1,48 +1,48 @@
-"""Everything that can go wrong, as one tree.
+"""All errors of duly, as one tree.
 
-The law: an error says *whose fault* it is and *what to do next*, and it is raised before anything
-is stored or half done. Catch the branch you can act on.
+An error says *whose fault* it is and *what to do next*, and it is raised before anything is stored or half
+done. Catch the branch that you can act on.
 
     DulyError
     ├── SenderError           the message is wrong: change it, do not repeat it
     │   ├── Malformed         a field has the wrong form
     │   ├── TooLarge          a field or body is over its limit
     │   ├── Conflict          this id was used for something else
-    │   ├── Stale             older than we remember; never run
-    │   ├── FromTheFuture     its clock is ahead by more than we allow
+    │   ├── Stale             older than ids are remembered; never run
+    │   ├── FromTheFuture     its clock is ahead by more than allowed
     │   ├── Expired           its own deadline has passed
-    │   ├── NotAuthenticated  we do not know who is speaking
+    │   ├── NotAuthenticated  the sender is not known
     │   │   ├── TooManyLogins too many tokens were wrong: wait
     │   │   ├── Unsigned      a signature is demanded, and there is none
     │   │   ├── UnknownKey    signed with a key that is not trusted for this sender
     │   │   └── Forged        the signature does not fit this message
-    │   ├── NotAllowed        we know, and he may not
-    │   ├── NoProfile         nobody would be told of an alert
-    │   └── Refused           the hub did not take it; its code and word say why
-    ├── OutcomeError          it was accepted, and this is how it ended
+    │   ├── NotAllowed        the sender is known and may not do this
+    │   ├── NoProfile         no recipient would be notified of an alert
+    │   └── Refused           the hub did not accept it; its code and word say why
+    ├── OutcomeError          the message was accepted, and this is how it ended
     │   ├── Failed            the handler failed, and that is its stored outcome
-    │   ├── Unknown           nobody can tell whether the effect happened; not run again
-    │   ├── Unstorable        it ran, but its result cannot be written down
-    │   ├── DeviceError       a device's handler says so: nothing was done
-    │   ├── TaskFailed        a node's handler says so, with a value of its own
-    │   └── MediaError        a download did not come to its end; the next call goes on
-    ├── LedgerError           the storage: the operator's to settle
+    │   ├── Unknown           it is not known whether the effect happened; not run again
+    │   ├── Unstorable        it ran, but its result cannot be stored
+    │   ├── DeviceError       a device's handler failed with a code: nothing was done
+    │   ├── TaskFailed        a node's handler failed with a value of its own
+    │   └── MediaError        a download is incomplete; the next call continues it
+    ├── LedgerError           the storage has a problem: the operator can solve it
     │   ├── LedgerInUse       another process writes this file
-    │   ├── LedgerDamaged     the file is not sound; nothing was touched
+    │   ├── LedgerDamaged     the file is damaged; nothing was changed
     │   ├── LedgerTooNew      written by a newer duly
-    │   ├── SecretKeyMissing  its secrets are sealed with a key that is not here
+    │   ├── SecretKeyMissing  its secrets are encrypted with a key that is missing
     │   └── LedgerUnavailable full disk, lost connection: nothing was stored, try again
-    ├── ConnectionLost        there is no connection, or it went too early: send again
-    ├── ConnectionRefused     the other side does not let us in: the operator's to settle
-    ├── BrokerError           the embedded broker cannot run: the operator's to settle
-    ├── ChannelError          a notice did not get through, or may not have
-    │   ├── NotSent           it surely had no effect: try again
-    │   ├── Declined          the other side does not want it: look at the address and the content
+    ├── ConnectionLost        there is no connection, or it broke too early: send again
+    ├── ConnectionRefused     the server refuses the connection: the operator can solve it
+    ├── BrokerError           the embedded broker cannot run: the operator can solve it
+    ├── ChannelError          a notification did not arrive, or may not have arrived
+    │   ├── NotSent           it certainly had no effect: try again
+    │   ├── Declined          the recipient refuses it: check the address and the content
     │   └── InDoubt           it may have arrived
     ├── Overloaded            queues are full: try again later
-    │   └── RateLimited       this account or address asks too much: wait as long as it says
-    ├── Stopped               we are shutting down: try again remote or later
-    └── ProgramError          a bug in the code that called us
+    │   └── RateLimited       this account or address asks too often: wait as long as it says
+    ├── Stopped               the hub or client is shutting down: try another one, or later
+    └── ProgramError          a bug in the calling code
         └── IllegalTransition a state change the lifecycle does not allow
 """
 
@@ -53,7 +53,7 @@ from typing import ClassVar
 
 
 class Fault(Enum):
-    """Who can mend it."""
+    """Who can solve a problem."""
 
     SENDER = "sender"
     OPERATOR = "operator"
@@ -62,14 +62,15 @@ class Fault(Enum):
 
 
 class DulyError(Exception):
-    """The root. ``fault`` says who can mend it, ``retry`` whether the same call may succeed later."""
+    """The root of all errors. `fault` says who can solve it, `retry` whether the same call may succeed
+    later."""
 
     fault: ClassVar[Fault] = Fault.PROGRAM
     retry: ClassVar[bool] = False
     word: ClassVar[str] = "error"
-    """The one word that goes over the wire and into counters."""
+    """The word that names the error on the wire and in counters."""
     wait: int = 0
-    """How long to wait before the next try, in microseconds; 0: not said."""
+    """How long to wait before the next try, in microseconds; 0 if that is not known."""
 
 
 class SenderError(DulyError):
@@ -98,25 +99,25 @@ class Conflict(SenderError):
 
 
 class Stale(SenderError):
-    """Older than we remember, so never run; send it again with a new id."""
+    """The message is older than ids are remembered, so it is never run; send it again with a new id."""
 
     word = "stale"
 
 
 class FromTheFuture(SenderError):
-    """Its clock is ahead by more than we allow."""
+    """The clock of the sender is ahead by more than is allowed."""
 
     word = "future"
 
 
 class Expired(SenderError):
-    """Its own deadline has passed."""
+    """The deadline of the message has passed."""
 
     word = "expired"
 
 
 class NotAuthenticated(SenderError):
-    """We do not know who is speaking: show a token that is valid."""
+    """The sender is not known: it has to show a valid token."""
 
     word = "not_authenticated"
 
@@ -133,38 +134,39 @@ class TooManyLogins(NotAuthenticated):
 
 
 class Unsigned(NotAuthenticated):
-    """A signature is demanded, and there is none: give the sender a key, and trust it here."""
+    """A signature is demanded and missing: give the sender a key, and trust that key here."""
 
     word = "unsigned"
 
 
 class UnknownKey(NotAuthenticated):
-    """Signed with a key that is not trusted for this sender: 'duly keys trust' makes it so."""
+    """The message is signed with a key that is not trusted for this sender; see 'duly keys trust'."""
 
     word = "unknown_key"
 
 
 class Forged(NotAuthenticated):
-    """The signature does not fit: somebody else wrote this, or wrote it for another place."""
+    """The signature does not fit: the message is of another sender, or for another recipient."""
 
     word = "forged"
 
 
 class NotAllowed(SenderError):
-    """We know who is speaking, and he may not do this; somebody has to grant it first."""
+    """The sender is known and may not do this; an operator has to grant it first."""
 
     word = "not_allowed"
 
 
 class NoProfile(SenderError):
-    """Nobody would be told of this alert: make the profile, or one named `default`, and send it again."""
+    """No recipient would be notified of this alert: make its profile, or one named `default`, and send it
+    again."""
 
     word = "no_profile"
     retry = True
 
 
 class Refused(SenderError):
-    """The hub did not take the command: nothing was done. `code` and `error` say why."""
+    """The hub did not accept the command, and nothing was done. `code` and `error` say why."""
 
     def __init__(self, code: int, error: str, detail: str) -> None:
         super().__init__(f"{detail or error} (code {code})")
@@ -174,14 +176,14 @@ class Refused(SenderError):
 
 
 class OutcomeError(DulyError):
-    """It was accepted, and this is how it ended."""
+    """The message was accepted, and this is how it ended."""
 
     fault = Fault.NOBODY
     word = "outcome"
 
 
 class Failed(OutcomeError):
-    """The stored failure of a run. ``kind`` is the name of the exception that was raised then."""
+    """The run failed, and its failure is stored. `kind` is the name of the exception that was raised then."""
 
     word = "failed"
 
@@ -192,20 +194,20 @@ class Failed(OutcomeError):
 
 
 class Unknown(OutcomeError):
-    """Nobody can tell whether the effect happened; it is not run again."""
+    """It is not known whether the effect happened; it is not run again."""
 
     word = "unknown"
 
 
 class Unstorable(OutcomeError):
-    """It ran, but its result cannot be written down."""
+    """It ran, but its result cannot be stored."""
 
     fault = Fault.PROGRAM
     word = "unstorable"
 
 
 class DeviceError(OutcomeError):
-    """Raise it in a handler to fail with a code: nothing was done."""
+    """A device's handler raises it to fail with a code: nothing was done."""
 
     word = "device_error"
 
@@ -216,7 +218,8 @@ class DeviceError(OutcomeError):
 
 
 class TaskFailed(OutcomeError):
-    """Raise it in a handler to fail with a value of your own: nothing was done. Whoever called gets the same.
+    """A node's handler raises it to fail with a value of its own: nothing was done. The caller gets the
+    same error.
 
     >>> TaskFailed({"lamp": "broken"}).error
     {'lamp': 'broken'}
@@ -231,52 +234,52 @@ class TaskFailed(OutcomeError):
 
 
 class MediaError(OutcomeError):
-    """The download did not come to its end; what arrived is kept, and the next call goes on from there."""
+    """The download is incomplete; what arrived is kept, and the next call continues from there."""
 
     retry = True
     word = "media"
 
 
 class LedgerError(DulyError):
-    """The storage: the operator's to settle."""
+    """The storage has a problem that the operator can solve."""
 
     fault = Fault.OPERATOR
     word = "ledger"
 
 
 class LedgerInUse(LedgerError):
-    """Another process writes this file."""
+    """Another process uses this ledger file."""
 
     word = "ledger_in_use"
 
 
 class LedgerDamaged(LedgerError):
-    """The file is not sound; nothing was touched."""
+    """The ledger file is damaged; nothing was changed."""
 
     word = "ledger_damaged"
 
 
 class LedgerTooNew(LedgerError):
-    """It was written by a newer duly."""
+    """The ledger was written by a newer duly."""
 
     word = "ledger_too_new"
 
 
 class SecretKeyMissing(LedgerError):
-    """Its secrets are sealed with a key that is not here."""
+    """The secrets of the ledger are encrypted with a key that is missing."""
 
     word = "secret_key_missing"
 
 
 class LedgerUnavailable(LedgerError):
-    """A full disk, a lost connection: try again with the same ids."""
+    """The ledger cannot be used now, for example since the disk is full: try again with the same ids."""
 
     retry = True
     word = "ledger_unavailable"
 
 
 class ConnectionLost(DulyError):
-    """There is no connection, or it went before the other side confirmed: send again later."""
+    """There is no connection, or it broke before the other side confirmed: send again later."""
 
     fault = Fault.NOBODY
     retry = True
@@ -284,28 +287,29 @@ class ConnectionLost(DulyError):
 
 
 class ConnectionRefused(DulyError):
-    """The other side does not let us in, or not listen: the operator's to settle."""
+    """The server refuses the connection or a subscription; the operator can solve that."""
 
     fault = Fault.OPERATOR
     word = "connection_refused"
 
 
 class BrokerError(DulyError):
-    """The embedded broker cannot run: the operator's to settle."""
+    """The embedded broker cannot run; the operator can solve that."""
 
     fault = Fault.OPERATOR
     word = "broker"
 
 
 class ChannelError(DulyError):
-    """A notice did not get through, or may not have."""
+    """A notification did not arrive, or may not have arrived."""
 
     fault = Fault.OPERATOR
     word = "channel"
 
 
 class NotSent(ChannelError):
-    """It surely had no effect; try again, not before `rest` (µs) if the other side said so."""
+    """The attempt certainly had no effect; try again, but not before `rest` (µs) if the recipient asked
+    for that."""
 
     retry = True
     word = "not_sent"
@@ -316,13 +320,13 @@ class NotSent(ChannelError):
 
 
 class Declined(ChannelError):
-    """The other side does not want it, and will not want it later: look at the address and the content."""
+    """The recipient refuses the notification, now and later: check the address and the content."""
 
     word = "declined"
 
 
 class InDoubt(ChannelError):
-    """It may have arrived."""
+    """The notification may have arrived."""
 
     retry = True
     word = "in_doubt"
@@ -337,7 +341,7 @@ class Overloaded(DulyError):
 
 
 class RateLimited(Overloaded):
-    """This account or address asks for more than its share; nothing was done. Try again after `wait` (µs)."""
+    """This account or address asks too often, and nothing was done. Try again after `wait` (µs)."""
 
     fault = Fault.SENDER
     word = "rate_limited"
@@ -348,7 +352,7 @@ class RateLimited(Overloaded):
 
 
 class Stopped(DulyError):
-    """We are shutting down: try again remote or later."""
+    """The hub or client is shutting down: try another one, or later."""
 
     fault = Fault.NOBODY
     retry = True
@@ -356,7 +360,7 @@ class Stopped(DulyError):
 
 
 class ProgramError(DulyError):
-    """A bug in the code that called us."""
+    """The calling code has a bug."""
 
     word = "program"
 

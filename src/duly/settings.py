@@ -1,7 +1,8 @@
-"""What can be set, once: flags before `DULY_*` environment before `duly.toml` before defaults.
+"""The settings of a hub: flags come before `DULY_*` environment variables, these before `duly.toml`, and
+that before defaults.
 
-Everything is validated here, before anything starts: a hub that would forget an id too early, or listen to
-the world without protection, does not start at all.
+All settings are checked here, before anything starts: a hub that would forget an id too early, or listen
+to the network without protection, does not start at all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,10 +20,10 @@ from msgspec import Struct
 from duly.errors import Malformed
 from duly.storage import file_url
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 SECTIONS: Final = frozenset({"sentinel"})
-"""Tables of `duly.toml` that are not the hub's."""
+"""Tables of `duly.toml` that do not belong to the hub."""
 
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 
@@ -30,25 +31,26 @@ T = TypeVar("T", bound=Struct)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a hub runs."""
+    """The settings of a hub."""
 
     data: str = "duly-data"
     port: int = 7800
     listen: str = "127.0.0.1"
     mqtt_port: int = 7883
     mqtt: str = ""
-    """an outside broker instead of the embedded one"""
+    """the address of an outside broker, to be used instead of the embedded one"""
     no_mqtt: bool = False
     ledger: str = ""
-    """sqlite:///… in the data folder by default"""
+    """the address of the ledger; sqlite:///… in the data folder by default"""
     notifier: str = ""
-    """how hubs on one ledger wake each other: redis://…, or postgres, the default where the ledger is that"""
+    """how hubs on one ledger notify each other: redis://…, or postgres, which is the default for such a
+    ledger"""
     secret_key: str = ""
-    """the file with the key that seals the ledger's secrets; secret.key in the data folder by default"""
+    """the file with the key that encrypts secrets in the ledger; secret.key in the data folder by default"""
     tls_cert: str = ""
     tls_key: str = ""
     insecure: bool = False
-    """listen beyond this machine without TLS, knowing what that means"""
+    """listen beyond this machine without TLS, although tokens can be read on the network then"""
     max_age: float = 600.0
     """seconds: how old a command may be when it first arrives"""
     remember: float = 86_400.0
@@ -56,34 +58,34 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     patience: float = 10.0
     """seconds: how long a device may take to answer"""
     window: float = 0.3
-    """seconds: how long a gap in a sender's numbers is waited for"""
+    """seconds: how long a command waits for a missing earlier one of its sender"""
     max_exp: float = 7 * 86_400.0
-    """seconds: how far away the `exp` of a command may be"""
+    """seconds: how far in the future the `exp` of a command may be"""
     max_queued: int = 10_000
     """commands of one app, or for one device, that may wait"""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """bytes of data in them"""
+    """bytes of data in these commands"""
 
     origins: list[str] = []
-    """pages of other origins that may use this hub: https://app.example"""
+    """origins of web pages that may use this hub: https://app.example"""
     connections_per_address: int = 0
-    """how many connections one address may hold; 0: half of what there is room for"""
+    """connections of one address; 0 allows half of all connections"""
     registration: Literal["auto", "open", "closed"] = "auto"
-    """whether strangers may register as people; auto: where only this machine can reach us"""
+    """whether strangers may register as users; auto allows it where only this machine can reach the hub"""
     friends_only: bool = False
-    """only friends may talk to each other"""
+    """whether only friends may write to each other"""
     allow_private_webhooks: bool = False
-    """alerts may be sent to addresses inside our own network"""
-    profiles: dict[str, dict[str, Any]] = {}
-    """who is told of alerts: [profiles.home] with send, escalate, quiet, …"""
+    """whether alerts may be sent to addresses in private networks"""
+    profiles: dict[str, dict[str, object]] = {}
+    """the recipients of alerts: [profiles.home] with send, escalate, quiet, …"""
     alerts_kept: float = 90.0
-    """days: alerts stay in the ledger"""
+    """days: how long alerts stay in the ledger"""
     deliveries_kept: float = 90.0
-    """days: who was told of an alert, and how that went, stays there; never longer than the alert itself"""
+    """days: how long the deliveries of an alert stay there; never longer than the alert itself"""
     alerts_remembered: float = 30.0
-    """days: how old an alert may be when it comes; its id is remembered at least that long"""
+    """days: how old an alert may be when it arrives; its id is remembered at least that long"""
     archives_kept: float = 365.0
-    """days: what was forgotten stays in the archive; 0: nothing is archived"""
+    """days: how long forgotten alerts stay in the archive; 0 archives nothing"""
 
     def __post_init__(self) -> None:
         for name in ("port", "mqtt_port"):
@@ -104,7 +106,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                     f"an origin looks like https://app.example or http://localhost:8080, not {origin!r}"
                 )
         if self.connections_per_address < 0:
-            raise Malformed("connections_per_address is a number of connections, or 0 for half of the room")
+            raise Malformed("connections_per_address is a number of connections, or 0 for half of all")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:
@@ -116,7 +118,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.notifier and not self.shared:
             raise Malformed(
                 "a notifier is for hubs that share a ledger; "
-                "say --ledger postgresql://…, or leave --notifier out"
+                "use --ledger postgresql://…, or leave --notifier out"
             )
 
     @property
@@ -126,17 +128,19 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def open_registration(self) -> bool:
+        """Whether strangers may register as users."""
         return self.registration == "open" or (self.registration == "auto" and self.listen in LOOPBACK)
 
     @property
     def ledger_url(self) -> str:
+        """The address of the ledger."""
         return self.ledger or file_url(Path(self.data).absolute() / "ledger.db")
 
 
 def load(
-    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Settings:
-    """The settings in force. A flag that is None was not given."""
+    """Read the settings. A flag that is None was not given."""
     table = {name: value for name, value in _read(folder).items() if name not in SECTIONS}
     return _choose(Settings, table, "DULY_", flags, environment)
 
@@ -144,11 +148,11 @@ def load(
 def section(
     name: str,
     kind: type[T],
-    flags: Mapping[str, Any],
+    flags: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> T:
-    """A table of `duly.toml` of its own, in the same order of precedence: `[sentinel] countdown = 10` is
+    """Read a table of `duly.toml`, with the same precedence: `[sentinel] countdown = 10` is
     `DULY_SENTINEL_COUNTDOWN=10` and `--countdown 10`."""
     table = _read(folder).get(name, {})
     if not isinstance(table, dict):
@@ -156,7 +160,7 @@ def section(
     return _choose(kind, table, f"DULY_{name.upper()}_", flags, environment)
 
 
-def _read(folder: Path | None) -> dict[str, Any]:
+def _read(folder: Path | None) -> dict[str, object]:
     file = (folder or Path()) / "duly.toml"
     if not file.exists():
         return {}
@@ -168,9 +172,9 @@ def _read(folder: Path | None) -> dict[str, Any]:
 
 def _choose(
     kind: type[T],
-    chosen: dict[str, Any],
+    chosen: dict[str, object],
     prefix: str,
-    flags: Mapping[str, Any],
+    flags: Mapping[str, object],
     environment: Mapping[str, str] | None,
 ) -> T:
     environment = os.environ if environment is None else environment
@@ -182,7 +186,7 @@ def _choose(
     try:
         return msgspec.convert(chosen, kind, strict=False)
     except msgspec.ValidationError as problem:
-        # "Expected `int`, got `str` - at `$.port`": people look for the name first.
+        # "Expected `int`, got `str` - at `$.port`": the name of the setting comes first for people.
         found = re.fullmatch(r"(.*) - at `\$\.(.*)`", str(problem))
         sentence = f"{found[2]}: {found[1]}" if found is not None else str(problem)
-        raise Malformed(f"a setting does not fit: {sentence}") from None
+        raise Malformed(f"a setting is not valid: {sentence}") from None

@@ -52,7 +52,7 @@ async def test_what_a_flood_has_left_for_the_hub_is_skipped(
         BrokerConnection(7, "thief", DEVICES, published, 0),
         BrokerConnection(8, "lock", DEVICES, 5, 10 * BACKLOG),
     )
-    await clients.look()
+    await clients.check_rates()
     assert callout.kicked == kicked
 
 
@@ -65,7 +65,7 @@ async def test_what_a_device_answers_is_no_flood_and_what_it_adds_is() -> None:
     async def publishes(total: int, given: int) -> None:
         callout.all = [BrokerConnection(7, "lock", DEVICES, total)]
         clients.given = lambda: {"lock": given} if given else {}
-        await clients.look()
+        await clients.check_rates()
 
     await publishes(tasks * ANSWERED, tasks)
     assert not callout.kicked, "answers to what it was given just now"

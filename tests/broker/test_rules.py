@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from duly.broker.rules import LANGUAGES, NO_PASSWORD, RulesRequest, emqx, mosquitto, nats, rabbitmq
-from duly.broker.verify import filters, places
+from duly.broker.verify import sample_filters, sample_topics
 from duly.core.acl import AccountClass, Act, covers, decide
 from duly.errors import Malformed
 
@@ -42,10 +42,10 @@ def test_emqx_reads_what_the_table_says(prefix: str) -> None:
     rules = emqx(RulesRequest(prefix=prefix, admins=["boss"]))
     assert "$1" not in rules.replace("not $1)", ""), "which would match nothing"
     for user in ("A", "B"):
-        for topic in places(["A", "B"], prefix):
+        for topic in sample_topics(["A", "B"], prefix):
             may = decide(Act.PUBLISH, user, topic, prefix)
             assert emqx_says(rules, user, Act.PUBLISH, topic) is may.allowed, topic
-        for topic in filters(["A", "B"], prefix):
+        for topic in sample_filters(["A", "B"], prefix):
             may = decide(Act.SUBSCRIBE, user, topic, prefix)
             assert emqx_says(rules, user, Act.SUBSCRIBE, topic) is may.allowed, topic
     assert emqx_says(rules, "boss", Act.SUBSCRIBE, "#")
@@ -57,10 +57,10 @@ def test_rabbitmq_patterns_say_what_the_table_says() -> None:
     topics = {words[5]: words[7:] for words in calls if words[1] == "set_topic_permissions"}
     for user in ("A", "B"):
         write, read = topics[user]
-        for topic in places(["A", "B"], "nodes"):
+        for topic in sample_topics(["A", "B"], "nodes"):
             key = topic.replace("/", ".")
             assert bool(re.search(write, key)) is decide(Act.PUBLISH, user, topic, "nodes").allowed
-        for topic in filters(["A", "B"], "nodes"):
+        for topic in sample_filters(["A", "B"], "nodes"):
             key = topic.replace("/", ".").replace("+", "*")
             assert bool(re.search(read, key)) is decide(Act.SUBSCRIBE, user, topic, "nodes").allowed
 
@@ -73,7 +73,7 @@ def test_devices_and_nodes_are_kept_apart(language: str) -> None:
     classes = {"A": AccountClass.NODE, "lamp": AccountClass.DEVICE, "hub": AccountClass.HUB}
     everybody = ["A", "B", "lamp", "lock", "hub"]
     for user, of in classes.items():
-        for act, tried in ((Act.PUBLISH, places), (Act.SUBSCRIBE, filters)):
+        for act, tried in ((Act.PUBLISH, sample_topics), (Act.SUBSCRIBE, sample_filters)):
             for topic in tried(everybody, "nodes"):
                 may = decide(act, user, topic, "nodes", of, MIXED.users).allowed
                 if language == "emqx":

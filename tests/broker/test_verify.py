@@ -127,7 +127,7 @@ async def test_another_prefix_is_another_set_of_rules(mosquitto_with) -> None:
         ("pattern write nodes/+/status", ("A", "publish", "nodes/B/status")),
         ("pattern read nodes/+/pending", ("A", "subscribe", "nodes/B/pending")),
         ("pattern read nodes/+/complete", ("B", "subscribe", "nodes/A/complete")),
-        ("pattern readwrite nodes-remote/#", ("A", "publish", "nodes-remote/x/pending")),
+        ("pattern readwrite nodes-other/#", ("A", "publish", "nodes-other/x/pending")),
         ("pattern read $SYS/#", ("A", "subscribe", "$SYS/#")),
     ],
 )

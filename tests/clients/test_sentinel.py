@@ -102,7 +102,7 @@ class Observer(UncongestedSession):
         self.look(tower)
 
     def look(self, tower: Place) -> None:
-        tower.hub.journal.watchers.append(self)
+        tower.hub.audit.watchers.append(self)
 
     def push(self, frame: OutgoingFrame) -> None:
         seen = json.loads(encode(frame))["data"]

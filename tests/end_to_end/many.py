@@ -42,8 +42,8 @@ class Town:
             hub = Hub(where)
             await hub.start()
             if deaf:
-                assert hub._bell is not None
-                hub._bell._listeners.clear()
+                assert hub.notifier is not None
+                hub.notifier._listeners.clear()
             self.hubs.append(hub)
         accounts = self.hubs[0].accounts
         for name, role in NAMES.items():

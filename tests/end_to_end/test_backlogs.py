@@ -178,7 +178,7 @@ async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
 
 
 async def administer(place: Place, verb: str, **wanted: str) -> None:
-    await place.hub._administer(Principal("root", Role.ADMIN), verb, wanted)
+    await place.hub.admin.run(Principal("root", Role.ADMIN), verb, wanted)
 
 
 async def cancelled(app: Peer, seq_id: str) -> Json:

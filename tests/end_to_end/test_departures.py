@@ -34,7 +34,7 @@ async def until(who: Person, type: str, conv: str) -> Json:
 
 
 async def remove(town: Town, name: str) -> None:
-    await town.hub._administer(Principal("root", Role.ADMIN), "remove", {"name": name})
+    await town.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": name})
 
 
 async def members(who: Person, group: str) -> dict[str, str]:
@@ -105,13 +105,13 @@ async def test_a_name_somebody_has_talked_under_is_not_given_away(town: Town, wh
             await ann.chat("bob", "hello")
     await remove(town, "bob")
     for role in ("user", "app"):
-        with pytest.raises(Conflict, match="has talked as 'bob'"):
-            await town.hub._administer(Principal("root", Role.ADMIN), "add", {"role": role, "name": "bob"})
+        with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
+            await town.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": role, "name": "bob"})
     body = {"name": "bob", "password": "correct horse"}
     answer = await curl(f"{town.url}/v1/people", None, body=body)
     assert (answer.status, answer.json["detail"]) == (422, "the name 'bob' is taken; choose another")
     await town.restart()
-    with pytest.raises(Conflict, match="has talked as 'bob'"):
+    with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
         await town.hub.accounts.add(Role.USER, "bob")
 
 
@@ -119,7 +119,7 @@ async def test_a_name_that_was_only_a_mistake_is_free_at_once_and_its_tokens_are
     token = await town.hub.people.let_in("bob", "phone")
     assert await town.hub.people.recognise(token) is not None
     await remove(town, "bob")
-    await town.hub._administer(Principal("root", Role.ADMIN), "add", {"role": "user", "name": "bob"})
+    await town.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": "user", "name": "bob"})
     assert await town.hub.people.recognise(token) is None
 
 

@@ -312,12 +312,12 @@ async def test_http_waits_for_a_device_on_another_hub(town: Town) -> None:
 async def test_accounts_made_at_one_hub_are_known_at_the_others(town: Town) -> None:
     async with town.join(1, "phone") as phone:
         assert phone.heard
-        made = await town.hubs[0]._administer(
+        made = await town.hubs[0].admin.run(
             Principal("root", Role.ADMIN), "add", {"role": "app", "name": "watch"}
         )
         assert isinstance(made, dict)
         await until(lambda: town.hubs[1].accounts.authenticate(made["token"]) is not None)
-        await town.hubs[0]._administer(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
+        await town.hubs[0].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
         await phone.closed(10)
 
 

@@ -45,7 +45,7 @@ async def test_a_backlog_from_another_hub_is_delivered_in_order(town: Town, coun
 async def test_a_grant_revoked_at_another_hub_cancels_and_the_sender_is_told(town: Town) -> None:
     async with town.join(0, "phone") as phone:
         ids = await queue(phone, 3)
-        await town.hubs[1]._administer(
+        await town.hubs[1].admin.run(
             Principal("root", Role.ADMIN), "revoke", {"app": "phone", "device": "lock"}
         )
         for seq_id in ids:
@@ -59,7 +59,7 @@ async def test_a_grant_revoked_at_another_hub_cancels_and_the_sender_is_told(tow
 async def test_a_removed_app_commands_nothing_any_more(town: Town) -> None:
     async with town.join(0, "phone") as phone:
         (seq_id,) = await queue(phone, 1)
-    await town.hubs[1]._administer(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
+    await town.hubs[1].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
     async with town.join(0, "lock") as lock:
         assert await lock.hears_nothing()
     record = await town.hubs[0].ledger.outcome("phone", seq_id)

@@ -413,7 +413,7 @@ async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> 
 
 async def test_who_is_removed_is_hung_up_on(place: Place) -> None:
     lock = await place.device("lock", done)
-    assert await place.hub._administer(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
+    assert await place.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
         "changed": True
     }
     await place.until(lambda: not lock.is_connected())

@@ -151,7 +151,7 @@ async def test_an_account_that_was_called_mqtt_before_sees_no_refusals_of_mqtt(p
         token = await place.hub.accounts.add(Role.USER, "mqtt")
     finally:
         account_names.UNUSED = unused  # type: ignore[misc]
-    await place.hub.journal.refuse(HUB, "nodes/x/status", "malformed", "of today")
+    await place.hub.audit.refuse(HUB, "nodes/x/status", "malformed", "of today")
     assert (await get(place, "/v1/refusals", token))["refusals"] == []
     everything = (await get(place, "/v1/refusals", place.tokens["root"]))["refusals"]
     assert {one["scope"] for one in everything} == {"mqtt", HUB}

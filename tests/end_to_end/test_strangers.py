@@ -146,7 +146,7 @@ async def test_apps_and_devices_do_not_chat_and_people_command_nothing(town: Tow
 
 async def test_a_user_who_was_removed_is_hung_up_on_and_does_not_come_back(town: Town) -> None:
     async with town.enter("eve") as eve:
-        await town.hub._administer(Principal("root", Role.ADMIN), "remove", {"name": "eve"})
+        await town.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "eve"})
         await eve.closed()
         with pytest.raises((AssertionError, Closed)):
             async with town.enter("eve"):

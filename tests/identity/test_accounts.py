@@ -175,7 +175,7 @@ async def test_a_disabled_principal_is_let_in_again_with_everything_when_enabled
     again = accounts.authenticate(new)
     assert again is not None
     assert accounts.may(again, "lock-1")
-    with pytest.raises(Malformed, match="nobody named 'x'"):
+    with pytest.raises(Malformed, match="no account named 'x'"):
         await accounts.disable("x")
 
 

@@ -54,7 +54,7 @@ def test_a_file_that_is_no_keyring_is_refused(tmp_path: Path, text: bytes) -> No
     path = tmp_path / "keys.json"
     path.touch(0o600)
     path.write_bytes(text)
-    with pytest.raises(Malformed, match="no keyring"):
+    with pytest.raises(Malformed, match="not a keyring"):
         keys.load(path)
     assert path.read_bytes() == text
 
@@ -78,7 +78,7 @@ def test_two_who_change_it_at_once_both_succeed(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     keys.edit(path, lambda _: Keyring("A"))
     program = (
-        "import sys; from duly import keys\n"
+        "import sys; from duly.identity import keyring as keys\n"
         "for n in range(20): keys.edit(sys.argv[1], lambda r: r.trust(f'{sys.argv[2]}{n}', keys.new_key()))"
     )
     both = [subprocess.Popen([sys.executable, "-c", program, path, name]) for name in "xy"]

@@ -92,18 +92,18 @@ def test_known_pairs_are_remembered_up_to_a_number() -> None:
     assert not guard.knows("ann", "remote")
 
 
-def test_a_network_with_many_wrong_tokens_waits_and_has_few_looks() -> None:
+def test_a_network_with_many_wrong_tokens_waits_and_has_few_lookups() -> None:
     guard = LoginGuard()
-    assert all(guard.look("a", 0) is not None for _ in range(1_000)), "nothing was wrong yet"
+    assert all(guard.begin_lookup("a", 0) is not None for _ in range(1_000)), "nothing was wrong yet"
     waits = [guard.wrong_token("a", 0) for _ in range(11)]
     assert waits == [0] * 10 + [3 * SECOND]
-    looks = [guard.look("a", 0) for _ in range(100)]
-    assert sum(look is not None for look in looks) == 20
-    for look in looks:
+    lookups = [guard.begin_lookup("a", 0) for _ in range(100)]
+    assert sum(look is not None for look in lookups) == 20
+    for look in lookups:
         if look is not None:
             look()
-    assert guard.look("a", 0) is not None, "a look that finds somebody is given back"
-    assert guard.look("b", 0) is not None
+    assert guard.begin_lookup("a", 0) is not None, "a lookup that finds an account is given back"
+    assert guard.begin_lookup("b", 0) is not None
 
 
 @given(st.text(), st.text())

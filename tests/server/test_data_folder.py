@@ -137,7 +137,7 @@ async def test_no_file_but_the_key_gives_a_secret_away(tmp_path: Path) -> None:
     await place.stop()
 
 
-async def test_secrets_in_plain_are_sealed_at_the_start_and_their_old_bytes_are_gone(
+async def test_secrets_in_plain_are_encrypted_at_the_start_and_their_old_bytes_are_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "hub"
@@ -150,7 +150,7 @@ async def test_secrets_in_plain_are_sealed_at_the_start_and_their_old_bytes_are_
     await place.start()
     try:
         assert found_in(folder) == {}, "nor in the log, while the hub runs"
-        assert "sealed 4 secrets that lay in the ledger in plain" in caplog.text
+        assert "encrypted 4 secrets that the ledger held in plain" in caplog.text
         assert set(place.hub.alerts.profiles._addresses) == labels, "deliveries under way still know theirs"
         await place.hub.people.log_in("ann", "correct horse", "127.0.0.1", "")
     finally:

@@ -120,7 +120,7 @@ def test_a_bug_between_hubs_is_caught_within_200_seeds(
 
 @pytest.mark.parametrize("seed", range(16))
 def test_several_hubs_keep_every_promise(seed: int) -> None:
-    assert run_seed(seed, "town").violations == ()
+    assert run_seed(seed, "hubs").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

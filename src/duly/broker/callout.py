@@ -1,12 +1,12 @@
-"""The embedded broker's questions: who may connect, answered by us.
+"""Answers the embedded broker's question whether a client may connect.
 
-nats-server asks over a NATS connection of ours (its "auth callout", docs/adr/0015) for every MQTT client that
-connects, and says its username, password and client id. The answer is a signed token that names the account
-and the permissions, or a refusal. Over the same connection we ask the broker who is connected and how much
-each client has sent, and hang up on clients.
+nats-server sends its "auth callout" (docs/adr/0015) over a NATS connection that the hub makes to it. For
+every MQTT client that connects it sends the username, password and client id. The answer is a signed token
+that names the account and the permissions, or a refusal. Over the same connection the hub asks the broker
+who is connected and how much each client has sent, and closes connections of clients.
 
-The law: a client gets in only by our answer. Without one, because the hub is gone or too slow, the broker
-refuses it.
+A client gets in only by an answer of the hub. Without one, because the hub has stopped or is too slow, the
+broker refuses the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,31 +36,31 @@ from duly.runtime.tasks import SupervisedTask, Supervisor
 LOG: Final = logging.getLogger("duly.broker.embedded")
 
 USER: Final = "$duly"
-"""Our own user, in the broker's system account."""
+"""The user as which the hub logs in to the broker's system account."""
 
 ANSWER_WITHIN: Final = 5.0
-"""Seconds the broker has for an answer to us."""
+"""Seconds within which the broker has to answer a question of the hub."""
 
-VISITORS_KEPT: Final = 20_000
-"""Connections of which we remember whose they are; the broker's log names only their numbers."""
+CLIENTS_KEPT: Final = 20_000
+"""Connections whose clients are remembered; the broker's log names only their numbers."""
 
 GONE_KEPT: Final = 1_000
-"""The same, of connections that have ended."""
+"""Ended connections whose clients are remembered."""
 
 LARGE: Final = 4_096
-"""Bytes that count as much as one message."""
+"""Bytes that count as one more message."""
 
 LISTED: Final = 100_000
-"""Connections that are listed where all of them matter."""
+"""Connections in a list that is meant to have all of them."""
 
 AT_ONCE: Final = 256
-"""Visitors who are judged at the same time."""
+"""Clients that are being authenticated at the same time."""
 
 _RECONNECT: Final = RetryPolicy.exponential(20 * MS, SECOND, jitter=0.0)
 _QUESTION: Final = b"$SYS.REQ.USER.AUTH"
 _GONE: Final = b"$SYS.ACCOUNT.*.DISCONNECT"
 _ACCOUNT_KEY: Final = 0
-"""What the text of an account's public key begins with, before base32: an A."""
+"""The first byte of an account's public key, which base32 shows as an A."""
 
 
 class ConnectingClient(Struct, frozen=True):
@@ -73,19 +73,18 @@ class ConnectingClient(Struct, frozen=True):
 
 
 Judge = Callable[[ConnectingClient], Awaitable[BrokerUser]]
-"""Says as whom a visitor is let in; raises a `DulyError` that says why it is not."""
+"""Returns the user as which a client is let in; raises a `DulyError` that says why it is not."""
 
 
 class BrokerConnection(Struct, frozen=True):
-    """A client that is connected, and how much it has published so far: messages, and so many more for large
-    ones."""
+    """A connected client and what it has published so far, in messages; a large message counts as several."""
 
     cid: int
     user: str
     account: str
     published: int
     waiting: int = 0
-    """bytes that the broker has for it, and that it has not read yet"""
+    """bytes that the broker has for the client and that the client has not read yet"""
 
 
 class _ClientInfo(Struct):
@@ -142,13 +141,13 @@ class _Connz(Struct):
 
 
 class Issuer:
-    """Signs what the broker believes."""
+    """Signs the answers that the broker trusts."""
 
     def __init__(self) -> None:
         self._key = Ed25519PrivateKey.generate()
         raw = bytes([_ACCOUNT_KEY]) + self._key.public_key().public_bytes_raw()
         self.name = base64.b32encode(raw + _crc16(raw).to_bytes(2, "little")).decode().rstrip("=")
-        """its public key, as NATS writes it"""
+        """the public key, as NATS writes it"""
 
     def admit(self, question: _Request, user: BrokerUser) -> bytes:
         """The answer that lets a client in as this user."""
@@ -162,17 +161,23 @@ class Issuer:
             "payload": -1,
             "allowed_connection_types": ["MQTT"],
         }
-        who = {"sub": question.user_nkey, "aud": user.account, "name": user.name, "nats": permissions}
+        who: dict[str, object] = {
+            "sub": question.user_nkey,
+            "aud": user.account,
+            "name": user.name,
+            "nats": permissions,
+        }
         return self._answer(question, {"jwt": self._signed(who).decode()})
 
     def refuse(self, question: _Request, reason: str) -> bytes:
+        """The answer that refuses a client."""
         return self._answer(question, {"error": reason})
 
-    def _answer(self, question: _Request, result: dict[str, Any]) -> bytes:
-        says = {"type": "authorization_response", "version": 2} | result
-        return self._signed({"sub": question.user_nkey, "aud": question.server_id.id, "nats": says})
+    def _answer(self, question: _Request, result: dict[str, object]) -> bytes:
+        response: dict[str, object] = {"type": "authorization_response", "version": 2} | result
+        return self._signed({"sub": question.user_nkey, "aud": question.server_id.id, "nats": response})
 
-    def _signed(self, claims: dict[str, Any]) -> bytes:
+    def _signed(self, claims: dict[str, object]) -> bytes:
         claims = claims | {"iss": self.name, "iat": int(time.time())}
         digest = hashlib.sha256(msgspec.json.encode(claims)).digest()
         claims["jti"] = base64.b32encode(digest).decode().rstrip("=")
@@ -181,7 +186,8 @@ class Issuer:
 
 
 class Callout:
-    """Our connection to the broker's own port, from `start` until `stop`; made anew when it breaks."""
+    """The hub's connection to the broker's NATS port, from `start` until `stop`; made again when it
+    breaks."""
 
     def __init__(self, judge: Judge, tasks: Supervisor | None = None) -> None:
         self.issuer = Issuer()
@@ -190,38 +196,39 @@ class Callout:
         self._writer: asyncio.StreamWriter | None = None
         self._server = b""
         self._judging: set[int] = set()
-        """clients that we are asked about, and have not answered yet"""
-        self._visitors: OrderedDict[int, ConnectingClient] = OrderedDict()
+        """clients that the broker has asked about and that have no answer yet"""
+        self._clients: OrderedDict[int, ConnectingClient] = OrderedDict()
         self._gone: OrderedDict[int, ConnectingClient] = OrderedDict()
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(8)}".encode()
         self._asked = 0
-        self._door = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = tasks or Supervisor()
         self._answering: SupervisedTask | None = None
 
     async def start(self, port: int) -> None:
-        """Connect, and answer from now on."""
+        """Connect, and answer questions from now on."""
         await self.stop()
         self._reader: asyncio.StreamReader | None = await self._connect(port)
         self._answering = self._tasks.spawn("broker callout", lambda: self._run(port))
 
     async def stop(self) -> None:
+        """Disconnect; the broker refuses clients from now on."""
         if self._answering is not None:
             await self._answering.stop()
             self._answering = None
         self._close()
         self._judging.clear()
-        self._visitors.clear()
+        self._clients.clear()
         self._gone.clear()
 
-    def visitor(self, cid: int) -> ConnectingClient | None:
-        """Whose connection this was, by its number in the broker's log."""
-        return self._visitors.get(cid) or self._gone.get(cid)
+    def client(self, cid: int) -> ConnectingClient | None:
+        """The client of a connection, by the connection's number in the broker's log."""
+        return self._clients.get(cid) or self._gone.get(cid)
 
     async def connections(self, user: str = "") -> list[BrokerConnection]:
-        """The clients that are connected, those that have published most first; of one user, or the first
-        thousand of all."""
+        """The connected clients of one user, or the first thousand of all users; those that have published
+        most come first."""
         asked: dict[str, object] = {"auth": True, "sort": "msgs_from", "limit": 1000}
         if user:
             asked["user"] = user
@@ -240,11 +247,11 @@ class Callout:
         return msgspec.json.decode(await self._ask(b"CONNZ", asked), type=_Connz).data.connections
 
     async def kick(self, cid: int) -> None:
-        """Hang up on a client."""
+        """Close a connection."""
         await self._ask(b"KICK", {"cid": cid})
 
     async def kick_user(self, user: str) -> None:
-        """Hang up on all clients of a user."""
+        """Close all connections of a user."""
         for connection in await self.connections(user):
             await self.kick(connection.cid)
 
@@ -263,11 +270,11 @@ class Callout:
                 self._send(b"PING")
                 while not (line := await reader.readline()).startswith(b"PONG"):
                     if not line or line.startswith(b"-ERR"):
-                        raise BrokerError(f"the broker does not take our questions: {line.decode()}")
+                        raise BrokerError(f"the broker refuses the hub's own connection: {line.decode()}")
                 return reader
         except (OSError, TimeoutError, msgspec.DecodeError) as problem:
             self._close()
-            raise BrokerError(f"the broker's own port {port} does not answer: {problem}") from None
+            raise BrokerError(f"the broker's NATS port {port} does not answer: {problem}") from None
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -275,7 +282,7 @@ class Callout:
             self._writer = None
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(BrokerError("the connection to the broker has broken"))
+                answer.set_exception(BrokerError("the connection to the broker is lost"))
         self._answers.clear()
 
     async def _run(self, port: int) -> None:
@@ -285,14 +292,14 @@ class Callout:
                 await backoff.wait()
                 try:
                     self._reader = await self._connect(port)
-                except BrokerError:  # it is being started anew, or stopped: then we are stopped, too
+                except BrokerError:  # the broker is restarting, or stopping: then `stop` ends this task
                     continue
-            self._tasks.do("hanging up on the unheard", self._kick_unheard())
+            self._tasks.do("broker clients without an answer", self._kick_unanswered())
             try:
                 await self._read(self._reader)
             except (OSError, ValueError, asyncio.IncompleteReadError) as problem:
-                LOG.warning("the connection to the broker's own port has broken: %s", problem)
-            finally:  # also when a bug ends this task: it is started again, with a new connection
+                LOG.warning("the connection to the broker's NATS port is lost: %s", problem)
+            finally:  # also when a bug ends this task: the supervisor starts it again with a new connection
                 self._reader = None
                 self._close()
 
@@ -301,11 +308,11 @@ class Callout:
             if line.startswith(b"MSG "):
                 words = line.split()
                 body = (await reader.readexactly(int(words[-1]) + 2))[:-2]
-                self._heard(words, body)
+                self._received(words, body)
             elif line.startswith(b"PING"):
                 self._send(b"PONG")
 
-    def _heard(self, words: list[bytes], body: bytes) -> None:
+    def _received(self, words: list[bytes], body: bytes) -> None:
         subject, number = words[1], words[2]
         if number == b"1":
             self._tasks.do("broker callout answer", self._answer(words[3], body))
@@ -315,10 +322,10 @@ class Callout:
             answer.set_result(body)
 
     def _left(self, cid: int) -> None:
-        """A client has left. Lines about it may still be in the log: so it is remembered a little longer."""
-        visitor = self._visitors.pop(cid, None)
-        if visitor is not None:
-            self._gone[cid] = visitor
+        """Remember a client that has left a little longer: lines about it may still be in the log."""
+        client = self._clients.pop(cid, None)
+        if client is not None:
+            self._gone[cid] = client
             if len(self._gone) > GONE_KEPT:
                 self._gone.popitem(last=False)
 
@@ -328,7 +335,7 @@ class Callout:
 
     async def _ask(self, what: bytes, wanted: dict[str, object]) -> bytes:
         if self._writer is None:
-            raise BrokerError("there is no connection to the broker's own port")
+            raise BrokerError("there is no connection to the broker's NATS port")
         self._asked += 1
         inbox, body = b"%b.%d" % (self._inbox, self._asked), msgspec.json.encode(wanted)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -342,22 +349,23 @@ class Callout:
         finally:
             self._answers.pop(inbox, None)
 
-    async def _kick_unheard(self) -> None:
-        """Hang up on the clients that the broker asked about while we did not listen: it takes connections
-        before we are there. They come again at once; they would wait for our answer for `JUDGED_WITHIN`."""
-        with contextlib.suppress(BrokerError, msgspec.DecodeError):  # it is being started anew
+    async def _kick_unanswered(self) -> None:
+        """Close the connections of clients that the broker asked about before the hub was connected: it
+        accepts connections earlier. Such clients reconnect at once; else they would wait for
+        `JUDGED_WITHIN` seconds."""
+        with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
             for one in await self._listed({"auth": True, "limit": LISTED}):
                 waits = not one.account and (one.mqtt_client or one.authorized_user)
-                if waits and one.cid not in self._judging and one.cid not in self._visitors:
+                if waits and one.cid not in self._judging and one.cid not in self._clients:
                     await self.kick(one.cid)
 
-    # ── visitors ─────────────────────────────────────────────────────────────────────────────────
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────
 
     async def _answer(self, reply: bytes, body: bytes) -> None:
         question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
         self._judging.add(question.client_info.id)
         try:
-            async with self._door:
+            async with self._slots:
                 answer = await self._judged(question)
             self._send(b"PUB %b %d" % (reply, len(answer)), answer)
         finally:
@@ -365,20 +373,20 @@ class Callout:
 
     async def _judged(self, question: _Request) -> bytes:
         client, login = question.client_info, question.connect_opts
-        visitor = ConnectingClient(login.user, login.password, client.mqtt_id, client.host)
+        connecting = ConnectingClient(login.user, login.password, client.mqtt_id, client.host)
         if client.type != "mqtt":
             return self.issuer.refuse(question, "only MQTT clients are served")
         try:
-            user = await self._judge(visitor)
+            user = await self._judge(connecting)
             answer = self.issuer.admit(question, user)
         except DulyError as problem:
             return self.issuer.refuse(question, str(problem))
         except Exception:
-            LOG.exception("judging a visitor of the broker has failed")
+            LOG.exception("authenticating a client of the broker has failed")
             return self.issuer.refuse(question, "internal error")
-        self._visitors[client.id] = visitor
-        if len(self._visitors) > VISITORS_KEPT:
-            self._visitors.popitem(last=False)
+        self._clients[client.id] = connecting
+        if len(self._clients) > CLIENTS_KEPT:
+            self._clients.popitem(last=False)
         return answer
 
 

@@ -1,9 +1,10 @@
-"""The clients of the embedded broker: who is let in, and who has to go.
+"""The clients of the embedded broker: which of them are let in, and which are disconnected.
 
-The laws. A client gets in if `Users` know its login, if its client id is its own (`duly.core.client_ids`),
-and if its account does not connect too often. An account that publishes faster than `PUBLISHED` is hung up on
-and stays out for `BANISHED` seconds: nats-server knows no rates, and one client alone can keep it and the hub
-busy. What a device answers to tasks that it was given is allowed besides. Every refusal is told.
+A client is let in if `Users` accept its login, if its client id is its own (`duly.core.client_ids`), and
+if its account does not connect too often. An account that publishes faster than `PUBLISHED` is
+disconnected and stays out for `BANISHED` seconds: nats-server has no rate limits, and one client alone can
+keep it and the hub busy. What a device answers to tasks that it was given is allowed besides. Every
+refusal is reported.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ PUBLISHED: Final = {
     DEVICES: Rate(1_000, SECOND, burst=2_000),
     NODES: Rate(20_000, SECOND, burst=40_000),
 }
-"""What a user may publish, by the account of the broker it is in; a large message counts as several. What
-devices publish the hub reads in one session, so what one of them publishes all of them wait for."""
+"""The messages that a user may publish, by its account of the broker; a large message counts as several.
+The limit for devices is low since the hub reads all of them in one session: each of them waits for what
+any one publishes."""
 
 ANSWERED: Final = 64
-"""What a device may publish besides for each task it is given: acks, and a result with a piece of a file."""
+"""Messages that a device may publish besides for each task it is given: acks, and a result with a piece of
+a file."""
 ANSWERED_LATER: Final = 2_000
-"""How much of that it may leave for later."""
+"""The most of these messages that a device may save for later."""
 
 CONNECTS: Final = Rate(20, SECOND, burst=500)
 """How often an account may connect."""
 
 BANISHED: Final = 30.0
-"""Seconds an account stays out that has published too fast."""
-
+"""Seconds for which an account that has published too fast stays out."""
 
 BACKLOG: Final = 256 * 1024
-"""Bytes of a flood that the hub need not read to its end."""
+"""Unread bytes for the hub above which it reconnects after a flood instead of reading them."""
 
 
 class BrokerRefusal(Struct, frozen=True):
-    """An attempt that was stopped: to connect, to publish or subscribe to a topic, or to flood."""
+    """An attempt that was refused: to connect, to publish or subscribe to a topic, or to flood."""
 
     user: str
     act: str
@@ -65,17 +67,17 @@ class BrokerRefusal(Struct, frozen=True):
 
 
 class Users(Protocol):
-    """Who may use the broker."""
+    """The users of a broker."""
 
     def exists(self, name: str) -> bool:
         """Whether there is a user of this name."""
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user who logs in like this; raises a `DulyError` if there is none."""
+        """The user with this name and password; raises a `DulyError` if there is none."""
 
 
-class UserList:
-    """Users with passwords: plain text, or bcrypt hashes."""
+class UserList(Users):
+    """A fixed list of users, with passwords in plain text or as bcrypt hashes."""
 
     def __init__(self, users: Iterable[BrokerUser] = ()) -> None:
         self.users = {user.name: user for user in users}
@@ -85,13 +87,13 @@ class UserList:
 
     async def admit(self, username: str, password: str) -> BrokerUser:
         user = self.users.get(username)
-        if user is None or not _fits(password, user.password):
+        if user is None or not _matches(password, user.password):
             raise NotAuthenticated(f"wrong username or password for {username!r}")
         return user
 
 
 class BrokerClients:
-    """Everybody who is connected, or wants to be."""
+    """The clients that are connected or want to connect."""
 
     def __init__(
         self,
@@ -101,65 +103,69 @@ class BrokerClients:
     ) -> None:
         self.users = users
         self.refused: Counter[str] = Counter()
-        """attempts that were stopped, by kind: publish, subscribe, connect, flood"""
+        """refused attempts, by kind: publish, subscribe, connect, flood"""
         self.callout = Callout(self._judge, tasks)
         self.on_refused = on_refused
         self._client_ids = ClientIds(self._exists)
         self._connects = Quota(CONNECTS)
         self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
         self._banished: dict[str, float] = {}
-        """accounts that have published too fast, and until when they stay out"""
+        """accounts that have published too fast, with the time until which they stay out"""
         self.given: Callable[[], Mapping[str, int]] = dict
-        """how many tasks each account was given since this was last asked"""
+        """returns how many tasks each account was given since the last call"""
         self._answers: Counter[str] = Counter()
-        """what each account may publish besides, as answers"""
+        """messages that each account may publish besides, as answers"""
         self._before: dict[int, int] = {}
-        """how much each connection had published when we last looked"""
+        """messages that each connection had published at the last check"""
 
     def restore(self, path: Path) -> None:
-        """Whose the client ids were when this file was written: the broker has kept the sessions."""
+        """Read which account each client id belongs to: the broker has kept the sessions of these ids."""
         try:
             self._client_ids.restore(msgspec.json.decode(path.read_bytes(), type=dict[str, list[str]]))
         except FileNotFoundError:
             pass
         except (OSError, msgspec.DecodeError) as problem:
-            LOG.warning("%s cannot be read (%s): client ids belong to whoever uses them first", path, problem)
+            LOG.warning(
+                "%s cannot be read (%s): each client id will belong to the first account that uses it",
+                path,
+                problem,
+            )
 
     def keep(self, path: Path) -> None:
-        """Write down whose the client ids are, if that has changed."""
+        """Write which account each client id belongs to, if that has changed."""
         if self._client_ids.changed:
             self._client_ids.changed = False
             try:
                 write_private(path, msgspec.json.encode(self._client_ids.used()))
-            except OSError as problem:  # a disk that is full: it is tried again
+            except OSError as problem:  # the disk may be full: the next call tries again
                 self._client_ids.changed = True
                 LOG.warning("%s cannot be written: %s", path, problem)
 
     def _exists(self, name: str) -> bool:
-        return self.users.exists(name)  # whichever they are by then
+        return self.users.exists(name)  # `replace` may have changed them
 
     def replace(self, users: UserList) -> Sequence[str]:
-        """From now on these users. Returns who of the users before has to be dismissed."""
+        """Use another list of users; returns the names of earlier users that have to be disconnected."""
         before, self.users = self.users, users
         known = before.users if isinstance(before, UserList) else {}
         return [name for name, user in known.items() if users.users.get(name) != user]
 
     async def dismiss(self, name: str) -> None:
-        """Hang up on a user whose place is gone, or is another one now."""
+        """Disconnect a user that was removed or changed."""
         if not self.users.exists(name):
             self._client_ids.forget(name)
             self._answers.pop(name, None)
         await self.callout.kick_user(name)
 
     def violated(self, cid: int, act: str, topic: str) -> None:
-        """The broker has stopped a client from using a topic."""
-        visitor = self.callout.visitor(cid)
-        name = "" if visitor is None else visitor.username
-        reason = f"{name or 'a client'} may not {act} to {topic}; the broker dropped it"
+        """Report that the broker has refused a client the use of a topic."""
+        client = self.callout.client(cid)
+        name = "" if client is None else client.username
+        reason = f"{name or 'a client'} may not {act} to {topic}; the broker has dropped the message"
         self._refuse(BrokerRefusal(name, act, topic, NotAllowed.word, reason))
 
-    async def look(self) -> None:
-        """Hang up on accounts that have published too fast since the last look."""
+    async def check_rates(self) -> None:
+        """Disconnect accounts that have published too fast since the last check."""
         connections, before = await self.callout.connections(), self._before
         self._before = {one.cid: one.published for one in connections}
         for name, tasks in self.given().items():
@@ -175,7 +181,7 @@ class BrokerClients:
             await self._skip_backlog()
 
     async def _count(self, name: str, account: str, fresh: int) -> bool:
-        """Whether an account that has published so much had to go."""
+        """Count what an account has published; returns whether it was disconnected for that."""
         now = asyncio.get_running_loop().time()
         answers = min(fresh, self._answers[name])
         if answers:
@@ -191,25 +197,26 @@ class BrokerClients:
         return True
 
     async def _skip_backlog(self) -> None:
-        """What a flood has left for the hub, others would wait for: the hub connects anew instead of reading
-        it. Of what devices say at QoS 1 nothing is lost by that; the rest is said or asked for again."""
+        """Disconnect the hub if a flood has left much for it to read: other devices would wait for that.
+        The hub reconnects at once. Messages of devices at QoS 1 are not lost by this; the rest is
+        repeated."""
         for one in await self.callout.connections(HUB):
             if one.waiting > BACKLOG:
                 await self.callout.kick(one.cid)
 
-    async def _judge(self, visitor: ConnectingClient) -> BrokerUser:
-        """As whom a client is let in; a `DulyError` says why it is not."""
+    async def _judge(self, client: ConnectingClient) -> BrokerUser:
+        """The user as which a client is let in; raises a `DulyError` that says why it is not."""
         try:
-            user = await self.users.admit(visitor.username, visitor.password)
+            user = await self.users.admit(client.username, client.password)
             self._check_pace(user.name)
-            owner = self._client_ids.owner(visitor.client_id, user.name)
+            owner = self._client_ids.owner(client.client_id, user.name)
             if owner != user.name:
                 raise NotAllowed(
-                    f"the client id {visitor.client_id!r} belongs to {owner}; use {user.name!r}, or one that "
+                    f"the client id {client.client_id!r} belongs to {owner}; use {user.name!r}, or one that "
                     f"begins with '{user.name}-'"
                 )
         except DulyError as problem:
-            self._refuse(BrokerRefusal(visitor.username, "connect", "", problem.word, str(problem)))
+            self._refuse(BrokerRefusal(client.username, "connect", "", problem.word, str(problem)))
             raise
         return user
 
@@ -217,11 +224,11 @@ class BrokerClients:
         now = asyncio.get_running_loop().time()
         out = self._banished.get(name, 0.0) - now
         if out > 0:
-            raise RateLimited(f"{name} has published too fast, and stays out for a while", seconds(out))
+            raise RateLimited(f"{name} has published too fast and stays out for a while", seconds(out))
         self._banished.pop(name, None)
         wait = self._connects.take(name, seconds(now))
         if wait:
-            raise RateLimited(f"{name} connects too often; come back in {wait / SECOND:.1f} s", wait)
+            raise RateLimited(f"{name} connects too often; try again in {wait / SECOND:.1f} s", wait)
 
     def _refuse(self, refused: BrokerRefusal) -> None:
         self.refused[refused.act] += 1
@@ -229,7 +236,7 @@ class BrokerClients:
             self.on_refused(refused)
 
 
-def _fits(password: str, wanted: str) -> bool:
+def _matches(password: str, wanted: str) -> bool:
     if wanted.startswith("$2"):
         import bcrypt
 

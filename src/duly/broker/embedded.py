@@ -1,17 +1,20 @@
-"""The embedded MQTT broker: a nats-server that is ours alone.
+"""The embedded MQTT broker: a nats-server that runs as a child process of the hub.
 
-The laws. What it has acknowledged survives its own kill -9, always; a power cut takes the last seconds,
-unless `sync` is on, which costs a flush for every message (700 a second instead of 20,000). Off is right for
-duly's own nodes: an outbox resends until the other *node* has answered, a broker's PUBACK proves nothing.
-It never outlives us: the kernel ends it with us, and one left over by accident is recognised by our own pid
-file and ended before the next starts. It comes back by itself when it dies, on the same port, with the same
-sessions; and is made to when it could not write, since a store that was full once never writes again.
+Messages that it has acknowledged always survive its own kill -9. A power cut takes those of the last
+seconds, unless `sync` is on, which costs a flush for every message (700 a second instead of 20,000). Off
+is right for duly's own nodes: an outbox resends until the other *node* has answered, since a broker's
+PUBACK proves nothing.
 
-Who may connect, publish and subscribe we are asked for every client (`duly.broker.clients`, docs/adr/0015). A
-user whose lists are empty may do nothing.
+The broker never outlives the hub: the kernel ends it, and one that is left over by accident is recognised
+by the pid file and ended before the next one starts. When it dies it is started again, on the same port
+and with the same sessions. It is also restarted when it could not write, since its store never writes
+again after the disk was full.
 
-It writes its log to us, through a pipe: that is how we know without asking that it is ready, that a port was
-taken, and that a client tried what it may not.
+The broker asks the hub for every client whether it may connect, publish and subscribe (`duly.broker.clients`,
+docs/adr/0015). A user whose lists are empty may do nothing.
+
+The broker writes its log to the hub through a pipe. From it the hub learns that the broker is ready, that
+a port is taken, and that a client has tried what it may not do.
 """
 
 from __future__ import annotations
@@ -49,57 +52,61 @@ from duly.runtime.files import PRIVATE_FILE, private_folder, write_private
 from duly.runtime.tasks import SupervisedTask, Supervisor
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
-"""How soon a broker that died is started again."""
+"""The pause before a broker that died is started again."""
 
 STABLE: Final = 10.0
-"""Seconds after which a start counts as a success, and the next death is a first one again."""
+"""Seconds of running after which the pause before the next restart is the shortest again."""
 
 READY_WITHIN: Final = 10.0
-"""Seconds to be ready. It takes 0.05; recovering a large store takes longer."""
+"""Seconds within which the broker has to be ready. It takes 0.05; recovering a large store takes longer."""
 
 STOP_WITHIN: Final = 5.0
+"""Seconds within which the broker has to end by itself."""
 
 ACK_WAIT: Final = 3.0
-"""Seconds after which an unacknowledged message is sent again. On a living connection too, so it is longer
-than a commit takes; and not before, even to a client that has come back, so it is short."""
+"""Seconds after which an unacknowledged message is sent again. This happens on a live connection too, so
+it is longer than a commit takes; and never earlier, even to a client that has reconnected, so it is short."""
 
 ACK_PENDING: Final = 4096
-"""Messages under way to one subscription at QoS 1, of which a session may then have 15. What goes beyond it
-for all of them together the server drops, and sends again after `ACK_WAIT`: at 1024 that befell one in ten of
-a burst of acks and completes."""
+"""Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server
+drops what exceeds the limit of all of them together and sends it again after `ACK_WAIT`: with 1024 that
+happened to one in ten messages of a burst of acks and completes."""
 
 HANDSHAKE: Final = 10
-"""Seconds for one of TLS; 2 by default, which a busy small machine does not always keep."""
+"""Seconds for a TLS handshake; the default of 2 is too short for a busy small machine."""
 
 JUDGED_WITHIN: Final = 10
-"""Seconds we have to say whether a client may connect."""
+"""Seconds within which the hub has to say whether a client may connect."""
 
 FLUSH_EVERY: Final = 5
-"""Seconds between flushes to the disk, where not every message is flushed."""
+"""Seconds between flushes to the disk, unless every message is flushed."""
 
 DISK_LIMIT: Final = 4 << 30
-"""Bytes of stored messages. When they are used up the broker acknowledges nothing more; outboxes wait."""
+"""Bytes of stored messages. When they are used up the broker acknowledges no more messages, and outboxes
+wait."""
 
 PAYLOAD_LIMIT: Final = 1 << 20
+"""Bytes of one message."""
 
 LOGGED: Final = Rate(200, SECOND)
-"""Lines about refused clients that go to the log file."""
+"""Lines about refused clients that are written to the log file."""
 
 CLIENT_IDS: Final = "client_ids.json"
 
 WATCH_EVERY: Final = 1.0
+"""Seconds between two checks of how much each client publishes."""
 HURRY_EVERY: Final = 0.1
-"""Seconds between two looks at who publishes how much: when all is quiet, and while it is not."""
+"""The same while there is a flood."""
 
 _VIOLATION: Final = re.compile(r'- mid:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"')
-"""What the broker's log says when it stops a client."""
+"""A line of the broker's log about a refused client."""
 
 _ACTS: Final = {"Publish": "publish", "Subscription": "subscribe"}
 
 _OWN_PORT: Final = "Listening for client connections on "
 
 _STUCK: Final = "ritical write error"
-"""What it says when it could not write; it goes on, and stores nothing more."""
+"""Text in the broker's log when it could not write; it then goes on without storing anything."""
 
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
@@ -110,13 +117,14 @@ if sys.platform == "linux":
 os.umask(0o077)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Asks the kernel to end the broker with us, keeps its files private, then becomes it. Done in the child's
-own program, since code between fork and exec may deadlock in a process that has threads."""
+"""A program that asks the kernel to end the broker with the hub, keeps the broker's files private and then
+becomes the broker. It is a program of its own, since code between fork and exec may deadlock in a process
+with threads."""
 
 
 class _LogFile(RotatingFileHandler):
-    """A disk that is full has no room for the log either: that line is lost, and nothing else. Only its owner
-    may read it."""
+    """A log file that only its owner may read; a line that does not fit on a full disk is lost without an
+    error."""
 
     def _open(self) -> TextIOWrapper:
         fd = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
@@ -127,17 +135,17 @@ class _LogFile(RotatingFileHandler):
 
 
 class EmbeddedBroker:
-    """A nats-server as our child.
+    """A nats-server as a child process.
 
-    `port` 0 takes a free one and keeps it. With a certificate it speaks TLS and nothing else. `users` are
-    asked for every client, unless `set_users` names them. `on_restart` hears of every restart after a death,
-    `on_refused` of every attempt that was stopped: brokers acknowledge a forbidden publish and drop it, so
-    this is the only trace there is.
+    `port` 0 takes a free port and keeps it. With a certificate the broker speaks TLS only. `users` are
+    asked about every client, unless `set_users` names the users. `on_restart` is called after every
+    restart of a broker that died, `on_refused` for every refused attempt: brokers acknowledge a forbidden
+    publish and drop it, so this is the only trace of it.
     """
 
     def __init__(
         self,
-        data_dir: str | Path,
+        folder: str | Path,
         port: int = 0,
         listen: str = "127.0.0.1",
         *,
@@ -154,8 +162,8 @@ class EmbeddedBroker:
         self.listen = listen
         self.restarts = 0
         self.problem: BrokerError | None = None
-        """why it is not running now; None when all is well"""
-        self._folder = Path(data_dir) / "broker"
+        """why the broker is not running; None while it runs"""
+        self._folder = Path(folder) / "broker"
         self._sync = sync
         self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
@@ -174,22 +182,24 @@ class EmbeddedBroker:
         self._counting: SupervisedTask | None = None
         self._reading: SupervisedTask | None = None
 
-    # ── outside ──────────────────────────────────────────────────────────────────────────────────
+    # ── starting, stopping, users ────────────────────────────────────────────────────────────────
 
     @property
     def url(self) -> str:
+        """The address at which clients of this machine connect."""
         host = f"[{self.listen}]" if ":" in self.listen else self.listen
         host = "127.0.0.1" if self.listen in ("0.0.0.0", "::") else host
         return f"mqtt{'s' * bool(self._tls[0])}://{host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
+        """The process id of the running broker; None while it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it and come back when it takes connections; raises `BrokerError` when it cannot."""
+        """Start the broker and wait until it accepts connections; raises `BrokerError` if it does not."""
         if self._watching is not None:
-            raise BrokerError("this broker has been started already")
+            raise BrokerError("this broker is already started")
         private_folder(self._folder)
         self._claim_folder()
         try:
@@ -209,7 +219,7 @@ class EmbeddedBroker:
         self._counting = self._tasks.spawn("broker rates", self._watch)
 
     async def stop(self) -> None:
-        """End it, letting it close its files."""
+        """Stop the broker and wait until it has closed its files."""
         self._stopping.set()
         if self._watching is not None:
             await self._watching.finish()
@@ -223,25 +233,27 @@ class EmbeddedBroker:
 
     @property
     def refused(self) -> Counter[str]:
-        """Attempts that were stopped, by kind: publish, subscribe, connect, flood."""
+        """Refused attempts, by kind: publish, subscribe, connect, flood."""
         return self.clients.refused
 
     async def set_users(self, users: Iterable[BrokerUser]) -> None:
-        """From now on these users, and only these. Connected users who lost their place are cut off."""
+        """Use these users and no others from now on. Connected users that were removed or changed are
+        disconnected."""
         for name in self.clients.replace(UserList(check_users(users))):
             await self.dismiss(name)
 
     async def dismiss(self, name: str) -> None:
-        """Hang up on a user whose place is gone, or is another one now."""
+        """Disconnect a user that was removed or changed."""
         if self.pid is not None:
             await self.clients.dismiss(name)
 
     def hurry(self) -> None:
-        """There is more to read than usual: look now who publishes how much."""
+        """Check soon how much each client publishes, since there is more to read than usual."""
         self._hurry.set()
 
     async def _watch(self) -> None:
-        """Look now and then who publishes too fast, and write down whose the client ids are."""
+        """Check regularly which clients publish too fast, and store which account each client id belongs
+        to."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_EVERY):
@@ -250,8 +262,8 @@ class EmbeddedBroker:
                 self._hurry.clear()
                 await asyncio.sleep(HURRY_EVERY)
             if self.pid is not None:
-                with contextlib.suppress(BrokerError, msgspec.DecodeError):  # it is being started anew
-                    await self.clients.look()
+                with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
+                    await self.clients.check_rates()
             self.clients.keep(self._folder / CLIENT_IDS)
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────
@@ -259,10 +271,10 @@ class EmbeddedBroker:
     async def _launch(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
         started = [str(nats_server()), "-c", str(self._folder / "nats.conf")]
-        nowhere, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
-            stdin=nowhere, stdout=nowhere, stderr=pipe,
+            stdin=null, stdout=null, stderr=pipe,
         )  # fmt: skip
         self._note_pid(self._process.pid)
         process = self._process
@@ -301,8 +313,8 @@ class EmbeddedBroker:
                 self._on_restart(self.restarts)
 
     async def _died(self) -> str | None:
-        """How the child ended, when it has; None if we are told to stop first."""
-        if self._process is None:  # a start of it was cut short
+        """Wait until the child has ended and return how; None if `stop` is called first."""
+        if self._process is None:  # a start was interrupted
             return "it was not started"
         loop = asyncio.get_running_loop()
         died = loop.create_task(self._process.wait())
@@ -320,21 +332,21 @@ class EmbeddedBroker:
         while True:
             try:
                 read = await process.stderr.readline()
-            except ValueError:  # longer than the reader's limit: somebody's very long topic
+            except ValueError:  # longer than the reader's limit: a client uses a very long topic
                 continue
             if not read:
                 break
             line = read.decode(errors="replace").rstrip("\n")
             last = line
-            refused = self._look_at(line)
+            refused = self._handle_line(line)
             now = seconds(asyncio.get_running_loop().time())
             if log is not None and not (refused and self._logged.take("", now)):
                 log.info(line)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._explain(last))
 
-    def _look_at(self, line: str) -> bool:
-        """Whether it is about a client that was stopped."""
+    def _handle_line(self, line: str) -> bool:
+        """Act on a line of the log; returns whether it is about a refused client."""
         if _OWN_PORT in line:
             self._own_port = int(line.rpartition(":")[2])
         elif "Server is ready" in line and self._ready is not None and not self._ready.done():
@@ -342,7 +354,7 @@ class EmbeddedBroker:
         elif "address already in use" in line and self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._explain(line))
         if _STUCK in line and self._process is not None:
-            _signal(self._process, signal.SIGTERM)  # what comes after it can write, as soon as there is room
+            _signal(self._process, signal.SIGTERM)  # the next process can write, as soon as there is room
         found = _VIOLATION.search(line)
         if found is not None:
             self.clients.violated(int(found[1]), _ACTS[found[2]], topic_of(found[3]))
@@ -356,7 +368,7 @@ class EmbeddedBroker:
                 f"port {self.port} on {self.listen}, for MQTT, is taken; stop the other program, or use "
                 f"another port, --mqtt-port {self.port % 65_535 + 1} or --mqtt-port 0 for any free one"
             )
-        return BrokerError(f"the broker ended while starting: {line or 'it said nothing'}; see nats.log")
+        return BrokerError(f"the broker ended while starting: {line or 'without a message'}; see nats.log")
 
     async def _end_child(self) -> None:
         await self.clients.callout.stop()
@@ -398,13 +410,13 @@ class EmbeddedBroker:
             self._lock = None
 
     def _note_pid(self, pid: int) -> None:
-        """In place, without a second file: a disk that is full has room for no other."""
-        place = os.open(self._folder / "nats.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
-        with os.fdopen(place, "w") as file:
+        """Write the pid file in place: a full disk has no room for a second file."""
+        fd = os.open(self._folder / "nats.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        with os.fdopen(fd, "w") as file:
             file.write(f"{pid}\n")
 
     async def _end_leftover(self) -> None:
-        """We hold the folder, so a broker that still works in it belongs to a duly that was killed."""
+        """End a broker that still runs in this folder: the folder is locked by us, so its hub was killed."""
         path = self._folder / "nats.pid"
         try:
             pid = int(path.read_text())
@@ -415,38 +427,38 @@ class EmbeddedBroker:
                 break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
-            await self._gone(pid)
+            await self._wait_for_end(pid)
         path.unlink(missing_ok=True)
 
     def _is_ours(self, pid: int) -> bool:
-        """A pid is reused by strangers: only one that runs our configuration is ours."""
+        """Whether a process runs our configuration; another program may have got the same pid."""
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
         return os.fsencode(str(self._folder / "nats.conf")) in words
 
-    async def _gone(self, pid: int) -> None:
-        """Until it has ended, or for as long as a broker needs to."""
+    async def _wait_for_end(self, pid: int) -> None:
+        """Wait until a process has ended, but no longer than a broker needs for that."""
         try:
-            watched = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):
             return
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_reader(watched, ended.set)
+        loop.add_reader(pidfd, ended.set)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_WITHIN):
                     await ended.wait()
         finally:
-            loop.remove_reader(watched)
-            os.close(watched)
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
 
     def _open_log(self) -> None:
         handler = _LogFile(
             self._folder / "nats.log", maxBytes=4 << 20, backupCount=2, encoding="utf-8", errors="replace"
         )
-        self._log = logging.Logger("duly.broker.embedded", logging.INFO)  # ours alone, not in anybody's tree
+        self._log = logging.Logger("duly.broker.embedded", logging.INFO)  # not a child of the root logger
         self._log.addHandler(handler)
 
     def _write_config(self) -> None:
@@ -459,7 +471,7 @@ class EmbeddedBroker:
         )
         text = (
             b"server_name: duly\n"
-            b'listen: "127.0.0.1:-1"\n'  # for us alone: users may connect by MQTT only
+            b'listen: "127.0.0.1:-1"\n'  # for the hub alone: clients connect by MQTT only
             b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
             b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d%b }\n"
             b"max_payload: %d\n"
@@ -490,12 +502,12 @@ class EmbeddedBroker:
             self.clients.callout.issuer.name.encode(),
             quoted(USER),
         )
-        (self._folder / "users.conf").unlink(missing_ok=True)  # what a duly before this one left
+        (self._folder / "users.conf").unlink(missing_ok=True)  # a file of an older duly
         write_private(self._folder / "nats.conf", text)
 
 
 def nats_server() -> Path:
-    """nats-server as the wheel installed it, beside our own interpreter; else the one on the PATH."""
+    """The nats-server that the wheel installed beside the Python interpreter, or else the one on the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = beside if beside.exists() else shutil.which("nats-server")
     if found is None:

@@ -1,17 +1,17 @@
-"""The rules of `duly.core.acl` in the languages of brokers.
+"""Writes the rules of `duly.core.acl` in the languages of brokers.
 
-The law: nothing is allowed that the table does not allow, and no name can make it so. A name that means more
-than itself to a broker (a dot to RabbitMQ, a blank to NATS) is refused here, before it becomes a hole.
+Nothing is allowed that the table does not allow, and no name can change that: a name that means more than
+itself to a broker (a dot to RabbitMQ, a blank to NATS) is refused here.
 
-There are two kinds of networks. Without a hub every user is a node. With one (`hub` names its user) every
-user is a device of that hub, and the nodes are named: so no node can command a device, and a device commands
-nothing. Mosquitto and EMQX put the username in themselves, so their rules hold for users yet to come
-(devices, where there is a hub). RabbitMQ and NATS want each user named. Who is to see and do everything, an
-observer, is named as an admin.
+There are two kinds of networks. Without a hub every user is a node. With a hub (`hub` names its user)
+every user is a device of that hub, and the nodes are named: so no node can command a device, and a device
+commands nothing. Mosquitto and EMQX insert the username themselves, so their rules also hold for later
+users (devices, where there is a hub). RabbitMQ and NATS want each user named. An observer, which sees and
+does everything, is named as an admin.
 
-Brokers differ in how they refuse: NATS and RabbitMQ refuse a forbidden subscription, Mosquitto grants it and
-delivers nothing; RabbitMQ hangs up on a forbidden publish, the others acknowledge and drop it. What a message
-reaches is what counts, and what `duly acl test` looks at.
+Brokers differ in how they refuse: NATS and RabbitMQ refuse a forbidden subscription, Mosquitto grants it
+and delivers nothing; RabbitMQ closes the connection after a forbidden publish, the others acknowledge and
+drop it. So only the delivery of messages shows what a broker enforces, and `duly acl test` looks at that.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from duly.wire.fd import PREFIX, check_prefix, check_username
 EVERYTHING: Final = "#"
 
 NO_PASSWORD: Final = "$2a$11$replace.this.by.what.nats-server.passwd.prints"
-"""Looks like a bcrypt hash and is none: whose password was not given gets in with no password at all."""
+"""Has the form of a bcrypt hash and matches no password: a user without a given password cannot log in."""
 
 _NOTHING: Final = "$duly.nothing"
-"""A subject nobody uses: to NATS an empty list of permissions means that everything is allowed."""
+"""A subject that is not used: to NATS an empty list of permissions means that everything is allowed."""
 
 _SESSION: Final = "-[0-9a-f]{8,12}"
-"""Behind a node's name, the client id of one that only sends, or looks whether somebody else is there."""
+"""What follows a node's name in the client ids of its short connections, which send or ask something once."""
 
 _UNSUPPORTED: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class RulesRequest(Struct, frozen=True):
-    """What rules are wanted for. `users` are nodes, `passwords` are bcrypt hashes, by name."""
+    """The users that rules are to be written for. `users` are nodes; `passwords` are bcrypt hashes by
+    name."""
 
     prefix: str = PREFIX
     users: Sequence[str] = ()
@@ -52,39 +53,40 @@ class RulesRequest(Struct, frozen=True):
     passwords: Mapping[str, str] = {}
     devices: Sequence[str] = ()
     hub: str = ""
-    """as whom the hub logs in; empty: there is none, and every user is a node"""
+    """the user as which the hub logs in; empty if there is no hub and every user is a node"""
 
     def __post_init__(self) -> None:
         check_prefix(self.prefix)
         if re.search(r'[\s%${}"\\]', self.prefix):
-            raise Malformed(f"the prefix {self.prefix!r} has characters that mean something else in rules")
+            raise Malformed(f"the prefix {self.prefix!r} has characters with a special meaning in rules")
         if self.devices and not self.hub:
             raise Malformed("devices belong to a hub: name its user too, --hub hub")
         hubs = [self.hub] if self.hub else []
-        everybody = [*self.users, *self.devices, *hubs, *self.admins]
+        names = [*self.users, *self.devices, *hubs, *self.admins]
         if self.hub and HUB in (*self.users, *self.devices):
             raise Malformed(f"the topics of {HUB!r} are the hub's own; choose another name")
-        for name in everybody:
+        for name in names:
             check_username(name)
             if re.search(r"[\x00-\x1f\x7f]", name):
                 raise Malformed(f"{name!r} contains a control character")
-        twice = [name for place, name in enumerate(everybody) if name in everybody[:place]]
+        twice = [name for position, name in enumerate(names) if name in names[:position]]
         if twice:
             raise Malformed(f"{twice[0]!r} is named twice")
 
     @property
     def peers(self) -> Sequence[str] | None:
-        """Whom a node may write to: every user, or, where there is a hub, the named nodes."""
+        """The users that a node may write to: None for all, or, where there is a hub, the named nodes."""
         return self.users if self.hub else None
 
     @property
     def special(self) -> list[tuple[str, AccountClass]]:
-        """Who has rules of their own where the broker puts the username in: with a hub, all but devices."""
+        """The users with rules of their own where the broker inserts the username: with a hub, all but
+        devices."""
         nodes = [(name, AccountClass.NODE) for name in self.users]
         return [*nodes, (self.hub, AccountClass.HUB)] if self.hub else []
 
     def members(self, broker: str) -> list[tuple[str, AccountClass]]:
-        """Everybody but the admins, for a broker that wants each user named."""
+        """All users but the admins, for a broker that wants each user named."""
         found = [(name, AccountClass.NODE) for name in self.users]
         found += [(name, AccountClass.DEVICE) for name in self.devices]
         if not found:
@@ -93,7 +95,7 @@ class RulesRequest(Struct, frozen=True):
         return [*found, *([(self.hub, AccountClass.HUB)] if self.hub else [])]
 
     def allows(self, act: Act, name: str, of: AccountClass) -> list[str]:
-        """The topic filters this user may use; the name may be a broker's own placeholder."""
+        """The topic filters that this user may use; the name may be a placeholder of the broker."""
         return allowed(act, name, self.prefix, of, self.peers)
 
 
@@ -101,10 +103,10 @@ class RulesRequest(Struct, frozen=True):
 
 
 def mosquitto(wanted: RulesRequest) -> str:
-    """An `acl_file`."""
+    """The text of an `acl_file` of Mosquitto."""
     for name in (*wanted.admins, *(name for name, _ in wanted.special)):
         if name != name.strip():
-            raise Malformed(f"Mosquitto cannot name {name!r} in a rule: a blank at its end")
+            raise Malformed(f"Mosquitto cannot name {name!r} in a rule, since it begins or ends with a blank")
     others = AccountClass.DEVICE if wanted.hub else AccountClass.NODE
     return _lines(
         f"# Mosquitto: {_who(wanted)}. In mosquitto.conf:",
@@ -121,7 +123,8 @@ _MOSQUITTO: Final = {Act.PUBLISH: "write", Act.SUBSCRIBE: "read"}
 
 
 def _mosquitto_user(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
-    """The rules of one who is no device. The patterns for devices hold for him too, hence the denials."""
+    """The rules of a user that is not a device. The patterns for devices hold for it too, hence the
+    denials."""
     topics = [f"topic {_MOSQUITTO[act]} {each}" for act in Act for each in wanted.allows(act, name, of)]
     if of is AccountClass.NODE:
         answers = (Rule(Act.PUBLISH, Whose.HUB, kind) for kind in ANSWERS)
@@ -133,7 +136,7 @@ def _mosquitto_user(wanted: RulesRequest, name: str, of: AccountClass) -> list[s
 
 
 def emqx(wanted: RulesRequest) -> str:
-    """An `acl.conf`, of EMQX 5."""
+    """The text of an `acl.conf` of EMQX 5."""
     lines = [
         f"%% EMQX 5: {_who(wanted)}. In emqx.conf: authorization.no_match = deny",
         "%% (EMQX expands ${username}, not $1)",
@@ -162,7 +165,8 @@ def _erlang(text: str) -> str:
 
 
 def rabbitmq(wanted: RulesRequest) -> str:
-    """A shell script of `rabbitmqctl` calls. Topics are routing keys there, with dots between the levels."""
+    """A shell script of `rabbitmqctl` calls. RabbitMQ turns topics into routing keys with dots between the
+    levels."""
     lines = [
         "#!/bin/sh -e",
         f"# RabbitMQ: {_who(wanted)}, for users that exist (rabbitmqctl add_user NAME). Their client id is",
@@ -184,16 +188,16 @@ def rabbitmq(wanted: RulesRequest) -> str:
 
 
 def _keys(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
-    """The routing keys this user may write and read, as regular expressions."""
+    """The routing keys that this user may write and read, as regular expressions."""
     for text in (name, wanted.prefix):
         if re.search(r"[\s.*>%]", text):
             raise Malformed(
-                f"RabbitMQ turns the / of a topic into a dot, and a client id is no free text, so {text!r} "
-                "could be taken for another name; use names without dots, blanks, * > and %"
+                f"RabbitMQ turns the / of a topic into a dot and restricts client ids, so {text!r} could "
+                "be taken for another name; use names without dots, blanks, * > and %"
             )
     patterns = []
     for act in (Act.PUBLISH, Act.SUBSCRIBE):
-        # A subscription shows itself as it was asked for: with * for +. No topic is called that.
+        # RabbitMQ shows a + of a subscription as *, which no topic contains.
         anybody = r"(\*|[^.*#]+)" if act is Act.SUBSCRIBE else r"[^.*#]+"
         keys = (each.split("/") for each in wanted.allows(act, name, of))
         texts = (
@@ -204,7 +208,7 @@ def _keys(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
 
 
 def _regex(text: str) -> str:
-    # A brace could stand for a variable, {username}, which RabbitMQ would put in.
+    # A brace could begin a variable such as {username}, which RabbitMQ would replace.
     return "".join(
         f"\\x{{{ord(c):x}}}" if c.isascii() and not c.isalnum() and c not in "_-" else c for c in text
     )
@@ -219,14 +223,14 @@ def _ctl(*words: str) -> str:
 
 DEVICES: Final = "duly"
 NODES: Final = "nodes"
-"""The accounts of the embedded broker, which have nothing in common: the hub and its devices in one, the
-nodes in the other."""
+"""The two accounts of the embedded broker, which share nothing: the hub and its devices are in `DEVICES`,
+nodes in `NODES`."""
 
 
 class BrokerUser(Struct, frozen=True):
-    """Who may connect, and which MQTT topic filters he may publish and subscribe to.
+    """A user of a broker, with the MQTT topic filters that it may publish and subscribe to.
 
-    `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the cheapest cost will do.
+    `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the lowest cost is enough.
     """
 
     name: str
@@ -237,29 +241,29 @@ class BrokerUser(Struct, frozen=True):
 
 
 def member(name: str, password: str, of: AccountClass, wanted: RulesRequest) -> BrokerUser:
-    """A user who may do what one of this class may."""
+    """A user with the permissions of a class of accounts."""
     account = NODES if of is AccountClass.NODE and not wanted.hub else DEVICES
     publish, subscribe = (wanted.allows(act, name, of) for act in (Act.PUBLISH, Act.SUBSCRIBE))
     return BrokerUser(name, password, publish, subscribe, account)
 
 
 def node(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker who may do what a node may."""
+    """A user of the embedded broker with the permissions of a node."""
     return member(name, password, AccountClass.NODE, RulesRequest(prefix))
 
 
 def device(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker who may do what a device may."""
+    """A user of the embedded broker with the permissions of a device."""
     return member(name, password, AccountClass.DEVICE, RulesRequest(prefix))
 
 
 def hub(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker who may do what the hub may."""
+    """A user of the embedded broker with the permissions of the hub."""
     return member(name, password, AccountClass.HUB, RulesRequest(prefix))
 
 
 def nats(wanted: RulesRequest) -> str:
-    """An `accounts` block, to be included in a nats-server's configuration."""
+    """An `accounts` block, to be included in the configuration of a nats-server."""
     passwords = wanted.passwords
     users = [
         member(name, passwords.get(name, NO_PASSWORD), of, wanted) for name, of in wanted.members("NATS")
@@ -275,15 +279,15 @@ def nats(wanted: RulesRequest) -> str:
 
 
 def nats_users(users: Iterable[BrokerUser]) -> bytes:
-    """These users, and only these, with MQTT as their only way in."""
+    """An `accounts` block with these users only, who may connect by MQTT only."""
     lines = [_nats_user(user) for user in check_users(users)]
-    # An account without users would let everybody in.
+    # An account without users would let every client in.
     lines.append(_nats_user(BrokerUser("$nobody", os.urandom(24).hex())))
     return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
 
 
 def check_users(users: Iterable[BrokerUser]) -> list[BrokerUser]:
-    """These users, if all of them can be users of a NATS server."""
+    """Return these users if all of them can be users of a NATS server; raise `Malformed` otherwise."""
     seen: dict[str, BrokerUser] = {}
     for user in users:
         if not user.name or not user.password or _UNSUPPORTED.search(user.name):
@@ -308,12 +312,12 @@ def _subjects(topics: Sequence[str]) -> bytes:
 
 
 def subjects(topics: Sequence[str]) -> list[str]:
-    """The NATS subjects of these topic filters; never none, which would mean all."""
+    """The NATS subjects of these topic filters; never empty, since an empty list would allow everything."""
     return [subject_of(topic) for topic in topics] or [_NOTHING]
 
 
 def subject_of(topic: str) -> str:
-    """The NATS subject that nats-server makes of an MQTT topic filter.
+    """The NATS subject that nats-server derives from an MQTT topic filter.
 
     >>> subject_of("nodes/+/pending"), subject_of("nodes/a.b/#")
     ('nodes.*.pending', 'nodes.a//b.>')
@@ -325,24 +329,26 @@ def subject_of(topic: str) -> str:
         )
     if "" in levels:
         raise Malformed(f"{topic!r} has an empty level; leave out the extra /")
-    for place, level in enumerate(levels):
-        if ("+" in level and level != "+") or ("#" in level and (level != "#" or place != len(levels) - 1)):
+    for position, level in enumerate(levels):
+        if ("+" in level and level != "+") or (
+            "#" in level and (level != "#" or position != len(levels) - 1)
+        ):
             raise Malformed(f"{topic!r} is not a topic filter: + fills a level, # fills the last one")
     wild = {"+": "*", "#": ">"}
     return ".".join(wild.get(level) or level.replace(".", "//") for level in levels)
 
 
 def topic_of(subject: str) -> str:
-    """The MQTT topic, or topic filter, that a NATS subject was made of.
+    """The MQTT topic or topic filter that a NATS subject was derived from.
 
     >>> topic_of("nodes.a//b.pending"), topic_of("nodes.*.pending"), topic_of("nodes.>")
     ('nodes/a.b/pending', 'nodes/+/pending', 'nodes/#')
     """
     levels = subject.replace("//", "\0").split(".")
-    return "/".join(_TAME.get(level) or level.replace("\0", ".") for level in levels)
+    return "/".join(_MQTT_WILDCARDS.get(level) or level.replace("\0", ".") for level in levels)
 
 
-_TAME: Final = {"*": "+", ">": "#"}
+_MQTT_WILDCARDS: Final = {"*": "+", ">": "#"}
 
 
 def _quoted(text: str) -> bytes:
@@ -352,7 +358,7 @@ def _quoted(text: str) -> bytes:
 
 
 def _who(wanted: RulesRequest) -> str:
-    """For whom the rules are, for their first line."""
+    """The users that the rules are for, as their first line names them."""
     if not wanted.hub:
         return "the rules of nodes (no hub)"
     nodes = f", and for the nodes {', '.join(wanted.users)}" if wanted.users else ""

@@ -1,8 +1,8 @@
-"""The hub's accounts as users of its own broker, and the hub itself among them.
+"""The accounts of the hub as users of its embedded broker.
 
-The law: the ledger's accounts are the only users, judged at every connect. Devices and nodes get in with
-their token as password; they are in accounts of the broker that have nothing in common. The hub gets in with
-a password that is made anew at every start, and under a client id that only it knows.
+The accounts of the ledger are the only users, checked at every connect. A device or node logs in with its
+token as the password; devices and nodes are in two accounts of the broker that share nothing. The hub logs
+in with a password that is made anew at every start, and under a client id that only the hub knows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from duly.broker import rules as broker_rules
-from duly.broker.clients import BrokerRefusal
+from duly.broker.clients import BrokerRefusal, Users
 from duly.broker.rules import BrokerUser
 from duly.core.acl import HUB
 from duly.errors import DulyError, NotAllowed, NotAuthenticated
@@ -30,8 +30,8 @@ from duly.transports.mqtt.link import MqttLink
 _CLIENT_ID: Final = re.compile(r".+-[0-9a-f]{12}")
 
 
-class HubUsers:
-    """The devices and nodes of these accounts, and the hub."""
+class HubUsers(Users):
+    """The devices and nodes among the accounts of a hub, and the hub itself."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
@@ -41,7 +41,7 @@ class HubUsers:
         return name == HUB or self._accounts.role_of(name) in (Role.DEVICE, Role.NODE)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user who logs in like this, by what the ledger holds now."""
+        """The user with this name and token, by what the ledger holds now."""
         if username == HUB:
             if secrets.compare_digest(password.encode(errors="replace"), self.hub_password.encode()):
                 return broker_rules.hub(HUB)
@@ -53,29 +53,32 @@ class HubUsers:
             return broker_rules.device(username)
         if who.role is Role.NODE:
             return broker_rules.node(username)
-        raise NotAllowed(f"{username} is no device and no node; an {who.role.value} uses the hub's own port")
+        raise NotAllowed(
+            f"{username} is neither a device nor a node; an {who.role.value} uses the hub's HTTP port"
+        )
 
 
-async def own_session(data: Path, address: BrokerAddress, *, embedded: bool) -> BrokerAddress:
-    """The address with the client id of this hub's session: its own, secret, and kept.
+async def own_session(folder: Path, address: BrokerAddress, *, embedded: bool) -> BrokerAddress:
+    """The address with the client id of this hub's session: its own, secret, and stored in the data folder.
 
-    Whoever knows it could take the session over at a broker that does not bind client ids to users. It is
-    kept since the broker keeps what it has for a session that comes back, and would keep it for ever for one
-    that does not. So the session under the id that a duly before this one used is ended."""
-    place, username = data / "client_id", address.username or HUB
-    kept = place.read_text(encoding="utf-8").strip() if place.exists() else ""
+    It is secret since a client that knows it could take the session over at a broker that does not bind
+    client ids to users. It is stored since a broker keeps messages for a session that comes back, and
+    would keep them for ever for one that does not. For the same reason the session under the client id of
+    an older duly is ended."""
+    path, username = folder / "client_id", address.username or HUB
+    kept = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if _CLIENT_ID.fullmatch(kept) and kept.startswith(f"{username}-"):
         return replace(address, client_id=kept)
     before = kept or (HUB if embedded else "")
     if before:
         await _end_session(replace(address, client_id=before))
     fresh = f"{username}-{secrets.token_hex(6)}"
-    write_private(place, fresh.encode())
+    write_private(path, fresh.encode())
     return replace(address, client_id=fresh)
 
 
 def second_session(address: BrokerAddress) -> BrokerAddress:
-    """The address of this hub's other session, as secret as the first."""
+    """The address with the client id of this hub's second session, as secret as the first."""
     digest = blake2b(address.client_id.encode(), digest_size=4).hexdigest()
     return replace(address, client_id=f"{address.client_id}-{digest}")
 
@@ -84,13 +87,13 @@ async def _end_session(address: BrokerAddress) -> None:
     """Connect once under this client id, with a session that ends with the connection."""
     link = MqttLink(address, lambda topic, payload, old, ack: ack(), clean=True)
     await link.start()
-    with suppress(DulyError):  # a broker that is away keeps it, and is none of ours
+    with suppress(DulyError):  # a broker that cannot be reached keeps the session
         await link.connected()
     await link.stop()
 
 
 def record(refusals: RefusalTally, refused: BrokerRefusal) -> None:
-    """Record what the broker has stopped, under the name of the account."""
+    """Record an attempt that the broker has refused, under the name of the account."""
     known = refused.word not in (NotAuthenticated.word, "")
     scope = refused.user if known and refused.user else HUB
     refusals.note(scope, refused.topic or f"mqtt {refused.act}", refused.word, refused.reason)

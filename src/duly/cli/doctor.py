@@ -235,8 +235,8 @@ async def _offset(hub: HubClient) -> tuple[float, float]:
 
 
 def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
-    from duly.server.checkup import margins
-    from duly.server.hub import control_policy
+    from duly.server.diagnostics import margins
+    from duly.server.policies import control_policy
 
     settings = at.settings
     if hub is None and at.ledger is None:
@@ -256,7 +256,7 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
 
 
 async def _ledger(found: _Findings, at: LedgerOptions) -> None:
-    from duly.server.checkup import address
+    from duly.server.diagnostics import address
 
     settings = at.settings
     if settings.shared:

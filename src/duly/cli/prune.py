@@ -38,7 +38,7 @@ async def _in_ledger(dry_run: bool, at: LedgerOptions) -> JsonObject:
     from duly.apps.alerts import retention
     from duly.apps.alerts.operations import AlertOperations
     from duly.apps.alerts.profiles import Profiles
-    from duly.server.hub import archive_of, deliveries_kept
+    from duly.server.policies import archive_of, deliveries_kept
 
     archive, kept = archive_of(at.settings), deliveries_kept(at.settings)
     async with await at.open(reads=dry_run) as book:

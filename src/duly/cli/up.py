@@ -183,7 +183,7 @@ async def _serve(settings: Settings, json: bool) -> None:
 
 def _warn(hub: Hub) -> None:
     """Notes that the broker is missing: without it devices just never come."""
-    mqtt = hub.state()["mqtt"]
+    mqtt = None if hub.mqtt is None else hub.mqtt.state()
     if mqtt is not None and mqtt["problem"] is not None:
         note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
 

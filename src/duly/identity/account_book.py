@@ -1,4 +1,4 @@
-"""Accounts and grants in memory, arranged for asking."""
+"""Accounts and grants in memory, indexed by name and by token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Role(StrEnum):
-    """What kind of principal it is."""
+    """The kind of an account: it decides what the account may do."""
 
     APP = "app"
     DEVICE = "device"
@@ -20,16 +20,16 @@ class Role(StrEnum):
 
 
 class Principal(Struct, frozen=True):
-    """Somebody who has shown who they are."""
+    """An authenticated caller."""
 
     name: str
     role: Role
     device: str = ""
-    """which of their logins, for people who have several"""
+    """which of a person's logins this is; empty for other roles"""
     epoch: int = 0
-    """the account's when they showed it; 0 stands for whoever has the name"""
+    """the epoch of the account at the login; 0 stands for any account of this name"""
     login: str = ""
-    """the name of their session on its bucket, for people who logged in"""
+    """the name of a person's session in its bucket; empty for other roles"""
 
 
 class StoredAccount(Struct, frozen=True):
@@ -41,18 +41,20 @@ class StoredAccount(Struct, frozen=True):
     created: int
     disabled: bool = False
     once: bool = False
-    """a device without a memory of its own: it is sent each command once"""
+    """whether each command is sent once, since the device has no memory of its own"""
     password: str = ""
-    """the argon2id of a person's password; they have no token of their own, but one for each login"""
+    """the argon2id of a person's password; a person has a token for each login instead of one of the
+    account"""
     key: str = ""
-    """the public key with which a device signs what it says over MQTT; empty: it need not"""
+    """the public key with which a device signs what it sends over MQTT; empty if it need not sign"""
     voided: int = 0
-    """the epoch, once what was shown at first has become void"""
+    """the present epoch; 0 as long as the first one lasts"""
     after: int = 0
     """when the last account of this name was removed; 0 if there was none"""
 
     @property
     def epoch(self) -> int:
+        """The number that changes whenever all earlier logins of the account become void."""
         return self.voided or self.created
 
 
@@ -60,24 +62,25 @@ NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 class AccountBook:
-    """Principals and grants, arranged for asking."""
+    """The accounts and grants that a process knows, with the indexes that questions need."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredAccount] = {}
         self.bodies: dict[str, bytes] = {}
-        """as they lie on the bucket"""
+        """accounts by name, as the ledger stores them"""
         self.after: dict[str, int] = {}
-        """when the predecessors of those accounts were removed whose names were somebody else's before"""
+        """for names that had an account before: when that one was removed"""
         self.standing: dict[str, Principal] = {}
         self.by_token: dict[bytes, Principal] = {}
         self.granted: dict[str, frozenset[str]] = {}
         self.apps_of: dict[str, frozenset[str]] = {}
         self.once: set[str] = set()
         self.dangling: set[tuple[str, str]] = set()
-        """grants of which one side is not there: of no effect"""
+        """grants without effect, since the app or the device does not exist"""
 
-    def subscriber(self, name: str, one: StoredAccount, body: bytes) -> None:
-        self.unsubscribe(name)
+    def put(self, name: str, one: StoredAccount, body: bytes) -> None:
+        """Add an account, or replace the one of this name."""
+        self.forget(name)
         self.stored[name], self.bodies[name] = one, body
         if one.after:
             self.after[name] = one.after
@@ -88,7 +91,8 @@ class AccountBook:
             if one.token:
                 self.by_token[bytes.fromhex(one.token)] = who
 
-    def unsubscribe(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """Remove an account; its grants stay."""
         old = self.stored.pop(name, None)
         self.once.discard(name)
         if old is not None:
@@ -98,6 +102,7 @@ class AccountBook:
             self.after.pop(name, None)
 
     def link(self, app: str, device: str) -> None:
+        """Add a grant."""
         one, other = self.stored.get(app), self.stored.get(device)
         if one is None or other is None or one.role is not Role.APP or other.role is not Role.DEVICE:
             self.dangling.add((app, device))
@@ -106,6 +111,7 @@ class AccountBook:
         self.apps_of[device] = self.apps_of.get(device, NO_NAMES) | {app}
 
     def unlink(self, app: str, device: str) -> None:
+        """Remove a grant."""
         self.dangling.discard((app, device))
         for names, of, name in ((self.granted, app, device), (self.apps_of, device, app)):
             left = names.get(of, NO_NAMES) - {name}

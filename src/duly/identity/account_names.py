@@ -1,7 +1,7 @@
-"""What an account may be called.
+"""The rules for names of accounts.
 
-The law: a name also serves as an MQTT username and as a level of a topic, and it never is one of the names
-that duly itself records things under: those begin with a `$`, which no account's name does.
+A name also serves as an MQTT username and as a level of a topic. It never equals a name under which duly
+itself records things: those begin with `$`, which no account's name does.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import Final
 from duly.errors import Malformed
 
 RESERVED: Final = frozenset({"hub", "local"})
-"""The hub among the MQTT nodes, and whoever may read its data folder."""
+"""The names of the hub among MQTT nodes, and of the user who may read its data folder."""
 UNUSED: Final = frozenset({"mqtt", "tower"})
-"""Names that no new account is given: an older ledger has refusals under the one, acks are from the other."""
+"""Names that a new account may not have: older ledgers record refusals under `mqtt`; acks come from
+`tower`."""
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 def check_account_name(name: str) -> str:
-    """The name if a new account may have it."""
+    """Return the name if a new account may have it; raise `Malformed` otherwise."""
     if name in UNUSED:
         raise Malformed(f"{name!r} is a name that duly uses itself; choose another")
     return check_name(name)
 
 
 def check_name(name: str) -> str:
-    """The name if it can be one.
+    """Return the name if it is a valid one; raise `Malformed` otherwise.
 
     >>> check_name("lock-1")
     'lock-1'

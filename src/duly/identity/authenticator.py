@@ -1,8 +1,9 @@
-"""Who somebody is, by the token they show.
+"""Finds the account that belongs to a token.
 
-The laws. Nobody guesses 32 random bytes: only those wait whose tokens are nobody's, or one device with an old
-token would lock out everybody else behind its address. A token that is not known is looked up in the ledger
-before it is refused. A hub that cannot ask the ledger lets nobody in.
+A token is 32 random bytes and cannot be guessed. So only callers with unknown tokens are slowed down, and
+not everything behind their address: one device with an old token must not lock out its neighbours. A token
+that memory does not know is looked up in the ledger before it is refused. A hub that cannot read the
+ledger lets no caller in.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ from duly.identity.temporary_tokens import TemporaryTokens
 from duly.storage.ledger import Ledger
 
 LOCAL: Final = "local"
-"""The name of whoever may read the data folder."""
+"""The name of the user who may read the data folder."""
 
 
 class Authenticator:
-    """One hub's. `token` is the one in its notice, with which its data folder's owner is an admin."""
+    """Authenticates the callers of one hub. `token` is the one in its run file: it makes the owner of the
+    data folder an admin."""
 
     def __init__(
         self, ledger: Ledger, accounts: Accounts, people: People, guard: LoginGuard, token: str
     ) -> None:
         self._ledger, self._accounts, self._people, self._guard = ledger, accounts, people, guard
         self._token = token.encode()
-        self._borrowed = TemporaryTokens()
+        self._temporary = TemporaryTokens()
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """Who shows this token; raises `NotAuthenticated` or `TooManyLogins`. What cannot be a token, such as
-        text with control characters, is counted like a wrong one."""
+        """The account that this token belongs to; raises `NotAuthenticated` or `TooManyLogins`. What
+        cannot be a token, such as text with control characters, counts as a wrong one."""
         if token is None:
             raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
         who = await self._who(token if token.isascii() and token.isprintable() else "", address)
         if who.role is Role.NODE:
-            raise NotAllowed(f"{who.name} is a node: nodes talk over MQTT; 'duly add device' makes a device")
+            raise NotAllowed(
+                f"{who.name} is a node: nodes connect over MQTT; 'duly add device' makes a device"
+            )
         return who
 
     async def _who(self, token: str, address: str) -> Principal:
@@ -52,15 +56,15 @@ class Authenticator:
         if secrets.compare_digest(token.encode(), self._token):
             return Principal(LOCAL, Role.ADMIN)
         now = self._ledger.clock.now()
-        borrowed = self._borrowed.owner(token, now)
-        if borrowed is not None:
-            await self._accounts.confirm(borrowed)
-            return borrowed
+        temporary = self._temporary.owner(token, now)
+        if temporary is not None:
+            await self._accounts.confirm(temporary)
+            return temporary
         return await self._look_up(token, network_of(address), now)
 
     async def _look_up(self, token: str, network: str, now: int) -> Principal:
         known = self._accounts.authenticate(token) is not None or self._people.has_seen(token)
-        give_back = None if known else self._guard.look(network, now)
+        give_back = None if known else self._guard.begin_lookup(network, now)
         if known or give_back is not None:
             who = await self._accounts.identify(token) or await self._people.recognise(token)
             if who is not None:
@@ -73,11 +77,11 @@ class Authenticator:
             raise TooManyLogins(f"too many wrong tokens from {network}; try again in {seconds} s", wait)
         raise NotAuthenticated("this token is not known; 'duly add' makes one")
 
-    async def lend(self, name: str) -> str:
-        """A token with which to be an account for a while."""
-        role = await self._accounts.look(name) if NAME.fullmatch(name) else None
+    async def temporary_token(self, name: str) -> str:
+        """Issue a token that stands for an account for a short time."""
+        role = await self._accounts.find_role(name) if NAME.fullmatch(name) else None
         if role is None:
-            raise NotAllowed(f"there is no {name}; 'duly add' it first")
+            raise NotAllowed(f"there is no account named {name}; 'duly add' makes one")
         await self._accounts.confirmed(name)
         who = Principal(name, role, epoch=self._accounts.epoch(name))
-        return self._borrowed.lend(who, self._ledger.clock.now())
+        return self._temporary.issue(who, self._ledger.clock.now())

@@ -1,9 +1,9 @@
-"""Works password hashes out beside the event loop, a few at a time.
+"""Computes password hashes in threads, a few at a time.
 
-The laws. A hash costs 64 MB and a tenth of a second, so only a few are worked out at once and only so many
-wait; the rest is told to come back. Those who have logged in before have a thread and a queue of their own,
-which goes first: a flood of strangers costs them neither a refusal nor a wait. One network has only a few
-places among the strangers.
+A hash costs 64 MB and a tenth of a second, so only a few are computed at once and only so many wait;
+further callers are asked to come back. Callers who have logged in before have a thread and a queue of
+their own, which goes first: a flood of strangers costs them neither a refusal nor a wait. One network may
+have only a few hashes waiting among those of strangers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from duly.errors import Overloaded
 
 AT_ONCE: Final = 3
 RESERVED: Final = 1
-"""Of these, threads that only those use who have logged in before."""
+"""The number of these threads that only callers use who have logged in before."""
 WAITING: Final = 64
 """Hashes that may wait in each of the two queues."""
 PER_NETWORK: Final = 4
-"""Hashes of strangers from one network that may wait or be worked out."""
+"""Hashes of strangers from one network that may wait or be under way."""
 
 T = TypeVar("T")
 
 
 class HashQueue:
-    """One hub's."""
+    """The password hashes that one hub has to compute."""
 
     def __init__(
         self,
@@ -48,10 +48,11 @@ class HashQueue:
         self._networks: Counter[str] = Counter()
 
     def close(self) -> None:
+        """Drop what waits; hashes under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: Callable[[], T], network: str, *, first: bool = False) -> T:
-        """What `work` returns, worked out in a thread. `first`: for somebody who has logged in before."""
+        """Run `work` in a thread and return its result. `first`: the caller has logged in before."""
         if first:
             return await self._run(work, self._first, 0)
         if self._networks[network] >= self._per_network:
@@ -68,7 +69,7 @@ class HashQueue:
         await self._turn(queue, spare)
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         job.add_done_callback(lambda _: self._next())
-        # A caller who gives up does not free the thread: only the end of the work does.
+        # A caller that gives up does not free the thread: only the end of the work does.
         return await asyncio.shield(job)
 
     async def _turn(self, queue: deque[asyncio.Future[None]], spare: int) -> None:
@@ -77,7 +78,7 @@ class HashQueue:
             self._free -= 1
             return
         if len(queue) >= self._most:
-            raise _overloaded("too many are logging in at this moment")
+            raise _overloaded("too many logins are under way")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:

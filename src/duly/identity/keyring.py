@@ -1,7 +1,8 @@
-"""A keyring in a file: whose secrets nobody else may read.
+"""Reads and writes a keyring file.
 
-The law: it is readable by its owner alone, or it is not used; it changes as a whole or not at all, and two
-who change it at once both succeed. Secrets are made here, of the system's randomness, and never printed.
+A keyring that other users of the machine can read is not used. It changes as a whole or not at all, and two
+processes that change it at once both succeed. Secrets are made here, from the system's randomness, and never
+printed.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from duly.runtime.files import write_private
 
 
 def new_key(algorithm: Algorithm = Algorithm.ED25519) -> Key:
+    """Make a new secret key."""
     return Key(algorithm, secret=secrets.token_bytes(KEY_SIZE))
 
 
 def load(path: str | Path) -> Keyring:
-    """The keyring in this file."""
+    """Read a keyring file."""
     return _read(_private(Path(path)))
 
 
 def edit(path: str | Path, change: Callable[[Keyring | None], Keyring]) -> Keyring:
-    """Put the changed keyring in place of the old one (None: there was none yet)."""
+    """Replace a keyring file by what `change` makes of it; `change` gets None if there is no file yet."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     while True:
@@ -38,7 +40,7 @@ def edit(path: str | Path, change: Callable[[Keyring | None], Keyring]) -> Keyri
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
             if not path.exists() or os.fstat(held).st_ino != path.stat().st_ino:
-                continue  # somebody has just put another one in its place
+                continue  # another process has just replaced the file
             text = _private(path)
             try:
                 ring = change(_read(text) if text else None)
@@ -53,7 +55,7 @@ def edit(path: str | Path, change: Callable[[Keyring | None], Keyring]) -> Keyri
 
 
 def write_key(path: str | Path, key: Key) -> None:
-    """A secret to be carried to the one it is shared with; never over one that is there."""
+    """Write a secret key to a new file, to be carried to the peer it is shared with."""
     path = Path(path)
     if path.exists():
         raise Malformed(f"{path} exists already; choose another file")
@@ -61,6 +63,7 @@ def write_key(path: str | Path, key: Key) -> None:
 
 
 def read_key_file(path: str | Path) -> Key:
+    """Read a file that `write_key` has written."""
     try:
         return msgspec.json.decode(_private(Path(path)), type=Key)
     except msgspec.DecodeError as problem:
@@ -70,7 +73,7 @@ def read_key_file(path: str | Path) -> Key:
 def _private(path: Path) -> bytes:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise Malformed(f"{path} holds secrets, and others may read it; chmod 600 {path}")
+            raise Malformed(f"{path} holds secrets and other users may read it; run: chmod 600 {path}")
         return path.read_bytes()
     except OSError as problem:
         raise Malformed(
@@ -82,4 +85,4 @@ def _read(text: bytes) -> Keyring:
     try:
         return msgspec.json.decode(text, type=Keyring)
     except msgspec.DecodeError as problem:
-        raise Malformed(f"this is no keyring: {problem}") from None
+        raise Malformed(f"the file is not a keyring: {problem}") from None

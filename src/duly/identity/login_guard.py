@@ -1,9 +1,9 @@
-"""Slows guessing down: how often an account, an address and a pair of them may try to log in.
+"""Limits how often an account, a network and a pair of them may try to log in.
 
-The laws. A try is counted before it is judged, and given back if it succeeds: a burst of guesses cannot
-outrun the count. A pair (account, network) that guesses is stopped; an account that strangers guess at is
-slowed down for strangers alone, so nobody can lock its owner out: a network from which the account has logged
-in before is counted for itself. Memory is bounded, and a flood of addresses does not reset a count
+A try is counted before its password is checked, and given back if it succeeds: a burst of guesses cannot
+outrun the count. A pair (account, network) that guesses is stopped. An account that strangers guess at is
+slowed down for strangers alone, so that its owner is not locked out: a network from which the account has
+logged in before is counted separately. Memory is bounded, and a flood of addresses does not reset a count
 (`duly.core.quota`).
 """
 
@@ -30,15 +30,15 @@ REGISTER: Final = Rate(2, MINUTE, burst=10)
 """Accounts that strangers make from one network."""
 TOKEN: Final = Rate(20, MINUTE, burst=10)
 """Wrong tokens from one network."""
-LOOK: Final = Rate(20)
+LOOKUP: Final = Rate(20)
 """Unknown tokens that are looked up in the ledger for one network whose wrong tokens are used up."""
 REMEMBERED: Final = 50_000
-"""Accounts, networks and pairs of them that are counted each for itself, and pairs that logged in. Only a try
-whose hash was worked out stays counted, and hashes take their time: no flood comes near this number."""
+"""Accounts, networks and pairs of them that are counted separately, and pairs that have logged in. Only a
+try whose hash was computed stays counted, and hashes are slow: no flood comes near this number."""
 
 
 class Rates(Struct, frozen=True):
-    """What a guard allows."""
+    """The rates that a guard allows."""
 
     pair: Rate = PAIR
     account: Rate = ACCOUNT
@@ -48,7 +48,7 @@ class Rates(Struct, frozen=True):
 
 
 class LoginGuard:
-    """One hub's. Times are arguments, in microseconds; a network is what `network_of` says.
+    """Counts the logins of one hub. Times are arguments, in microseconds; networks are those of `network_of`.
 
     >>> guard = LoginGuard()
     >>> tries = [guard.begin("eve", "192.0.2.7", now=0) for _ in range(5)]
@@ -67,16 +67,16 @@ class LoginGuard:
         self._networks = Quota(rates.network, remembered)
         self._registering = Quota(rates.register)
         self._tokens = Quota(rates.token)
-        self._looks = Quota(LOOK)
+        self._lookups = Quota(LOOKUP)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._remembered = remembered
 
     # ── by password ──────────────────────────────────────────────────────────────────────────────
 
     def begin(self, account: str, network: str, now: int, *, known: bool = False) -> Callable[[], None]:
-        """Count one try to log in; returns how to give it back, for a try that succeeds. Raises
-        `TooManyLogins` if it may not be made now: then look at nothing. `known` says that the account has
-        logged in from this network before."""
+        """Count one try to log in; returns a function that gives it back, to be called if the try
+        succeeds. Raises `TooManyLogins` if no try is allowed now: the password must not be checked then.
+        `known` says that the account has logged in from this network before."""
         pair = pair_of(account, network)
         if known:
             counted = [(self._known_pairs, pair)]
@@ -92,7 +92,7 @@ class LoginGuard:
         return lambda: _give_back(taken)
 
     def learn(self, account: str, network: str) -> None:
-        """The account has logged in from this network."""
+        """Remember that the account has logged in from this network."""
         pair = pair_of(account, network)
         self._known[pair] = None
         self._known.move_to_end(pair)
@@ -104,30 +104,30 @@ class LoginGuard:
         return pair_of(account, network) in self._known
 
     def register(self, network: str, now: int) -> None:
-        """Count one account that a stranger makes; each one counts, since the disk is not endless."""
+        """Count one account that a stranger makes; none is given back, since each one takes disk space."""
         wait = self._registering.take(network, now)
         if wait:
             raise TooManyLogins(f"too many accounts from here; try again in {_seconds(wait)} s", wait)
 
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
 
-    def look(self, network: str, now: int) -> Callable[[], None] | None:
-        """Count one token that is not known and is to be looked up in the ledger; None if it may not be. A
-        network that has shown too many wrong ones gets so many looks a second. Returns how to give the look
-        back, for one that finds an account."""
+    def begin_lookup(self, network: str, now: int) -> Callable[[], None] | None:
+        """Count one unknown token that is to be looked up in the ledger. Returns a function that gives the
+        lookup back, to be called if it finds an account; None if the lookup is not allowed. Only a network
+        that has shown too many wrong tokens is limited."""
         if not self._tokens.wait(network, now):
             return lambda: None
-        if self._looks.take(network, now):
+        if self._lookups.take(network, now):
             return None
-        return lambda: self._looks.give_back(network)
+        return lambda: self._lookups.give_back(network)
 
     def wrong_token(self, network: str, now: int) -> int:
-        """Count a token that is nobody's; how long to wait before the next, 0 if it need not wait."""
+        """Count a token that belongs to no account; returns how long to wait before the next, or 0."""
         return self._tokens.take(network, now)
 
 
 def pair_of(account: str, network: str) -> str:
-    """A pair of account and network, of fixed length, whatever strangers call themselves."""
+    """A digest of a pair of account and network; its length is fixed, however long the names are."""
     return _short(f"{network}\0{account}")
 
 

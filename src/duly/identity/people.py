@@ -1,13 +1,13 @@
-"""People: register, log in, and be logged in on several devices at once.
+"""People: accounts that register, log in with a password and have several logins at once.
 
-The laws. A password is kept as argon2id, worked out beside the event loop a few at a time (`hash_queue`). A
-login is a session with a token of its own, of which only the SHA-256 is kept; it counts as long as its row is
-there and its account is in the epoch in which it was made, so that one write ends them all: another
-password, or logging out everywhere. Wrong name and wrong password are answered alike and take as long;
-`LoginGuard` counts every try before its password is looked at.
+A password is kept as argon2id, computed in a thread (`hash_queue`). A login is a session with a token of
+its own, of which only the SHA-256 is kept. A session is valid as long as its row exists and its account is
+in the epoch in which the session was made; so one write ends all of them: a new password, or logging out
+everywhere. A wrong name and a wrong password get the same answer and take the same time; `LoginGuard`
+counts every try before its password is checked.
 
-A session's token names its owner, so that any hub finds it in the ledger by one look. Where other hubs write
-the ledger too, every session is looked up each time it is shown.
+The token of a session names its owner, so that any hub finds the session with one read of the ledger.
+Where several hubs write the ledger, a session is read each time its token is shown.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from duly.storage.ledger import Ledger
 PASSWORD_LEAST: Final = 8
 PASSWORD_MOST: Final = 1_024
 SESSIONS_KEPT: Final = 50
-"""Of one person: the oldest login ends when there are more."""
+"""Sessions of one person; the oldest ends when there are more."""
 _VERSION: Final = (VERSIONS, "sessions")
 
 
 class LoginSession(Struct, frozen=True):
-    """A session as it lies on its owner's bucket, under the SHA-256 of its token."""
+    """A session as the ledger stores it, named by the SHA-256 of its token."""
 
     created: int
     device: str = ""
-    """what its owner calls it"""
+    """the name its owner gave it"""
     epoch: int = 0
-    """its account's when it was made; 0: made before accounts had epochs"""
+    """the epoch of the account when the session was made; 0 if accounts had no epochs yet"""
     pair: str = ""
     """a digest of the account and the network it was made from"""
 
 
 class People:
-    """Those who log in with a password. `open_`: strangers may register themselves. `ended(name, device)` is
-    called when a login of somebody ends here; an empty device stands for all of them."""
+    """The users of one hub and their sessions. `open_` lets strangers register. `ended(name, device)` is
+    called when a session ends at this hub; an empty device stands for all sessions of that user."""
 
     def __init__(
         self,
@@ -74,30 +74,34 @@ class People:
         self._ended = ended
         self._version: bytes | None = None
         self._known: dict[bytes, Principal] = {}
-        """sessions that were seen here; of a ledger that others write too, each is looked up again"""
+        """sessions that were shown here; where several hubs write the ledger each one is read again"""
         self._decoy = ""
 
     def close(self) -> None:
+        """Stop computing password hashes."""
         self._hashing.close()
 
     # ── by password ──────────────────────────────────────────────────────────────────────────────
 
     async def register(self, name: str, password: str, address: str, *, trusted: bool = False) -> None:
-        """Make a user. `trusted`: an admin does it, also where strangers may not."""
+        """Make a user. `trusted` says that an admin does it, which is allowed even where strangers may not
+        register."""
         if not (self._open or trusted):
-            raise NotAllowed("nobody may register here by themselves; ask whoever runs this hub")
+            raise NotAllowed(
+                "this hub does not let users register themselves; ask its operator for an account"
+            )
         check_account_name(name)
         _check_password(password)
         network = network_of(address)
         if not trusted:
             self._guard.register(network, self._now())
-        if await self._accounts.look(name, f"register {network}") is not None:
+        if await self._accounts.find_role(name, f"register {network}") is not None:
             raise Conflict(f"the name {name!r} is taken; choose another")
         hashed = await self._hashing.run(lambda: self._hasher.hash(password), network, first=trusted)
         await self._accounts.register(name, hashed)
 
     async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
-        """The token of a new session."""
+        """Check a password and begin a session; returns its token."""
         network = network_of(address)
         known = await self._was_here(name, network)
         row = await self._judge(name, password, network, known=known)
@@ -107,12 +111,13 @@ class People:
         return await self._enter(name, row, device, pair_of(name, network))
 
     async def let_in(self, name: str, device: str = "") -> str:
-        """The token of a new session, for whoever has shown otherwise that they may."""
+        """Begin a session without a password, for a caller that was authenticated otherwise; returns its
+        token."""
         await self._accounts.confirmed(name)
-        return await self._enter(name, self._accounts.row(name), device)
+        return await self._enter(name, self._accounts.unchanged(name), device)
 
     async def change_password(self, name: str, old: str, new: str, address: str) -> None:
-        """Another password. All sessions end: whoever changes it may have a reason."""
+        """Give a user another password. All sessions end, since the old password may have been stolen."""
         _check_password(new)
         network = network_of(address)
         if await self._judge(name, old, network, known=True) is None:
@@ -132,23 +137,24 @@ class People:
         return any(msgspec.json.decode(body, type=LoginSession).pair == pair for body in logins)
 
     async def _judge(self, name: str, password: str, network: str, *, known: bool) -> CheckItem | None:
-        """The account that this is the password of; None if it is not. The try is counted first."""
+        """The check that the account is unchanged, if this is its password; None if it is not. The try is
+        counted first."""
         give_back = self._guard.begin(name, network, self._now(), known=known)
         try:
             if NAME.fullmatch(name):
                 await self._accounts.confirmed(name)
-            row, stored = self._accounts.row(name), self._accounts.password_of(name)
+            row, stored = self._accounts.unchanged(name), self._accounts.password_of(name)
             right = await self._hashing.run(lambda: self._is(stored, password), network, first=known)
         except DulyError:
-            give_back()  # nothing was looked at
+            give_back()  # the password was not checked
             raise
         if right:
             give_back()
         return row if right else None
 
     def _is(self, stored: str, password: str) -> bool:
-        """Whether it is the password; in a thread. A name that nobody has costs the same, or the time would
-        tell who is here."""
+        """Whether this is the password; runs in a thread. An unknown name costs as much time as a known
+        one, or the time would reveal which names exist."""
         if not self._decoy:
             self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
         try:
@@ -158,22 +164,22 @@ class People:
             return False
 
     async def _enter(self, name: str, row: CheckItem, device: str, pair: str = "") -> str:
-        """Begin a session, if the account still is as it was judged."""
+        """Begin a session if the account has not changed since it was checked."""
         token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
         login = LoginSession(self._now(), device[:100], self._accounts.epoch(name), pair)
         surplus = await self._surplus(name)
         also = [DropItem(sessions(name), key) for key in surplus]
         begin = PutItem(sessions(name), digest(token).hex(), msgspec.json.encode(login))
-        news = [_news()] if surplus else []
+        news = [_new_version()] if surplus else []
         if not await self._ledger.apply(replace(row, then=(begin, *also, *news))):
-            raise NotAuthenticated("the account was changed at this moment; log in again")
+            raise NotAuthenticated("the account was changed during this login; log in again")
         for key in surplus:
             self._known.pop(bytes.fromhex(key), None)
             self._ended(name, _device(key))
         return token
 
     async def _surplus(self, name: str) -> list[str]:
-        """The sessions that end when there is one more, the oldest first."""
+        """The sessions that end when one more begins, the oldest first."""
         logins = await self._ledger.bucket(sessions(name))
         oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=LoginSession).created)
         return oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]
@@ -185,7 +191,7 @@ class People:
         return digest(token) in self._known
 
     async def recognise(self, token: str) -> Principal | None:
-        """Whose session this is."""
+        """The owner of a session, by the session's token."""
         name, colon, _ = token.removeprefix(PREFIX).rpartition(":")
         if not colon or not NAME.fullmatch(name):
             return None
@@ -208,34 +214,35 @@ class People:
         return Principal(name, Role.USER, _device(key.hex()), epoch, key.hex())
 
     async def log_out(self, token: str) -> bool:
-        """End one session; whether there was one."""
+        """End one session; returns whether there was one."""
         name, key = token.removeprefix(PREFIX).rpartition(":")[0], digest(token)
         self._known.pop(key, None)
-        gone = await self._ledger.apply(DropItem(sessions(name), key.hex()), _news())
+        gone = await self._ledger.apply(DropItem(sessions(name), key.hex()), _new_version())
         self._ended(name, _device(key.hex()))
         return gone
 
     async def log_out_everywhere(self, name: str) -> int:
-        """End all sessions of somebody; how many there were."""
+        """End all sessions of a user; returns how many there were."""
         await self._accounts.void_logins(name)
         return await self._clear(name)
 
     async def _clear(self, name: str) -> int:
-        """Forget sessions that are void."""
+        """Remove all sessions of a user, which are void already."""
         void = await self._ledger.bucket(sessions(name))
         if void:
-            await self._ledger.write(*(DropItem(sessions(name), key) for key in void), _news())
+            await self._ledger.write(*(DropItem(sessions(name), key) for key in void), _new_version())
         self._known = {key: who for key, who in self._known.items() if who.name != name}
         self._ended(name, "")
         return len(void)
 
     async def catch_up(self) -> frozenset[Principal]:
-        """`refresh`, if any session has ended since: one small read, to be asked often."""
+        """`refresh` if any session has ended: one small read, cheap enough to be made often."""
         (version,) = await self._accounts.items.get(_VERSION)
         return frozenset() if version == self._version else await self.refresh()
 
     async def refresh(self) -> frozenset[Principal]:
-        """Ask for the sessions seen here again; which have ended remote: hang up on them."""
+        """Read the sessions that were shown here again. Returns those that have ended at another hub:
+        their connections have to be closed."""
         version = await self._ledger.item(*_VERSION)  # first: what ends while we read is read again
         known = list(self._known.items())
         found = await self._ledger.items([(sessions(who.name), key.hex()) for key, who in known])
@@ -254,12 +261,12 @@ class People:
 
 
 def _device(key: str) -> str:
-    """What a session is called among its owner's, by its name on the bucket."""
+    """A short name of a session among those of its owner, by its name in the bucket."""
     return key[:12]
 
 
-def _news() -> PutItem:
-    """That sessions have ended."""
+def _new_version() -> PutItem:
+    """The write that tells other hubs that sessions have ended."""
     return PutItem(*_VERSION, secrets.token_bytes(8))
 
 

@@ -1,7 +1,9 @@
-"""Tokens that a hub lends to whoever may read its data folder: to be an account without knowing its token.
+"""Tokens that stand for an account for a short time.
 
-The laws. A borrowed token is in memory alone and ends with the hub, when it was not used for a while, and
-with the account it stands for: when that is removed, disabled or given another token. There are only so many.
+A hub issues them to the user who may read its data folder, so that the command line can act as an account
+without knowing its token. They are kept in memory alone. A temporary token ends with the hub, when it was
+not used for a while, and with its account: when that is removed, disabled or given another token. Their
+number is limited.
 """
 
 from __future__ import annotations
@@ -14,31 +16,34 @@ from duly.core.units import MINUTE
 from duly.identity.accounts import PREFIX, Principal, digest
 
 LASTS: Final = 10 * MINUTE
-"""How long one is good for after its last use."""
+"""How long a token is valid after its last use."""
 MOST: Final = 1_000
+"""Tokens that are valid at the same time; the longest unused one ends when there are more."""
 
 
 class TemporaryTokens:
-    """One hub's. Times are in microseconds."""
+    """The temporary tokens of one hub. Times are in microseconds."""
 
     def __init__(self) -> None:
-        self._lent: OrderedDict[bytes, tuple[Principal, int]] = OrderedDict()
+        self._issued: OrderedDict[bytes, tuple[Principal, int]] = OrderedDict()
 
-    def lend(self, who: Principal, now: int) -> str:
-        """A token with which to be them for a while."""
+    def issue(self, who: Principal, now: int) -> str:
+        """Make a token that stands for this principal."""
         token = PREFIX + secrets.token_urlsafe(32)
-        while self._lent and (len(self._lent) >= MOST or _is_over(next(iter(self._lent.values()))[1], now)):
-            self._lent.popitem(last=False)
-        self._lent[digest(token)] = (who, now)
+        while self._issued and (
+            len(self._issued) >= MOST or _is_over(next(iter(self._issued.values()))[1], now)
+        ):
+            self._issued.popitem(last=False)
+        self._issued[digest(token)] = (who, now)
         return token
 
     def owner(self, token: str, now: int) -> Principal | None:
-        """Whom this token stands for, if it is still good; it is good for a while longer then."""
+        """The principal that a token stands for, or None; a valid token is prolonged."""
         key = digest(token)
-        found = self._lent.pop(key, None)
+        found = self._issued.pop(key, None)
         if found is None or _is_over(found[1], now):
             return None
-        self._lent[key] = (found[0], now)
+        self._issued[key] = (found[0], now)
         return found[0]
 
 

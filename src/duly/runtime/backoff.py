@@ -1,7 +1,8 @@
-"""Backoff: the pause between two tries of what nobody stores, such as a connection.
+"""The pause between two tries of something that is not stored, such as a connection.
 
-The law: what is durable waits in the ledger, by a time that survives us (`core/retry.py`). A connection is
-not durable; whoever makes one again waits here, by the same RetryPolicy, and begins anew once it worked.
+What is durable waits in the ledger, for a time that survives a restart (`core/retry.py`). A connection is
+not durable: it is made again after a pause by the same `RetryPolicy`, which begins anew once a connection
+has worked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from duly.core.units import SECOND
 
 
 class Backoff:
-    """The tries so far, and the wait before the next.
+    """Counts failed tries and waits before the next one.
 
     backoff = Backoff(RECONNECT, token)
     while not stopping.is_set():
@@ -31,12 +32,12 @@ class Backoff:
         self._tries = 0
 
     def worked(self) -> None:
-        """The next failure is a first one again."""
+        """Begin anew: the next failure is the first one."""
         self._tries = 0
 
     async def wait(self, stopping: asyncio.Event | None = None, *, among: int = 1) -> bool:
-        """After a try that failed: until the next is due, or we are told to stop. Where there are several to
-        be tried, all of them are before the wait grows. False if there is no next try."""
+        """Wait after a failed try until the next one is due, or until `stopping` is set. Among several
+        addresses all are tried before the wait grows. Returns False if there is no next try."""
         pause = self.pause(among=among)
         if pause is None:
             return False
@@ -49,7 +50,7 @@ class Backoff:
         return True
 
     def pause(self, *, among: int = 1) -> float | None:
-        """After a try that failed: the seconds until the next is due, for callers that set a timer; None if
+        """The seconds after a failed try until the next one is due, for callers that set a timer; None if
         there is no next try."""
         self._tries += 1
         delay = self._policy.delay(1 + (self._tries - 1) // among, self._salt)

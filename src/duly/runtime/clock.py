@@ -1,8 +1,8 @@
-"""Where time comes from. The core never asks; everyone else asks a `Clock`.
+"""Clocks: where the time comes from. The core gets the time as an argument; everything else asks a `Clock`.
 
-Wall time (`now`) goes into the ledger and over the wire, and may jump. Waiting is measured on the
-event loop's monotonic clock, which may not. How much time has passed (`steady`) is measured on one that also
-runs while the machine sleeps.
+Wall time (`now`) is stored in the ledger and sent over the wire, and may jump. Waiting is measured on the
+monotonic clock of the event loop, which may not. The time that has passed (`steady`) is measured on a
+clock that also runs while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
+    """A source of time."""
+
     def now(self) -> int:
         """Microseconds since the epoch."""
         ...
 
     def steady(self) -> int:
-        """Microseconds since some moment, on a clock that nobody sets."""
+        """Microseconds since some moment, on a clock that is never set."""
         ...
 
 
-class SystemClock:
-    """The machine's clock."""
+class SystemClock(Clock):
+    """The clock of the machine."""
 
     def now(self) -> int:
         return time.time_ns() // 1_000

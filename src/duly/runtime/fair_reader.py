@@ -1,8 +1,9 @@
-"""Messages of many senders, handled fairly: each sender's in order, and all senders' side by side.
+"""Handles messages of many senders fairly: those of one sender in order, those of different senders side
+by side.
 
-The laws. A sender who says much makes nobody wait but itself. No message can end the reading: what its
-handler raises is told to `failed`, and the next one follows. Only a ledger that is away stops a sender's
-messages; they wait for it.
+A sender with many messages makes only itself wait. No message can end the reading: an exception of its
+handler is reported to `failed`, and the next message follows. Only a ledger that cannot be used stops the
+messages of a sender: they wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Item = TypeVar("Item")
 
 
 class FairReader(Generic[Item]):
-    """Handles items, in a task for each sender that has some."""
+    """Handles items in one task for each sender that has some."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class FairReader(Generic[Item]):
         self._stopped = False
 
     def put(self, sender: str, item: Item) -> None:
-        """Handle this after what the same sender has said before."""
+        """Handle an item after the earlier ones of the same sender."""
         queue = self._queues.get(sender)
         if queue is not None:
             queue.append(item)
@@ -54,14 +55,14 @@ class FairReader(Generic[Item]):
             task.add_done_callback(self._tasks.discard)
 
     def busy(self, sender: str) -> bool:
-        """Whether something of this sender waits, or is being handled."""
+        """Whether an item of this sender waits or is being handled."""
         return sender in self._queues
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     async def stop(self) -> None:
-        """Handle nothing more: what was not acknowledged comes again."""
+        """Handle nothing more; what was not acknowledged is sent again by its sender."""
         self._stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -77,7 +78,7 @@ class FairReader(Generic[Item]):
                 queue.popleft()
         finally:
             if queue and not self._stopped:
-                self._begin(sender)  # this task was ended from outside: what is left is handled all the same
+                self._begin(sender)  # this task was cancelled: another one handles what is left
             else:
                 del self._queues[sender]
 

@@ -1,8 +1,8 @@
 """Files and folders that only their owner may read: ledgers, keys, tokens, passwords.
 
-The laws. A private file is written whole or not at all, also through a power cut. What is private is so from
-its first byte, whatever the process's umask; what an older version or another program has left open is closed
-before it is used, and a line in the log says so.
+A private file is written whole or not at all, also through a power cut. It is private from its first byte,
+whatever the umask of the process. A file that an older version or another program has left readable is
+made private before it is used, and that is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def write_private(path: Path, text: bytes) -> None:
-    """Put this file there, in place of what was there before."""
+    """Write a private file, replacing the one that was there before."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE), "wb") as file:
         file.write(text)
@@ -31,7 +31,7 @@ def write_private(path: Path, text: bytes) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Make this folder, readable by its owner alone; an existing one is closed to others.
+    """Make a folder that only its owner may read; an existing one is made private.
 
     The current folder and those above it are left as they are: other programs may live there.
     """
@@ -43,8 +43,8 @@ def private_folder(path: Path) -> None:
 
 
 def close_to_others(paths: Iterable[Path]) -> None:
-    """Take these files and folders away from everybody but their owner. Those that are not there are skipped;
-    what cannot be closed, because it belongs to another user, is said."""
+    """Make files and folders private to their owner. Missing ones are skipped; one that belongs to another
+    user, and so cannot be changed, is logged."""
     for path in paths:
         try:
             mode = path.lstat().st_mode
@@ -54,12 +54,12 @@ def close_to_others(paths: Iterable[Path]) -> None:
         except FileNotFoundError:
             continue
         except OSError as problem:
-            LOG.warning("others may read %s, and it cannot be closed: %s", path, problem.strerror)
+            LOG.warning("other users may read %s, and that cannot be changed: %s", path, problem.strerror)
         else:
             LOG.warning("closed %s to other users; it was open (mode %04o)", path, stat.S_IMODE(mode))
 
 
 def close_tree(folder: Path) -> None:
-    """The same for a folder with everything in it."""
+    """Make a folder with everything in it private to its owner."""
     if folder.is_dir():
         close_to_others((folder, *sorted(folder.rglob("*"))))

@@ -1,7 +1,7 @@
-"""Logs that input cannot flood: of each kind at most one record a second is written.
+"""Keeps input from flooding the log: at most one record of each kind is written a second.
 
-A kind is the place that logs and the type of what went wrong. The next record of a kind says how many were
-left out before it.
+The kind of a record is where it is logged and the type of its exception. The next record of a kind says
+how many were left out before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 EVERY: Final = 1.0
+"""Seconds between two records of one kind."""
 KINDS: Final = 1_000
 """Kinds that are remembered."""
 
@@ -27,6 +28,7 @@ class RateLimitedLog(logging.Filter):
         self._kinds: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written; it is told how many were left out before it."""
         problem = record.exc_info[0] if record.exc_info else None
         kind = (record.name, record.levelno, str(record.msg)[:200], problem)
         now = self._now()

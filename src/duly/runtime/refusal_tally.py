@@ -1,7 +1,8 @@
-"""Refusals that may come in floods: counted, and recorded now and then.
+"""Counts refusals that may come in floods, and records them now and then.
 
-The law: every refusal is counted and its kind recorded with its reasons [P5], and no flood of them fills the
-journal or makes anybody wait: about `KINDS` rows in `PERIOD` seconds, each with how often it happened.
+Every refusal is counted, and its kind is recorded with its reasons [P5]. A flood of refusals fills no disk
+and delays nothing: it becomes about `KINDS` rows in `PERIOD` seconds, each with the number of times it
+happened.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import Supervisor
 
 PERIOD: Final = 5.0
+"""Seconds between two records."""
 KINDS: Final = 50
+"""Kinds of refusals that become rows of their own in one period."""
 REASONS: Final = 5
 """Different reasons of one kind that become rows of their own; more are counted with the last of them."""
 REST: Final = "(others)"
-"""The id under which refusals are counted that are too many kinds."""
+"""The id under which the refusals of further kinds are counted."""
 
 
 class RefusalTally:
-    """Records refusals in the background, together where they are alike."""
+    """Records refusals in the background; those of one kind and reason become one row."""
 
-    def __init__(self, journal: AuditLog, tasks: Supervisor | None = None, *, period: float = PERIOD) -> None:
-        self._journal = journal
+    def __init__(self, audit: AuditLog, tasks: Supervisor | None = None, *, period: float = PERIOD) -> None:
+        self._audit = audit
         self._period = period
         self._tasks = tasks or Supervisor()
         self._counts: dict[tuple[str, str, str], dict[str, int]] = {}
@@ -36,7 +39,8 @@ class RefusalTally:
         self.total = 0
 
     def note(self, scope: str, id_: str, word: str, reason: str) -> None:
-        """This was refused. It is recorded within `period`; at once, if nothing was just before."""
+        """Count a refusal. It is recorded at once if nothing was refused just before, and else within
+        `period`."""
         self.total += 1
         self._count((scope, id_, word), reason, 1)
         if self._task is None or self._task.done():
@@ -70,16 +74,16 @@ class RefusalTally:
         for kind in list(self._counts):
             for reason in list(self._counts.get(kind, ())):
                 times = self._take(kind, reason)
-                said = f"{reason} ({times:,} times)" if times > 1 else reason
+                counted = f"{reason} ({times:,} times)" if times > 1 else reason
                 try:
                     if times:
-                        await self._journal.refuse(*kind, said)
-                except DulyError:  # the ledger is away: it is recorded when it is back
+                        await self._audit.refuse(*kind, counted)
+                except DulyError:  # the ledger cannot be used: it is recorded later
                     self._count(kind, reason, times)
                     return
 
     def _take(self, kind: tuple[str, str, str], reason: str) -> int:
-        """How often it happened, which is no longer counted then; 0 if it was counted with another since."""
+        """Remove a reason and return its count; 0 if it was added to another reason meanwhile."""
         reasons = self._counts.get(kind, {})
         times = reasons.pop(reason, 0)
         self._rows -= times > 0

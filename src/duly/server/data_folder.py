@@ -1,4 +1,4 @@
-"""The data folder of a hub: private, and with the key that seals the ledger's secrets."""
+"""The data folder of a hub: private to its owner, with the key that encrypts secrets in the ledger."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ FILES: Final = (
 FOLDERS: Final = ("broker", "archive")
 
 
-def prepare(data: Path) -> None:
-    """Make the folder if it is not there; nobody but its owner may read what is in it. Files that are not a
-    hub's are left as they are."""
-    private_folder(data)
-    close_to_others(data / name for name in FILES)
-    for folder in FOLDERS:
-        close_tree(data / folder)
+def prepare(folder: Path) -> None:
+    """Make the folder if it does not exist, and let only its owner read the files of the hub. Other files
+    in it are left as they are."""
+    private_folder(folder)
+    close_to_others(folder / name for name in FILES)
+    for name in FOLDERS:
+        close_tree(folder / name)
 
 
 async def unlock(ledger: Ledger, settings: Settings) -> SecretBox:
-    """The box of the ledger's secrets, which this hub may need; those in plain are sealed first."""
+    """Open the box of the secrets in the ledger; secrets that are stored in plain are encrypted first."""
     box = await open_box(ledger, Path(settings.data), settings.secret_key)
     assert box is not None
-    plain = await Profiles(ledger, box=box).seal() + await Accounts(ledger, box).seal()
+    plain = (
+        await Profiles(ledger, box=box).encrypt_addresses() + await Accounts(ledger, box).encrypt_passwords()
+    )
     if plain:
-        LOG.warning("sealed %d secrets that lay in the ledger in plain, with key %s", plain, box.id)
+        LOG.warning("encrypted %d secrets that the ledger held in plain, with key %s", plain, box.id)
         await ledger.scrub()
     return box

@@ -1,44 +1,49 @@
-"""The floor of a hub's ledger, as it is watched: is it in the future, and may it be taken back?"""
+"""Watches the floor of the ledger: the time before which messages are stale.
+
+A floor in the future, left by a clock that was wrong, makes a hub refuse what it is sent; `duly floor
+--mend` takes it back.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from duly.core.trusted_time import Floor
 from duly.core.units import HOUR, MS, SECOND, show
 from duly.storage.ledger import Ledger
 
 FLOOR_AHEAD: Final = HOUR
-"""A floor further in the future than that makes a hub unfit: what it is sent may be stale."""
+"""A floor further in the future than this makes a hub unhealthy: it may refuse new messages as stale."""
 
 
 class FloorWatch:
-    """One ledger's floor, as it was when it was last looked at."""
+    """The floor of one ledger, as it was at the last refresh."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._floor = Floor()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
+        """Read the floor again."""
         self._floor = await self._ledger.floor()
 
     @property
     def problem(self) -> str | None:
-        """Why this hub should not be sent anything, if that is so."""
+        """Why the hub may refuse new messages; None if the floor is not far in the future."""
         ahead = self._floor.until - self._ledger.clock.now()
         return floor_ahead(ahead) if ahead > FLOOR_AHEAD else None
 
     def state(self) -> dict[str, float]:
-        """How far the floor is in the future, and how far trusted time is behind the clock, in seconds."""
+        """The seconds by which the floor is in the future, and by which trusted time is behind the clock."""
         now = self._ledger.clock.now()
         ahead, behind = self._floor.until - now, now - self._floor.trusted
         return {"ahead": max(0, ahead) / SECOND, "behind": max(0, behind) / SECOND}
 
-    async def administer(self, wanted: dict[str, str]) -> dict[str, Any]:
-        """Show the floor; take it back first, if that is wanted."""
+    async def administer(self, wanted: dict[str, str]) -> dict[str, int | None]:
+        """Return the floor, in milliseconds; `mend` takes it back first."""
         if "mend" in wanted:
             await self._ledger.mend_floor(everything="all" in wanted)
-        await self.look()
+        await self.refresh()
         floor, now = self._floor, self._ledger.clock.now()
         return {
             "now": now // MS,
@@ -51,7 +56,8 @@ class FloorWatch:
 
 
 def floor_ahead(by: int) -> str:
+    """The sentence that tells an operator about a floor in the future."""
     return (
-        f"the ledger's floor is {show(by)} in the future, since a clock was wrong: what is sent may be "
+        f"the ledger's floor is {show(by)} in the future, since a clock was wrong: new messages may be "
         "refused as stale until then. Set the clock if it is wrong; 'duly floor --mend' takes the floor back"
     )

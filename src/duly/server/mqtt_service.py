@@ -1,7 +1,7 @@
-"""MQTT at a hub: its own broker or an outside one, two links to it, and the devices behind it.
+"""Runs the MQTT side of a hub: an embedded or outside broker, two links to it, and the devices behind it.
 
-The law: answers and reports come in over two sessions, so that a device that reports much delays no answer.
-With the hub's own broker MQTT is ready when the hub is; an outside one may come and go.
+Answers and reports arrive over two sessions, so that a device that reports much does not delay answers.
+With the embedded broker MQTT is ready when the hub is; an outside broker may come and go.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -34,29 +34,29 @@ _TASKS: Final = "mqtt_tasks"
 
 
 class MqttService:
-    """The MQTT side of one hub. What it starts is stopped by `closing`."""
+    """The MQTT side of one hub; `closing` stops what it starts."""
 
     def __init__(self, settings: Settings, tasks: Supervisor, closing: contextlib.AsyncExitStack) -> None:
         self._settings = settings
         self._tasks = tasks
         self._closing = closing
         self.broker: EmbeddedBroker | None = None
-        """the hub's own; None: an outside one"""
+        """the embedded broker; None if an outside one is used"""
         self.links: dict[str, MqttLink] = {}
         self.url = ""
 
     async def start(
-        self, ledger: Ledger, box: SecretBox, accounts: Accounts, gateway: GatewayService, journal: AuditLog
+        self, ledger: Ledger, box: SecretBox, accounts: Accounts, gateway: GatewayService, audit: AuditLog
     ) -> None:
-        """Start the broker, if it is the hub's own, and connect to it."""
+        """Start the embedded broker unless an outside one is set, and connect to the broker."""
         ids = TaskIds(await shared_secret(ledger, box, _TASKS, SECRET_SIZE))
-        devices = MqttDevices(gateway, accounts, journal, ids, self._tasks, on_rush=self._hurry)
+        devices = MqttDevices(gateway, accounts, audit, ids, self._tasks, on_rush=self._hurry)
         self.devices = devices
         gateway.remote.poll(self._tasks, "look at MQTT devices of other hubs", devices.look)
         address = self._outside() if self._settings.mqtt else await self._own_broker(accounts, devices)
         if "client_id=" not in self._settings.mqtt:
-            data = Path(self._settings.data)
-            address = await own_session(data, address, embedded=self.broker is not None)
+            folder = Path(self._settings.data)
+            address = await own_session(folder, address, embedded=self.broker is not None)
         await self._connect(address, devices)
         self._closing.push_async_callback(devices.stop)
         if self.broker is not None:
@@ -86,7 +86,7 @@ class MqttService:
         await self.broker.start()
         self._closing.push_async_callback(self.broker.stop)
         self.url = self.broker.url
-        # Its certificate names it as the world knows it, not as we do: that very one is what we expect.
+        # The certificate carries the public name and not 127.0.0.1: so this very certificate is expected.
         return replace(
             BrokerAddress.parse(self.url),
             username=HUB,
@@ -96,19 +96,19 @@ class MqttService:
         )
 
     async def _connect(self, address: BrokerAddress, devices: MqttDevices) -> None:
-        def heard(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-            # Of an outside broker's wills we know nothing; ours began with us, and so did every connection.
+        def received(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+            # An outside broker may keep old wills; connections to the embedded one are newer than the hub.
             devices.arrived(topic, payload, old and self.broker is not None, ack)
 
-        def back(_: bool) -> None:
+        def reconnected(_: bool) -> None:
             self._tasks.do("mqtt reconnection", devices.answers_back())
 
         devices.link = self.links["answers"] = MqttLink(
-            address, heard, subscriptions=devices.answers, on_connect=back, tasks=self._tasks
+            address, received, subscriptions=devices.answers, on_connect=reconnected, tasks=self._tasks
         )
         devices.reports_link = self.links["reports"] = MqttLink(
             second_session(address),
-            heard,
+            received,
             subscriptions=devices.reports,
             on_connect=devices.reports_back,
             on_disconnect=lambda _: devices.lost(),
@@ -123,17 +123,17 @@ class MqttService:
             self.broker.hurry()
 
     def dismiss(self, name: str) -> None:
-        """Hang up on an account whose token is void."""
+        """Disconnect an account whose token is void."""
         if self.broker is not None:
             self._tasks.do("broker dismissal", self._dismiss(self.broker, name))
 
     async def _dismiss(self, broker: EmbeddedBroker, name: str) -> None:
-        with contextlib.suppress(DulyError):  # a broker that is away has hung up on everybody
+        with contextlib.suppress(DulyError):  # a broker that is down has no connections
             await broker.dismiss(name)
 
-    def state(self) -> dict[str, Any]:
-        """Where the broker is, whether it is the hub's own, and why it does not work, if that is so."""
+    def state(self) -> dict[str, object]:
+        """The address of the broker, whether it is embedded, and why it does not work, if so."""
         down = next((link.problem for link in self.links.values() if not link.up), None)
         problem = (self.broker and self.broker.problem) or down
-        said = None if problem is None else str(problem)
-        return {"url": self.url, "embedded": self.broker is not None, "problem": said}
+        shown = None if problem is None else str(problem)
+        return {"url": self.url, "embedded": self.broker is not None, "problem": shown}

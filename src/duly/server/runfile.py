@@ -1,8 +1,7 @@
-"""The notice: `hub.json` in the data folder, where a running hub says how to reach it.
+"""The run file: `hub.json` in the data folder, which says how to reach a running hub.
 
-The law: it is there while the hub runs, readable by its owner alone, since its token lets the command line
-of this machine ask the hub anything. After a kill -9 it is left behind: it says where to ask, never that
-somebody will answer.
+It exists while the hub runs. Only its owner may read it, since its token makes the command line of this
+machine an admin. After a kill -9 it is left behind: it says where to ask, not that a hub will answer.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ NAME: Final = "hub.json"
 
 
 class RunFile(Struct, frozen=True):
-    """Where a hub listens, the token to ask it with, and which process it is."""
+    """The address of a hub, the token for its owner, and its process id."""
 
     url: str
     token: str
     pid: int
 
 
-def post(data: Path, notice: RunFile) -> None:
-    """Put it up, whole or not at all."""
-    write_private(data / NAME, msgspec.json.encode(notice))
+def write(folder: Path, content: RunFile) -> None:
+    """Write the run file, whole or not at all."""
+    write_private(folder / NAME, msgspec.json.encode(content))
 
 
-def remove(data: Path) -> None:
-    (data / NAME).unlink(missing_ok=True)
+def remove(folder: Path) -> None:
+    """Remove the run file of a hub that stops."""
+    (folder / NAME).unlink(missing_ok=True)
 
 
-def read(data: Path) -> RunFile | None:
-    """Where the hub of this data folder runs, if it seems to."""
+def read(folder: Path) -> RunFile | None:
+    """The run file in this data folder, if its process exists."""
     try:
-        notice = msgspec.json.decode((data / NAME).read_bytes(), type=RunFile)
-        os.kill(notice.pid, 0)
+        content = msgspec.json.decode((folder / NAME).read_bytes(), type=RunFile)
+        os.kill(content.pid, 0)
     except (OSError, msgspec.DecodeError):
         return None
-    return notice
+    return content

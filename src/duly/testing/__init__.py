@@ -1,4 +1,4 @@
-"""For users' own tests: a clock that is moved by hand, and whole worlds to run code in."""
+"""Tools for tests of applications: a clock that is moved by hand, and simulated worlds."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from duly.core.units import SECOND
 
 
 class ManualClock:
-    """A clock that stands still until it is moved, forwards or (as real ones do) backwards.
+    """A clock that stands still until it is moved, forwards or backwards.
 
     >>> clock = ManualClock()
     >>> before = clock.now()
@@ -20,9 +20,11 @@ class ManualClock:
         self._passed = 0
 
     def now(self) -> int:
+        """The wall time, in microseconds."""
         return self._now
 
     def steady(self) -> int:
+        """The time that has passed, in microseconds; it never goes back."""
         return self._passed
 
     def advance(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""An event loop whose time is virtual: it never waits, it jumps to the next timer.
+"""An event loop in virtual time: it never waits, it jumps to the next timer.
 
-Asyncio code runs on it unchanged, hours pass in milliseconds, and with no real I/O and no threads the
-same program does the same thing every time. If nothing is ready and nothing is scheduled, the program
-waits for something that can never come: that is an error, not a hang.
+Asyncio code runs on it unchanged, hours pass in milliseconds, and without real I/O and threads the same
+program does the same thing every time. If nothing is ready and nothing is scheduled, the program would
+wait for ever: the loop raises `Deadlock` then.
 """
 
 from __future__ import annotations
@@ -10,44 +10,49 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from duly.core.units import SECOND
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Everything waits and nothing is scheduled."""
+    """Raised when every task waits and nothing is scheduled."""
 
 
 class _Jump(selectors.BaseSelector):
-    """Instead of waiting for sockets, move the time."""
+    """A selector that moves the time instead of waiting for sockets."""
 
     def __init__(self) -> None:
         self.elapsed = 0.0
 
-    def select(self, timeout: float | None = None) -> list[Any]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Deadlock("everything waits and nothing is scheduled")
         self.elapsed += max(timeout, 0.0)
         return []
 
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+    def register(
+        self, fileobj: FileDescriptorLike, events: int, data: object = None
+    ) -> selectors.SelectorKey:
         return selectors.SelectorKey(fileobj, 0, events, data)
 
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
         return selectors.SelectorKey(fileobj, 0, 0, None)
 
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
         return selectors.SelectorKey(fileobj, 0, events, data)
 
-    def get_map(self) -> Mapping[Any, Any]:
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
         return {}
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Run a program in virtual time.
+    """Runs a program in virtual time.
 
     >>> loop = VirtualLoop()
     >>> loop.play(asyncio.sleep(3600))
@@ -60,9 +65,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
 
     def time(self) -> float:
+        """The virtual time, in seconds."""
         return self._jump.elapsed
 
-    def play(self, program: Coroutine[Any, Any, T]) -> T:
+    def play(self, program: Coroutine[object, None, T]) -> T:
         """Run a program to its end and close the loop."""
         try:
             return self.run_until_complete(program)
@@ -74,7 +80,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """Wall time that passes with the running loop, off by `skew`, and that can be set like a real one."""
+    """A clock whose time passes with a loop; it is wrong by `skew` and can be set."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, skew: int = 0, epoch: int = 1_700_000_000 * SECOND
@@ -83,10 +89,13 @@ class LoopClock:
         self._zero = epoch + skew
 
     def now(self) -> int:
+        """The wall time, in microseconds."""
         return self._zero + round(self._loop.time() * SECOND)
 
     def steady(self) -> int:
+        """The time that has passed, in microseconds; it never goes back."""
         return round(self._loop.time() * SECOND)
 
     def step(self, by: int) -> None:
+        """Set the clock forwards or backwards."""
         self._zero += by

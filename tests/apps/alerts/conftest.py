@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,12 +23,13 @@ from duly.core.units import MS
 from duly.identity.accounts import Role
 from tests.places import Place
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
+from tests.servers import Postgres
 
 SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
 
 
 class Tower(Place):
-    """A hub whose fanouts try again soon, with two sentinels."""
+    """A hub whose deliveries are tried again soon."""
 
     async def start(self) -> None:
         await super().start()
@@ -93,6 +96,21 @@ async def place(tmp_path: Path) -> AsyncIterator[Tower]:
     await it.profile("home", nobody=True)
     yield it
     await it.stop()
+
+
+@pytest.fixture
+async def hubs(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[list[Tower]]:
+    """Two hubs on one ledger."""
+    shared = {
+        "ledger": postgres_server.create_database(f"towers_{secrets.token_hex(4)}"),
+        "secret_key": str(tmp_path / "secret.key"),
+    }
+    towers = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
+    async with contextlib.AsyncExitStack() as closing:
+        for tower in towers:
+            await tower.start()
+            closing.push_async_callback(tower.stop)
+        yield towers
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.alerts.heartbeats import LOOK_SECONDS, PROMISES, presence
+from duly.apps.alerts.heartbeats import CHECK_SECONDS, PROMISES, presence
 from duly.clients.sentinel import Sentinel
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
-from tests.servers import Postgres
 
 QUICK = 1_000
 """The shortest promise, in milliseconds."""
@@ -41,14 +40,14 @@ async def test_a_sentinel_that_falls_silent_is_told_of_once_and_so_is_its_return
 ) -> None:
     status, _ = await tower.post(beat())
     assert status < 300
-    await hook.got(1, patience=LOOK_SECONDS * 5)
+    await hook.got(1, patience=CHECK_SECONDS * 5)
     assert told(hook) == [("alert.event", "silent", "critical")]
     said = json.loads(hook.requests[0][1])["data"]
     assert said["sentinel"] == "gate"
     assert "last_heard" in said["device_meta"]
     shown = (await tower.do("alert.list"))["alerts"]
     assert [(one["reason"], one["status"]) for one in shown] == [("silent", "open")]
-    await tower.hub.alerts.heartbeats.look()
+    await tower.hub.alerts.heartbeats.check()
     assert len(hook.requests) == 1
     await tower.post(beat())
     await hook.got(2)
@@ -63,23 +62,23 @@ async def test_silence_is_noticed_over_a_restart_but_not_held_against_the_sentin
     await tower.stop()
     await asyncio.sleep(0)
     await tower.start()
-    await tower.hub.alerts.heartbeats.look()
+    await tower.hub.alerts.heartbeats.check()
     assert hook.requests == []
     await tower.hub.alerts.heartbeats._keep("gate/home", "gate", "home", 1_000_000)
-    await hook.got(1, patience=LOOK_SECONDS * 5)
+    await hook.got(1, patience=CHECK_SECONDS * 5)
     assert told(hook)[0][1] == "silent"
 
 
 async def test_a_return_that_a_crash_left_untold_is_told(tower: Tower, hook: Receiver) -> None:
     await tower.post(beat())
-    await hook.got(1, patience=LOOK_SECONDS * 5)
+    await hook.got(1, patience=CHECK_SECONDS * 5)
     heartbeats = tower.hub.alerts.heartbeats
     heartbeats._returned = _die  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):
         await heartbeats._keep("gate/home", "gate", "home", 60_000_000)
     await tower.stop()
     await tower.start()
-    await hook.got(2, patience=LOOK_SECONDS * 5)
+    await hook.got(2, patience=CHECK_SECONDS * 5)
     assert told(hook)[1][0] == "alert.cancelled"
 
 
@@ -93,7 +92,7 @@ async def test_a_promise_can_be_taken_back_and_ends_with_its_account(tower: Towe
     assert await tower.hub.ledger.bucket(PROMISES) == {}
     await tower.post(beat(60_000), who="barn")
     await tower.hub.accounts.remove("barn")
-    await tower.hub.alerts.heartbeats.look()
+    await tower.hub.alerts.heartbeats.check()
     assert await tower.hub.ledger.bucket(PROMISES) == {}
 
 
@@ -102,7 +101,7 @@ async def test_a_profile_may_demand_signs_of_life_from_sentinels_that_promise_no
 ) -> None:
     await tower.profile("home", hook.url, heartbeat=1.0, grace=0.5, silent="warning")
     await tower.post(event())
-    await hook.got(2, patience=LOOK_SECONDS * 5)
+    await hook.got(2, patience=CHECK_SECONDS * 5)
     assert told(hook)[1] == ("alert.event", "silent", "warning")
 
 
@@ -148,7 +147,7 @@ async def test_list_shows_who_is_there_and_who_is_silent(tower: Tower, hook: Rec
     async with aiohttp.ClientSession() as http, http.ws_connect(f"{tower.url}/v1/ws", headers=headers) as ws:
         await ws.receive()
         await tower.post(beat())
-        await hook.got(1, patience=LOOK_SECONDS * 5)
+        await hook.got(1, patience=CHECK_SECONDS * 5)
         listed = await _list(tower)
         assert (listed["silent"], listed["online"]) == (["gate"], ["barn"])
         assert listed["heard"].keys() == {"gate", "barn"}
@@ -164,33 +163,22 @@ async def _list(tower: Tower) -> Any:
         return await answer.json()
 
 
-async def test_several_hubs_tell_of_one_silence_once(
-    tmp_path: Path, hook: Receiver, postgres_server: Postgres
-) -> None:
-    ledger = postgres_server.create_database("heartbeats")
-    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
-    try:
-        for hub in hubs:
-            await hub.start()
-        await hubs[0].add(Role.SENTINEL, "gate")
-        await hubs[0].profile("home", hook.url, grace=0.5)
-        hubs[1].tokens = hubs[0].tokens
-        for hub in hubs:
-            await hub.hub._refresh()
-        await hubs[0].post(beat())
-        await hook.got(1, patience=LOOK_SECONDS * 10)
-        for hub in hubs:
-            await hub.hub.alerts.heartbeats.look()
-        assert len(hook.requests) == 1
-        await hubs[1].post(beat(60_000))
-        await hook.got(2)
-        for hub in hubs:
-            await hub.hub.alerts.heartbeats.look()
-        assert [one[0] for one in told(hook)] == ["alert.event", "alert.cancelled"]
-    finally:
-        for hub in hubs:
-            await hub.stop()
+async def test_several_hubs_tell_of_one_silence_once(hubs: list[Tower], hook: Receiver) -> None:
+    await hubs[0].add(Role.SENTINEL, "gate")
+    await hubs[0].profile("home", hook.url, grace=0.5)
+    hubs[1].tokens = hubs[0].tokens
+    for hub in hubs:
+        await hub.hub._refresh()
+    await hubs[0].post(beat())
+    await hook.got(1, patience=CHECK_SECONDS * 10)
+    for hub in hubs:
+        await hub.hub.alerts.heartbeats.check()
+    assert len(hook.requests) == 1
+    await hubs[1].post(beat(60_000))
+    await hook.got(2)
+    for hub in hubs:
+        await hub.hub.alerts.heartbeats.check()
+    assert [one[0] for one in told(hook)] == ["alert.event", "alert.cancelled"]
 
 
 async def test_a_sentinel_that_only_posts_was_heard(place: Tower, hook: Receiver) -> None:

@@ -95,7 +95,7 @@ async def test_the_default_stands_in_and_the_most_generous_limit_counts() -> Non
     await profiles.set("busy", ProfileDraft(send=("console:",), most=0))
     assert profiles.get("anything") == profiles.get("default")
     (label,) = profiles.named("busy").steps[0].to
-    assert profiles.route(label).most == 0
+    assert profiles.recipient_policy(label).most == 0
     with pytest.raises(Malformed, match="no profile"):
         profiles.named("anything")
 

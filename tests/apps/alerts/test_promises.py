@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,7 +21,6 @@ from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.apps.alerts.test_telling import mail_to
 from tests.receivers import Mailbox, Receiver, receiver
-from tests.servers import Postgres
 
 # ── who said so ──────────────────────────────────────────────────────────────────────────────────
 
@@ -78,14 +76,14 @@ async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
     """The delivery is claimed, and somebody takes care before it goes out."""
     await place.profile("home", hook.url)
     opened, go_on = asyncio.Event(), asyncio.Event()
-    channel = place.hub.alerts._channel
+    channel = place.hub.alerts._sender._channel
 
     async def slow(label: str) -> Any:
         opened.set()
         await go_on.wait()
         return await channel(label)
 
-    monkeypatch.setattr(place.hub.alerts, "_channel", slow)
+    monkeypatch.setattr(place.hub.alerts._sender, "_channel", slow)
     await place.post(event())
     await opened.wait()
     await place.do("alert.ack", event="event-1")
@@ -182,13 +180,13 @@ async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
     assert hook.events == ["event-1"]
     refused = await place.hub.ledger.refusals(10)
     assert [(one.id, one.word) for one in refused] == [("event-1", "untold")]
-    await place.hub.alerts._untold.catch_up()
+    await place.hub.alerts._unnotified.catch_up()
     assert len(await place.hub.ledger.refusals(10)) == 1, "once"
 
 
 def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
     def some(work: Coroutine[Any, Any, None]) -> None:
-        if work.__qualname__ in ("Untold.tell", "Alerts._told_nobody"):
+        if work.__qualname__ == "UnnotifiedAlerts.notify":
             work.close()
         else:
             spawn(work)
@@ -274,29 +272,20 @@ async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(
 
 
 async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
-    tmp_path: Path, hook: Receiver, postgres_server: Postgres
+    hubs: list[Tower], hook: Receiver
 ) -> None:
-    ledger = postgres_server.create_database("made_remote")
-    shared = {"ledger": ledger, "secret_key": str(tmp_path / "secret.key")}
-    hubs = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]
-    try:
-        for hub in hubs:
-            await hub.start()
-        await hubs[0].add(Role.SENTINEL, "gate")
-        hubs[1].tokens = hubs[0].tokens
-        await hubs[1].hub._refresh()
-        for n in range(20):
-            await hubs[0].profile(f"home-{n}", hook.url, most=0)
-            _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")
-            assert said["ack"]["state"] == "done"
-        for n in range(20):
-            await hubs[0].do("alert.silence", device=f"lock-{n}", lasts="60")
-            await asyncio.sleep(0.02)
-            _, said = await hubs[1].post(event(f"quiet-{n}", profile_id="home-0", device_address=f"lock-{n}"))
-            assert said["code"] == 0
-        for n in range(20):
-            assert "silenced" in (await hubs[1].until_state(f"quiet-{n}", "done"))["detail"]
-        assert len(hook.events) == 20
-    finally:
-        for hub in hubs:
-            await hub.stop()
+    await hubs[0].add(Role.SENTINEL, "gate")
+    hubs[1].tokens = hubs[0].tokens
+    await hubs[1].hub._refresh()
+    for n in range(20):
+        await hubs[0].profile(f"home-{n}", hook.url, most=0)
+        _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")
+        assert said["ack"]["state"] == "done"
+    for n in range(20):
+        await hubs[0].do("alert.silence", device=f"lock-{n}", lasts="60")
+        await asyncio.sleep(0.02)
+        _, said = await hubs[1].post(event(f"quiet-{n}", profile_id="home-0", device_address=f"lock-{n}"))
+        assert said["code"] == 0
+    for n in range(20):
+        assert "silenced" in (await hubs[1].until_state(f"quiet-{n}", "done"))["detail"]
+    assert len(hook.events) == 20

@@ -1,10 +1,10 @@
-"""The archive: what the ledger forgets about alerts, as compressed JSON lines, a file a month.
+"""The archive: what the ledger forgets about alerts, as compressed JSON lines, one file a month.
 
-The laws. A line is on the disk before what it tells of is forgotten; a crash in between leaves the same line
-twice, and never none. Files are only appended to (a gzip file may have many parts); `zcat` reads them all.
-Half a part would make what follows it unreadable: while one is being written, a note beside the file says how
-much of it is sound, and whoever comes next cuts off the rest. A file goes when its whole month is older than
-the archive is kept.
+A line is on the disk before the ledger forgets what it is about; a crash in between leaves the same line
+twice, and never none. Files are only appended to (a gzip file may have many parts), and `zcat` reads them.
+An incomplete part would make what follows it unreadable. So while a part is being written, a note beside
+the file says how long the file was before, and the next process cuts off the rest. A file is removed when
+its whole month is older than the archive is kept.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NAME: Final = re.compile(rf"(?:{ALERTS}|{DELIVERIES})-(\d{{4}})-(\d{{2}})\.json
 
 
 class Archive:
-    """One folder's; `keep` is how long its files stay (µs), 0: nothing is archived."""
+    """The archive in one folder. Its files are kept for `keep` microseconds; 0 archives nothing."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
     async def add(self, kind: str, things: Iterable[object], now: int) -> None:
-        """Write them down, one line each, in this month's file of their kind; returns when they are on the
+        """Append things, one line each, to this month's file of their kind; returns when they are on the
         disk."""
         lines = b"".join(msgspec.json.encode(thing) + b"\n" for thing in things)
         if lines and self._keep:
@@ -54,12 +54,12 @@ class Archive:
             except OSError as problem:
                 raise LedgerUnavailable(
                     f"the archive {path} cannot be written ({problem.strerror}); nothing was forgotten. "
-                    "Make room for it, or set archives_kept = 0 to do without"
+                    "Make room for it, or set archives_kept = 0 to archive nothing"
                 ) from problem
 
     def _append(self, path: Path, lines: bytes) -> None:
         private_folder(self._folder)
-        with _alone_with(path) as fd:
+        with _locked(path) as fd:
             note = _note_of(path)
             write_private(note, b"%d" % os.fstat(fd).st_size)
             _flush(self._folder)
@@ -69,13 +69,13 @@ class Archive:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
             except OSError:
-                _mend(fd, note)
+                _repair(fd, note)
                 raise
             note.unlink()
-            _flush(self._folder)  # a note that came back would cut off what is sound
+            _flush(self._folder)  # a note that came back after a power cut would cut off a complete part
 
     def old(self, now: int) -> list[Path]:
-        """The files that need not be kept any longer."""
+        """The files that are older than the archive is kept."""
         found: list[Path] = []
         for path in sorted(self._folder.glob("*.jsonl.gz")) if self._folder.is_dir() else []:
             named = _NAME.fullmatch(path.name)
@@ -86,13 +86,13 @@ class Archive:
         return found
 
     async def sweep(self, now: int) -> list[str]:
-        """Mend what a crash has left, and remove what is too old; the names of what is gone."""
+        """Repair files after a crash and remove old files; returns the names of the removed ones."""
         return await asyncio.to_thread(self._sweep, now)
 
     def _sweep(self, now: int) -> list[str]:
-        for note in self._folder.glob(f"*{NOTE}*"):  # or half a note
+        for note in self._folder.glob(f"*{NOTE}*"):  # also incomplete notes
             path = self._folder / note.name.partition(NOTE)[0]
-            with suppress(BlockingIOError), _alone_with(path, wait=False):
+            with suppress(BlockingIOError), _locked(path, wait=False):
                 note.unlink(missing_ok=True)
         old = self.old(now)
         for path in old:
@@ -101,20 +101,20 @@ class Archive:
 
 
 @contextmanager
-def _alone_with(path: Path, *, wait: bool = True) -> Iterator[int]:
-    """The file, open to be appended to, and sound. A lock keeps another process away; it dies with us, so a
-    note that we find is from somebody who is dead."""
+def _locked(path: Path, *, wait: bool = True) -> Iterator[int]:
+    """Open a file for appending, locked and complete. The lock of a process ends with it, so a note that
+    is found here belongs to a process that has ended."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        _mend(fd, _note_of(path))
+        _repair(fd, _note_of(path))
         yield fd
     finally:
         os.close(fd)
 
 
-def _mend(fd: int, note: Path) -> None:
-    """Cut off what was never finished. Nobody has been told that it was there."""
+def _repair(fd: int, note: Path) -> None:
+    """Cut off a part that was never completed; the ledger has forgotten nothing of it yet."""
     with suppress(FileNotFoundError):
         os.ftruncate(fd, int(note.read_bytes()))
         os.fsync(fd)
@@ -126,7 +126,7 @@ def _note_of(path: Path) -> Path:
 
 
 def _flush(folder: Path) -> None:
-    """The names in it, too, outlast a power cut."""
+    """Flush the names in a folder, so that they survive a power cut."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

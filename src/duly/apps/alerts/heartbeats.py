@@ -1,10 +1,10 @@
-"""The dead man's switch: a sentinel that promised a heartbeat and falls silent is an alert of its own.
+"""Heartbeats: a sentinel that promised a sign of life and falls silent causes an alert of its own.
 
-The laws. A promise lies in the ledger and outlives hubs. Of several hubs each looks for itself, and what the
-first one finds is compared and set: there is one alert of one silence. The alert goes the way of all alerts,
-to the people of the sentinel's profile; when the sentinel is heard again it is taken back, so that those who
-were told are told. What was noted is carried on after a crash: a silence that is not reported yet is
-reported, a return that was not told yet is told.
+A promise is stored in the ledger and outlives hubs. Each of several hubs checks for itself, and the first
+one that finds a silence stores it by compare-and-set: so there is one alert per silence. The alert is
+delivered like any other, to the recipients of the sentinel's profile. When the sentinel is heard again,
+the alert is cancelled, so that its recipients learn that. A crash interrupts neither: a silence or a
+return that is stored and not reported yet is reported afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import msgspec
 from msgspec import structs
@@ -29,17 +29,18 @@ from duly.storage.ledger import Ledger
 
 PROMISES: Final = "heartbeats"
 SEEN: Final = "sentinels"
-"""Buckets: the promises, by sentinel and profile; and when each sentinel was last connected."""
+"""Buckets: the promises, by sentinel and profile; and the time at which each sentinel was last connected."""
 
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
+"""How often a hub checks for silent sentinels."""
 SEEN_SECONDS: Final = 30.0
-"""How often it is written down that a sentinel was heard without a connection."""
+"""How often it is stored that a sentinel without a connection was heard."""
 LONGEST: Final = 86_400_000
-"""Of a promise, in milliseconds."""
+"""The longest promise, in milliseconds."""
 
 
 class HeartbeatData(msgspec.Struct, frozen=True):
-    """The `data` of a heartbeat: for which profile, and within how many milliseconds the next one comes; 0
+    """The `data` of a heartbeat: its profile, and the milliseconds within which the next one comes; 0
     takes the promise back."""
 
     profile_id: str
@@ -47,20 +48,30 @@ class HeartbeatData(msgspec.Struct, frozen=True):
 
 
 def read_beat(body: bytes) -> HeartbeatData:
+    """Decode a heartbeat; raises `Malformed` if it is none."""
     try:
         beat = msgspec.json.decode(body or b"{}", type=HeartbeatData)
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not a heartbeat: {problem}") from None
     if not beat.profile_id or not (beat.every == 0 or 1_000 <= beat.every <= LONGEST):
         raise Malformed(
-            f"a heartbeat names its profile_id and, in 'every', 1000 to {LONGEST} ms, or 0 for no more"
+            f"a heartbeat needs a profile_id and, in 'every', 1000 to {LONGEST} ms, or 0 for no more"
         )
     return beat
 
 
+class SentinelPresence(TypedDict):
+    """When sentinels were last heard (ms), which of them keep their promise of heartbeats, and which are
+    silent."""
+
+    heard: dict[str, int]
+    keeping: list[str]
+    silent: list[str]
+
+
 class Heartbeats:
-    """Those of one hub. `report` has an alert stored and told, `take_back` tells those who were told of one
-    that it is over, `known` says whether there still is a sentinel of a name."""
+    """Watches the heartbeats of all sentinels, at one hub. `report` stores an alert and has it delivered,
+    `take_back` cancels one, `known` says whether a sentinel still exists."""
 
     def __init__(
         self,
@@ -78,23 +89,23 @@ class Heartbeats:
         self._watcher = HeartbeatWatch()
         self._reported: set[str] = set()
         self._beaten: dict[str, float] = {}
-        """when (monotonic) a sign of life was last written down, by sentinel and profile"""
+        """when (monotonic) a heartbeat was last stored, by sentinel and profile"""
         self._seen: dict[str, float] = {}
-        """when (monotonic) it was last written down that each sentinel was there"""
+        """when (monotonic) the presence of each sentinel was last stored"""
 
-    # ── signs of life ────────────────────────────────────────────────────────────────────────────
+    # ── storing heartbeats ───────────────────────────────────────────────────────────────────────
 
     async def beat(self, sentinel: str, beat: HeartbeatData) -> None:
-        """A sentinel shows that it is there; returns when that is stored."""
+        """Store a heartbeat of a sentinel."""
         name = f"{sentinel}/{beat.profile_id}"
         if not beat.every:
-            await self._stand_down(name)
+            await self._remove_promise(name)
             return
         await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
 
     def owed(self, sentinel: str, profile: str) -> bool:
-        """Whether an alert of this sentinel is to be written down as a sign of life, too: its profile demands
-        signs of life, and none was written down for a while."""
+        """Whether an alert of this sentinel is to be stored as a heartbeat, too: its profile demands
+        heartbeats, and none was stored for a while."""
         found = self._profiles.get(profile)
         if found is None or not found.heartbeat:
             return False
@@ -102,7 +113,7 @@ class Heartbeats:
         return asyncio.get_running_loop().time() - last > found.heartbeat / SECOND / 4
 
     async def note(self, sentinel: str, profile: str) -> None:
-        """An alert came: that is a sign of life."""
+        """Store that an alert has come, which counts as a heartbeat."""
         with contextlib.suppress(DulyError):
             await self._keep(f"{sentinel}/{profile}", sentinel, profile, None)
 
@@ -117,25 +128,25 @@ class Heartbeats:
         if new.event:
             await self._returned(name, new)
 
-    async def _stand_down(self, name: str) -> None:
+    async def _remove_promise(self, name: str) -> None:
         body = await self._ledger.item(PROMISES, name)
         if body is None:
             return
         promise = _decode(body)
         if promise.event:
             await self._take_back(
-                key_of(promise.sentinel, promise.event), "It has said that it need not be watched any more"
+                key_of(promise.sentinel, promise.event), "It has ended its heartbeats itself"
             )
         await self._ledger.write(DropItem(PROMISES, name))
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── checking ─────────────────────────────────────────────────────────────────────────────────
 
-    async def look(self) -> None:
-        """Find who has fallen silent, and carry on with what was noted and not told."""
-        with contextlib.suppress(DulyError):  # the next look will do; what was missed begins anew
-            await self._look()
+    async def check(self) -> None:
+        """Find sentinels that have fallen silent, and report what is stored and not reported yet."""
+        with contextlib.suppress(DulyError):  # the next check tries again
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         bodies = await self._ledger.bucket(PROMISES)
         promises = {name: _decode(body) for name, body in bodies.items()}
         for name, one in list(promises.items()):
@@ -164,7 +175,7 @@ class Heartbeats:
         return every + (MINUTE if profile is None else profile.grace) if every else None
 
     async def _returned(self, name: str, promise: Promise) -> None:
-        """It is heard again: the alert about its silence is taken back, and then forgotten here."""
+        """Cancel the alert about a silence that is over, and forget it."""
         profile = self._profiles.get(promise.profile)
         when = moment(promise.heard, "UTC" if profile is None else profile.zone)
         await self._take_back(key_of(promise.sentinel, promise.event), f"It was heard again at {when}")
@@ -174,7 +185,7 @@ class Heartbeats:
         self._reported.discard(promise.event)
 
     async def _swap(self, name: str, old: bytes | None, new: Promise) -> bool:
-        """Store it, if nothing has been stored since."""
+        """Store a promise if it has not changed since it was read."""
         body = _encode(new)
         if old is None:
             return await self._ledger.apply(PutNewItem(PROMISES, name, body))
@@ -184,19 +195,19 @@ class Heartbeats:
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
     def unseen(self, sentinel: str) -> bool:
-        """Whether it is to be written down that this one was heard: it was not, for a while."""
+        """Whether the presence of a sentinel is to be stored, since it was not for a while."""
         last = self._seen.get(sentinel, float("-inf"))
         return asyncio.get_running_loop().time() - last > SEEN_SECONDS
 
     async def seen(self, sentinel: str) -> None:
-        """It has just connected, left, or said something."""
+        """Store that a sentinel has just connected, disconnected or sent something."""
         self._seen[sentinel] = asyncio.get_running_loop().time()
         with contextlib.suppress(DulyError):
             await self._ledger.write(PutItem(SEEN, sentinel, b"%d" % (self._ledger.clock.now() // MS)))
 
 
-async def presence(ledger: Ledger, sentinels: set[str]) -> dict[str, Any]:
-    """When each of these was last heard (ms), who promised a heartbeat and keeps it, and who is silent."""
+async def presence(ledger: Ledger, sentinels: set[str]) -> SentinelPresence:
+    """What the ledger knows of the presence of these sentinels."""
     heard = {name: int(at) for name, at in (await ledger.bucket(SEEN)).items() if name in sentinels}
     keeping: set[str] = set()
     silent: set[str] = set()
@@ -213,7 +224,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _alert(promise: Promise) -> Message:
-    """The alert about a silence: the same bytes wherever they are made."""
+    """The alert about a silence; every hub makes the same bytes."""
     meta = encode({"last_heard": iso(promise.heard), "promised": span_of(promise.every)})
     data = EventData(
         promise.profile, SILENT, "", "", promise.silent // MS, promise.severity, 0, device_meta=raw(meta)
@@ -224,7 +235,7 @@ def _alert(promise: Promise) -> Message:
 
 
 def span_of(every: int) -> str:
-    """How often, for people."""
+    """How often heartbeats were promised, as a text for people."""
     if not every:
         return "as the profile demands"
     return f"every {span(every)}" if every >= MINUTE else f"every {every // SECOND} s"

@@ -1,13 +1,13 @@
-"""What an alert is: its fields, how people see it, and what has been said about it since.
+"""The model of an alert: its fields, its status, and how people and programs see it.
 
-The law: what a sentinel sent is never changed. What comes later — a newer location, an acknowledgement, a
-cancellation — is noted beside it (`AlertStatus`), and whoever is told gets both put together.
+What a sentinel sent is never changed. What comes later (a newer location, an acknowledgement, a
+cancellation) is stored beside it as `AlertStatus`, and recipients get both put together.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -21,13 +21,13 @@ from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
 
 FIELD_LIMIT: Final = 64 * 1024
-"""Of a location, or what is known about a device."""
+"""Bytes of a location, of a summary, or of what is known about a device."""
 NAMED: Final = 50
-"""Of many alerts that are told together, so many are named one by one to people; programs get them all."""
+"""Alerts that a notification about many alerts names one by one for people; programs get all of them."""
 
 
 class AlertEvent(Struct, frozen=True, omit_defaults=True):
-    """An alert's `data`. Times are in milliseconds, by the sentinel's clock."""
+    """The `data` of an alert. Times are in milliseconds, by the sentinel's clock."""
 
     profile_id: str
     trigger_reason: str
@@ -39,7 +39,7 @@ class AlertEvent(Struct, frozen=True, omit_defaults=True):
     location: Raw = Raw(b"null")
     cancelled_count: int = 0
     offset_ms: int | None = None
-    """the tower's clock minus the sentinel's, if it has been measured"""
+    """the tower's clock minus the sentinel's, if it was measured"""
     summary: Raw = Raw(b"null")
     sentinel_id: str | None = None
 
@@ -48,7 +48,7 @@ _decode_event: Final = msgspec.json.Decoder(AlertEvent).decode
 
 
 def read_event(body: bytes) -> AlertEvent:
-    """The alert in these bytes, or why they are none."""
+    """Decode an alert; raises `Malformed` or `TooLarge` if it is not acceptable."""
     try:
         event = _decode_event(body or b"{}")
     except msgspec.DecodeError as problem:
@@ -61,7 +61,7 @@ def read_event(body: bytes) -> AlertEvent:
     if not event.profile_id or not event.trigger_reason:
         raise Malformed("an alert needs its profile_id and its trigger_reason")
     if event.cancelled_count < 0:
-        raise Malformed("cancelled_count counts from 0")
+        raise Malformed("cancelled_count must not be negative")
     return event
 
 
@@ -83,10 +83,11 @@ _decode_change: Final = msgspec.json.Decoder(AlertChange).decode
 
 
 def read_change(body: bytes) -> AlertChange:
+    """Decode an update or a cancellation; raises `Malformed` or `TooLarge` if it is not acceptable."""
     try:
         change = _decode_change(body or b"{}")
     except msgspec.DecodeError as problem:
-        raise Malformed(f"this changes no alert: {problem}") from None
+        raise Malformed(f"this is no change of an alert: {problem}") from None
     for name in ("device_meta", "location"):
         if len(bytes(getattr(change, name))) > FIELD_LIMIT:
             raise TooLarge(f"{name} is longer than {FIELD_LIMIT} bytes; leave something out")
@@ -94,29 +95,30 @@ def read_change(body: bytes) -> AlertChange:
 
 
 class AlertState(Enum):
-    """Where an alert stands with people; how its messages fared is the message's own state."""
+    """What people have decided about an alert; how its delivery went is the state of its message."""
 
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
     RESOLVED = "resolved"
     CANCELLED = "cancelled"
-    """by the person it is about"""
+    """by the sentinel that reported it"""
 
     @property
     def over(self) -> bool:
+        """Whether nothing more is to be done about the alert."""
         return self in (AlertState.RESOLVED, AlertState.CANCELLED)
 
 
 class AlertStatus(Struct, frozen=True, omit_defaults=True):
-    """What has been said about an alert since."""
+    """What was changed about an alert after it was reported."""
 
     standing: AlertState = AlertState.OPEN
     by: str = ""
-    """the account that said so"""
+    """the account that made the last change"""
     at: int = 0
     note: str = ""
     claimed: str = ""
-    """who that account's client says it was; not checked"""
+    """the name that the client of that account gave; not checked"""
     location: Raw = UNSAID
     severity: Severity | None = None
     device_meta: Raw = UNSAID
@@ -128,6 +130,7 @@ NOTHING_SAID: Final = AlertStatus()
 
 
 def read_status(body: bytes | None) -> AlertStatus:
+    """Decode a status; None stands for an alert that was never changed."""
     return NOTHING_SAID if body is None else _decode_status(body)
 
 
@@ -137,19 +140,19 @@ def updated(status: AlertStatus, change: AlertChange, at: int) -> AlertStatus:
 
 
 def current(event: AlertEvent, status: AlertStatus) -> AlertEvent:
-    """The alert as it stands."""
+    """The alert with what was changed since it was reported."""
     fresh = _said(status)
     return structs.replace(event, **fresh) if fresh else event
 
 
-def _said(by: AlertChange | AlertStatus) -> dict[str, Any]:
-    """What is newer than in the alert itself."""
-    said = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
-    return {name: value for name, value in said.items() if value not in (UNSAID, None)}
+def _said(by: AlertChange | AlertStatus) -> dict[str, Raw | Severity | None]:
+    """The fields that a change or a status replaces."""
+    fields = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
+    return {name: value for name, value in fields.items() if value not in (UNSAID, None)}
 
 
 def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTraits:
-    """Events of one device in one session are one episode."""
+    """How notifications about an alert are grouped: events of one device in one session are one episode."""
     event = event or _decode_event(message.body)
     urgent = event.severity is Severity.CRITICAL
     if not event.session_id:
@@ -157,13 +160,13 @@ def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTrai
     return GroupingTraits(f"{message.scope}/{event.session_id}/{event.device_address}", urgent)
 
 
-# ── how people and programs see it ───────────────────────────────────────────────────────────────
+# ── presentation ─────────────────────────────────────────────────────────────────────────────────
 
 
-def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None) -> dict[str, Any]:
-    """An alert for programs."""
+def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None) -> dict[str, object]:
+    """An alert as a dictionary for programs."""
     event = current(_decode_event(message.body), status)
-    seen: dict[str, Any] = {
+    seen: dict[str, object] = {
         "event": message.id,
         "sentinel": message.scope,
         "profile": event.profile_id,
@@ -186,14 +189,14 @@ def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None)
 
 
 def line(message: Message, status: AlertStatus) -> str:
-    """An alert in one line for people."""
+    """An alert as one line for people."""
     event = current(_decode_event(message.body), status)
     device = f" {event.device_address}" if event.device_address else ""
     return printable(f"{event.severity.value}: {event.trigger_reason}{device} ({message.scope})")
 
 
 def text(message: Message, status: AlertStatus) -> str:
-    """An alert for people."""
+    """An alert as a text for people."""
     event = current(_decode_event(message.body), status)
     lines = [
         f"Reason: {event.trigger_reason}",
@@ -221,5 +224,6 @@ def _short(value: object) -> str:
 
 
 def name_in_bucket(key: bytes) -> str:
+    """The name of an alert's items in buckets: its sentinel and its id."""
     scope, id_ = names_in(key)
     return f"{scope}/{id_}"

@@ -1,7 +1,7 @@
-"""Notices: what people and programs are told about alerts.
+"""The texts of notifications about alerts, for people and for programs.
 
-The law: every notice says when the event happened, with the time zone, and how long ago that is if it is
-late; and when it was received, if that differs. Times are shown in the profile's zone.
+Every notification says when the event happened, with the time zone, and how long ago that is if it is
+late; and when the event was received, if that differs. Times are shown in the zone of the profile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
@@ -24,12 +24,12 @@ from duly.core.operations import DeliveryKind, DeliveryRef
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 
 LATE: Final = MINUTE
-"""From so much on a notice says how long ago its event was, and that it was received at another time."""
+"""From this delay on a notification says how long ago the event was, and when it was received."""
 
 
 class NotificationContext(Struct, frozen=True):
-    """What is known when a notice is written: the time, what was said about the alerts, when each was
-    received (as far as that is known), and the time zone of each profile."""
+    """What a notification depends on: the time, the statuses of its alerts, when each was received (if
+    known), and the time zone of each profile."""
 
     now: int
     statuses: Mapping[bytes, AlertStatus]
@@ -37,10 +37,11 @@ class NotificationContext(Struct, frozen=True):
     zones: Mapping[str, str]
 
     def status(self, message: Message) -> AlertStatus:
+        """The status of an alert."""
         return self.statuses.get(message.key, NOTHING_SAID)
 
     def times(self, message: Message) -> list[str]:
-        """When it happened and, if that differs, when it was received."""
+        """Lines with the time of the event and, if it differs, of its receipt."""
         zone = self.zones.get(message.recipient, "UTC")
         lines = [f"Happened: {moment(message.time, zone)}{ago(message.time, self.now)}"]
         received = self.received.get(message.key)
@@ -50,7 +51,7 @@ class NotificationContext(Struct, frozen=True):
 
 
 def moment(at: int, zone: str) -> str:
-    """A moment for people, with its time zone.
+    """A time as a text for people, with its zone.
 
     >>> moment(1_794_786_893_877_000, "Asia/Shanghai")
     '2026-11-16 07:54:53 CST (UTC+08:00)'
@@ -63,7 +64,7 @@ def moment(at: int, zone: str) -> str:
 
 
 def ago(at: int, now: int) -> str:
-    """How long ago that was, if it is worth a word.
+    """How long ago a time was, as a text; empty for a short while.
 
     >>> ago(0, 3 * HOUR + 2 * MINUTE), ago(0, 5 * SECOND), ago(2 * HOUR, 0)
     (', 3 h 2 min ago', '', ', 2 h ahead of our clock')
@@ -74,7 +75,7 @@ def ago(at: int, now: int) -> str:
 
 
 def span(length: int) -> str:
-    """A length for people.
+    """A length of time as a text for people.
 
     >>> span(26 * HOUR), span(61 * MINUTE)
     ('1 d 2 h', '1 h 1 min')
@@ -86,11 +87,11 @@ def span(length: int) -> str:
     return f"{length // MINUTE} min"
 
 
-def notification(parcel: StartAttempt, known: NotificationContext) -> Notification:
-    """What the recipient of a parcel is told."""
-    loads = parcel.loads
+def notification(attempt: StartAttempt, known: NotificationContext) -> Notification:
+    """The notification that an attempt sends to its recipient."""
+    loads = attempt.loads
     if len(loads) > 1:
-        return _digest(parcel, known)
+        return _digest(attempt, known)
     (load,) = loads
     status = known.status(load.message)
     correction, raised = load.ref.kind is DeliveryKind.CORRECTION, load.ref.kind is DeliveryKind.RAISED
@@ -109,13 +110,13 @@ def notification(parcel: StartAttempt, known: NotificationContext) -> Notificati
             "timestamp": iso(load.message.time),
             "data": _shown(load, known),
         },
-        parcel.urgent,
+        attempt.urgent,
     )
 
 
-def _digest(parcel: StartAttempt, known: NotificationContext) -> Notification:
-    """Many at once: people get the figures and the first ones, programs get them all."""
-    loads = parcel.loads
+def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
+    """A notification about many alerts: people get figures and the first alerts, programs get all of them."""
+    loads = attempt.loads
     reasons = Counter(read_event(load.message.body).trigger_reason for load in loads)
     lines = [_line(load, known) for load in loads[:NAMED]]
     more = f"\n… and {len(loads) - NAMED} more: duly alert list" if len(loads) > NAMED else ""
@@ -135,7 +136,7 @@ def _digest(parcel: StartAttempt, known: NotificationContext) -> Notification:
                 "events": [_shown(load, known) for load in loads],
             },
         },
-        parcel.urgent,
+        attempt.urgent,
     )
 
 
@@ -146,7 +147,7 @@ def _line(load: ParcelItem, known: NotificationContext) -> str:
     return f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
 
 
-def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, Any]:
+def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, object]:
     message = load.message
     seen = shown(message, known.status(message), load.ref) | {"delivery": delivery_id(load.ref)}
     seen["happened"] = iso(message.time)
@@ -157,11 +158,11 @@ def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, Any]:
 
 
 def delivery_id(ref: DeliveryRef) -> str:
-    """The same in every attempt, and for nothing else: what a receiver tells a repeat by."""
+    """The id of a delivery. It is the same in every attempt, so that a receiver recognises a repeat."""
     named = b"%b\0%b\0%d" % (ref.key, ref.recipient.encode(), ref.round)
     return f"alert_{blake2b(named, digest_size=12).hexdigest()}"
 
 
 def iso(micros: int) -> str:
-    """A moment for programs, in UTC."""
+    """A time as ISO 8601 in UTC, for programs."""
     return datetime.fromtimestamp(micros / SECOND, UTC).isoformat(timespec="milliseconds")

@@ -1,8 +1,8 @@
-"""The operations: what people do with alerts, with and without a running hub.
+"""The operations of people on alerts, with and without a running hub.
 
-The law: everything here reads the ledger and writes to it with fenced verbs, so that it can be done beside a
-fanout who is just on his way: what he has taken meanwhile is his. A hub that runs is told afterwards to look
-again (`changed`). Nothing here shows an address: only labels.
+Every operation reads the ledger and writes to it with fenced verbs, so that it can run beside a hub that
+is delivering the same alert: what the hub has claimed meanwhile stays the hub's. A running hub is asked
+afterwards to read the alert again (`changed`). Addresses are never shown, only their labels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct, structs
@@ -56,19 +56,19 @@ CHANNEL: Final = "alert"
 STATUSES: Final = "alerts"
 SILENCES: Final = "silences"
 UNTOLD: Final = "untold"
-"""Buckets: what was said about alerts, silences, and critical alerts that nobody could be told of yet."""
+"""Buckets: the statuses of alerts, silences, and critical alerts that have reached no recipient yet."""
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
-"""How deliveries end without anybody being told for sure."""
+"""The ends of a delivery after which it is not certain that the recipient was notified."""
 NOBODY: Final = "nobody"
-"""Whom an alert without any delivery was told to."""
+"""The recipient that is shown for an alert without deliveries."""
 SEARCHED: Final = 100_000
-"""So many of the newest alerts are searched for an id."""
+"""The newest alerts that are searched for an id or a status."""
 
 
 class Silence(Struct, frozen=True, omit_defaults=True):
-    """Alerts that nobody is told of for a while. Patterns as in a shell: `*`, `lock-?`. What is critical is
-    told all the same, unless the silence says that it is meant, too."""
+    """A rule that suppresses notifications about some alerts for a while. Its patterns are those of a
+    shell: `*`, `lock-?`. Critical alerts are not suppressed unless `critical` says so."""
 
     until: int
     sentinel: str = "*"
@@ -76,13 +76,14 @@ class Silence(Struct, frozen=True, omit_defaults=True):
     reason: str = "*"
     profile: str = "*"
     by: str = ""
-    """the account that said so"""
+    """the account that made it"""
     note: str = ""
     claimed: str = ""
-    """who the client says it was; not checked"""
+    """the name that the client gave; not checked"""
     critical: bool = False
 
     def covers(self, message: Message, event: AlertEvent, now: int) -> bool:
+        """Whether notifications about this alert are suppressed now."""
         return (
             now < self.until
             and (self.critical or event.severity is not Severity.CRITICAL)
@@ -94,51 +95,54 @@ class Silence(Struct, frozen=True, omit_defaults=True):
 
 
 class AlertRecord(Struct, frozen=True):
-    """An alert with everything that is known of it."""
+    """An alert with its status and its deliveries."""
 
     record: Record
     status: AlertStatus
     deliveries: list[Delivery]
     said: bytes | None = None
-    """the status, as it lies on its bucket"""
+    """the status as the ledger stores it"""
 
     @property
     def key(self) -> bytes:
+        """The key of the alert's message."""
         return self.record.message.key
 
     @property
     def severity(self) -> Severity:
-        """As it stands."""
+        """The present severity."""
         return current(read_event(self.record.message.body), self.status).severity
 
 
-async def _nobody(_: bytes) -> None:
+async def _no_hub(_: bytes) -> None:
     pass
 
 
 class AlertOperations:
-    """One ledger's."""
+    """The operations on the alerts of one ledger."""
 
     def __init__(
-        self, ledger: Ledger, profiles: Profiles, changed: Callable[[bytes], Awaitable[None]] = _nobody
+        self, ledger: Ledger, profiles: Profiles, changed: Callable[[bytes], Awaitable[None]] = _no_hub
     ) -> None:
         self._ledger = ledger
         self._profiles = profiles
         self._changed = changed
         self.changing = asyncio.Lock()
-        """for whoever changes a status by what it was"""
+        """held while a status is replaced by one that depends on it"""
 
     def now(self) -> int:
+        """The time of the ledger's clock."""
         return self._ledger.clock.now()
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def get(self, key: bytes) -> AlertRecord | None:
+        """The alert of this key."""
         record = await self._ledger.find(key)
         return None if record is None or record.message.kind != EVENT else await self._whole(record)
 
     async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
-        """By its id, or by how that begins."""
+        """The alert of this id, or the only one whose id begins with it; raises `Malformed` otherwise."""
         if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
             return exact
         found = [
@@ -149,7 +153,7 @@ class AlertOperations:
         found = [record for record in found if record.message.id == id_] or found
         if len(found) > 1:
             who = ", ".join(f"{one.message.scope}/{one.message.id}" for one in found[:5])
-            raise Malformed(f"several alerts are called {id_!r}: {who}; write more of the id, or --sentinel")
+            raise Malformed(f"the id {id_!r} fits several alerts: {who}; write more of it, or --sentinel")
         if not found:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
         return await self._whole(found[0])
@@ -168,6 +172,7 @@ class AlertOperations:
         return AlertRecord(record, read_status(said), await self._ledger.deliveries(key), said)
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
+        """The newest alerts with this status and of this sentinel."""
         return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
 
     async def page(
@@ -179,33 +184,33 @@ class AlertOperations:
         before: tuple[int, bytes] = NEWEST,
         since: int = 0,
     ) -> tuple[list[AlertRecord], tuple[int, bytes] | None]:
-        """The newest alerts below `before` that were accepted `since` then, and where the next page begins;
-        None: that was all. A page may be short, or empty, and still have a next one: nothing else was found
-        where it looked."""
+        """A page of the newest alerts below `before` that were accepted after `since`, and where the next
+        page begins; None after the last page. A page may be short or empty and still have a next one,
+        since only so many alerts are searched for one page."""
         wanted = None if not standing else _standing(standing)
         said = await self._ledger.bucket(STATUSES) if wanted is not None else {}
         found: list[AlertRecord] = []
         most = SEARCHED if standing or sentinel else limit + 1
-        looked, place = 0, before
+        searched, position = 0, before
         async for record in self.newest(most, before):
             if record.accepted_at < since:
                 break
-            looked += 1
+            searched += 1
             if sentinel in ("", record.message.scope) and (
                 wanted is None or read_status(said.get(name_in_bucket(record.message.key))).standing is wanted
             ):
                 if len(found) == limit:
-                    return found, place
+                    return found, position
                 found.append(await self._whole(record))
             if len(found) < limit or found[-1].record is record:
-                place = (record.accepted_at, record.message.key)
-            if looked == most:
-                return found, place
+                position = (record.accepted_at, record.message.key)
+            if searched == most:
+                return found, position
         return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
-        """The newest deliveries; `open` and `dead` are kinds of states. An alert that failed before there was
-        any delivery (its profile was missing) has one to nobody."""
+        """The newest deliveries in a state; `open` and `dead` stand for several states. An alert that
+        failed without a delivery, since its profile was missing, is shown with one to `nobody`."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
@@ -219,28 +224,28 @@ class AlertOperations:
         return found[:limit]
 
     async def forget(self, keys: Sequence[bytes]) -> None:
-        """Nothing need be known any more of what was said about these."""
+        """Remove the statuses of alerts that the ledger has forgotten."""
         if keys:
             await self._ledger.write(*(DropItem(STATUSES, name_in_bucket(key)) for key in keys))
         for key in keys:
             await self._changed(key)
 
-    # ── saying something about an alert ──────────────────────────────────────────────────────────
+    # ── changing the status ──────────────────────────────────────────────────────────────────────
 
     async def say(
         self, alert: AlertRecord, standing: AlertState, by: str, note: str = "", claimed: str = ""
     ) -> AlertStatus:
-        """Acknowledge, resolve or take back. `by` is the authenticated account, `claimed` who its client says
-        it is. Whoever has said so first, has: again changes nothing, and what is over
-        stays over, however many say something at the same moment, and wherever."""
+        """Acknowledge, resolve or cancel an alert. `by` is the authenticated account, `claimed` the name
+        that its client gave. The first change to a status wins, also among several hubs: repeating it
+        changes nothing, and an alert that is over stays so."""
         async with self.changing:
             while True:
                 if alert.status.standing is standing:
                     return alert.status
                 if alert.status.standing.over:
                     raise Malformed(
-                        f"this alert is {alert.status.standing.value} by {alert.status.by or '?'}; "
-                        "nothing is left"
+                        f"this alert is already {alert.status.standing.value} by {alert.status.by or '?'}; "
+                        "nothing is left to do"
                     )
                 now = self._ledger.clock.now()
                 status = structs.replace(
@@ -254,22 +259,25 @@ class AlertOperations:
         return status
 
     def _unless_changed(self, alert: AlertRecord, status: AlertStatus, now: int) -> PutNewItem | CheckItem:
-        """A new status with what follows from it, if nobody has said anything since the alert was read."""
+        """Store a new status with what follows from it, if the status has not changed since the alert was
+        read."""
         put, follow = self._put(alert, status), self._follow(alert, status, now)
         if alert.said is None:
             return PutNewItem(put.bucket, put.name, put.body, then=follow)
         return CheckItem(put.bucket, put.name, alert.said, then=(put, *follow))
 
     def writes(self, alert: AlertRecord, status: AlertStatus, now: int, *, silenced: bool = False) -> Group:
-        """A new status, with what follows from it. `silenced`: what is critical is not to be told, either."""
-        more = () if silenced else self._told_at_last(alert, status, now)
+        """Store a new status with what follows from it. `silenced`: no notification, not even about a
+        critical alert."""
+        more = () if silenced else self._first_deliveries(alert, status, now)
         return (self._put(alert, status), *self._follow(alert, status, now), *more)
 
     def _put(self, alert: AlertRecord, status: AlertStatus) -> PutItem:
         return PutItem(STATUSES, name_in_bucket(alert.key), msgspec.json.encode(status))
 
     def _follow(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
-        """What a new status brings with it: who need not be told any more, and who has to be told again."""
+        """What follows from a new status: deliveries that are cancelled, and recipients that are notified
+        again."""
         writes: list[Write] = []
         standing = status.standing
         reason = f"{standing.value} by {status.by}" if status.by else standing.value
@@ -297,7 +305,8 @@ class AlertOperations:
         return tuple(writes)
 
     def corrections(self, alert: AlertRecord, now: int) -> list[Write]:
-        """To whoever was told, or may have been, of an alert that was then taken back; each gets one."""
+        """Deliveries of the cancellation to recipients that were, or may have been, notified; one for
+        each."""
         told = {
             one.ref.recipient
             for one in alert.deliveries
@@ -308,8 +317,9 @@ class AlertOperations:
         return [Deliver(_first(alert, name, DeliveryKind.CORRECTION), now, expires) for name in sorted(told)]
 
     def _raised(self, alert: AlertRecord, status: AlertStatus, now: int) -> tuple[list[Write], int]:
-        """What follows when an alert becomes critical. Who was told is told once more, who waits only for
-        quiet hours, or for others, waits no longer. Also how many that waited are superseded."""
+        """What follows when an alert becomes critical. Recipients that were notified are notified once
+        more; deliveries that wait for quiet hours or for other alerts wait no longer. Also returns how
+        many of those are superseded."""
         if not self._becomes_critical(alert, status):
             return [], 0
         profile = self._profiles.get(alert.record.message.recipient)
@@ -335,11 +345,11 @@ class AlertOperations:
         refs = [_first(alert, name, DeliveryKind.RAISED) for name in sorted(again)]
         return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
 
-    def _told_at_last(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
-        """An alert that nobody was told of (it was silenced, its profile only lists, every address refused
-        it) has become critical: everybody is told now, and if that is nobody, those of the default
-        profile."""
-        if not self.is_untold(alert, status):
+    def _first_deliveries(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
+        """The deliveries of an alert that becomes critical and has reached no recipient: it was silenced,
+        its profile only lists, or every address refused it. All recipients of its profile are notified
+        now; if there are none, those of the default profile."""
+        if not self.is_unnotified(alert, status):
             return ()
         profile = self._profiles.get(alert.record.message.recipient)
         planned = () if profile is None else profile.plan(now, urgent=True)
@@ -358,8 +368,8 @@ class AlertOperations:
             told |= {one.ref: one for one in self._to_fallback(alert, now, known)}
         return tuple(told.values())
 
-    def is_untold(self, alert: AlertRecord, status: AlertStatus) -> bool:
-        """Whether an alert becomes critical that nobody was told of, nor will be."""
+    def is_unnotified(self, alert: AlertRecord, status: AlertStatus) -> bool:
+        """Whether an alert becomes critical that has reached no recipient, and will reach none."""
         if status.standing.over or not self._becomes_critical(alert, status):
             return False
         return all(one.state in DEAD for one in alert.deliveries)
@@ -372,11 +382,12 @@ class AlertOperations:
         profile = self._profiles.get(alert.record.message.recipient)
         return DAY if profile is None else profile.lasts
 
-    # ── dead letters ─────────────────────────────────────────────────────────────────────────────
+    # ── deliveries by hand ───────────────────────────────────────────────────────────────────────
 
     async def retry(self, alert: AlertRecord, recipient: str = "") -> list[Delivery]:
-        """Try again what ended badly, or was tried in vain and waits. Of a recipient that is named, whatever
-        its state: also what arrived, was called off, or waits for its time."""
+        """Deliver again what has failed, or waits after a failed attempt. To a recipient that is named,
+        the alert is delivered again whatever the state: also if it arrived, was called off, or waits for
+        its time."""
         now = self._ledger.clock.now()
         writes: list[Write] = []
         latest = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda d: d.ref.round)}
@@ -392,19 +403,18 @@ class AlertOperations:
                 writes.append(Deliver(ref, now, now + self._lasts(alert)))
         if not writes:
             raise Malformed(
-                "nothing of this alert was tried in vain or has ended badly; "
-                "name a recipient (--to) to tell it now, or again"
+                "no delivery of this alert has failed; name a recipient (--to) to deliver it now, or again"
             )
         await self._ledger.write(*writes)
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
 
     async def _begin_again(self, alert: AlertRecord, now: int) -> list[Delivery]:
-        """Nobody was told at all, since the profile was missing or the alert silenced."""
+        """Deliver an alert that has no deliveries, since its profile was missing or it was silenced."""
         profile = self._profiles.get(alert.record.message.recipient)
         if profile is None or not profile.steps:
             raise Malformed(
-                f"profile {alert.record.message.recipient!r} names nobody to tell; see 'duly profile set'"
+                f"profile {alert.record.message.recipient!r} names no recipient; see 'duly profile set'"
             )
         planned = [one for one in profile.plan(now, urgent=True) if one.round == 0]
         refs = [_first(alert, one.recipient, DeliveryKind.BY_HAND) for one in planned]
@@ -413,8 +423,8 @@ class AlertOperations:
         return await self._ledger.deliveries(alert.key)
 
     async def fall_back(self, alert: AlertRecord, reason: str) -> bool:
-        """Nobody could be told, and that is noted: tell those of the default profile who were not tried, and
-        record it; whether it still was to be done."""
+        """Deliver a critical alert that reached no recipient to those of the default profile that were not
+        tried, and record the failure; returns False if that was done before."""
         now, name, message = self._ledger.clock.now(), name_in_bucket(alert.key), alert.record.message
         tried = {one.ref.recipient for one in alert.deliveries}
         recorded = RecordRefusal(message.scope, message.id[:ID_SHOWN], "untold", reason, now)
@@ -425,7 +435,7 @@ class AlertOperations:
         return noted
 
     def _to_fallback(self, alert: AlertRecord, now: int, tried: Collection[str]) -> list[Deliver]:
-        """To those of the default profile, besides these."""
+        """Deliveries to the recipients of the default profile, except those that were tried."""
         profile = self._profiles.fallback
         to = [] if profile is None else [label for step in profile.steps for label in step.to]
         expires = now + self._lasts(alert)
@@ -435,7 +445,7 @@ class AlertOperations:
         return [Deliver(ref, now, expires) for ref in refs]
 
     async def edit(self, alert: AlertRecord, recipient: str, url: str) -> list[Delivery]:
-        """Send it to another address instead."""
+        """Deliver an alert to another address instead of this recipient."""
         rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
         if not rounds:
             known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "nobody"
@@ -455,23 +465,25 @@ class AlertOperations:
     # ── silences ─────────────────────────────────────────────────────────────────────────────────
 
     async def silence(self, silence: Silence) -> str:
-        """Keep quiet; returns the silence's name."""
+        """Store a silence; returns its name."""
         existing = await self.silences()
         now = self._ledger.clock.now()
         over = [DropItem(SILENCES, old) for old, one in existing.items() if one.until < now]
         number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
         body = msgspec.json.encode(silence)
         while not await self._ledger.apply(PutNewItem(SILENCES, str(number), body), changed(), *over):
-            number += 1  # somebody was faster
+            number += 1  # the number was taken meanwhile
         await self._changed(b"")
         return str(number)
 
     async def unsilence(self, name: str) -> bool:
+        """Remove a silence; returns whether there was one."""
         gone = await self._ledger.apply(DropItem(SILENCES, name), changed())
         await self._changed(b"")
         return gone
 
     async def silences(self) -> dict[str, Silence]:
+        """All silences by name."""
         bucket = await self._ledger.bucket(SILENCES)
         return {name: msgspec.json.decode(body, type=Silence) for name, body in bucket.items()}
 
@@ -490,18 +502,18 @@ def _next_by_hand(alert: AlertRecord, recipient: str) -> DeliveryRef:
 
 
 def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
-    """Whether a delivery of this kind is no longer wanted; what is sent by hand always is."""
+    """Whether a delivery of this kind is no longer wanted; one that was made by hand always is."""
     match standing:
         case AlertState.OPEN:
             return False
         case AlertState.ACKNOWLEDGED:
-            return kind in PLANNED  # that it has become worse is news to them, too
+            return kind in PLANNED  # that it has become critical is news even then
         case AlertState.RESOLVED | AlertState.CANCELLED:
             return kind in TELLING
 
 
 def _to_nobody(alert: AlertRecord) -> list[Delivery]:
-    """The delivery that an alert should have had, and could not have."""
+    """The delivery that is shown for an alert that failed without one."""
     record = alert.record
     if record.state not in DEAD:
         return []
@@ -533,15 +545,16 @@ def _is(wanted: str, state: State) -> bool:
             return wanted == state.word
 
 
-# ── as people and programs see it ────────────────────────────────────────────────────────────────
+# ── presentation ─────────────────────────────────────────────────────────────────────────────────
 
 
-def named(alert: AlertRecord) -> dict[str, Any]:
+def named(alert: AlertRecord) -> dict[str, object]:
+    """The names of an alert: its event and its sentinel."""
     return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
 
 
-def show(alert: AlertRecord) -> dict[str, Any]:
-    """An alert as people and programs want to see it: times in milliseconds."""
+def show(alert: AlertRecord) -> dict[str, object]:
+    """An alert as the API shows it; times are in milliseconds."""
     record, status = alert.record, alert.status
     event = read_event(record.message.body) if record.message.kind == EVENT else None
     seen = shown(record.message, status) | {
@@ -558,8 +571,9 @@ def show(alert: AlertRecord) -> dict[str, Any]:
     return seen
 
 
-def show_delivery(one: Delivery) -> dict[str, Any]:
-    seen: dict[str, Any] = {
+def show_delivery(one: Delivery) -> dict[str, object]:
+    """A delivery as the API shows it; times are in milliseconds."""
+    seen: dict[str, object] = {
         "recipient": one.ref.recipient,
         "round": one.ref.round,
         "kind": one.ref.kind.word,
@@ -575,7 +589,7 @@ def show_delivery(one: Delivery) -> dict[str, Any]:
     return seen
 
 
-def show_forgotten(one: Delivery) -> dict[str, Any]:
+def show_forgotten(one: Delivery) -> dict[str, object]:
     """A delivery without its alert, as the archive keeps it."""
     sentinel, event = names_in(one.ref.key)
     return {"event": event, "sentinel": sentinel} | show_delivery(one)

@@ -1,9 +1,9 @@
-"""Profiles: who is told of an alert, in which order, and when they are left in peace.
+"""Profiles: the recipients of alerts, the order in which they are notified, and their quiet hours.
 
-The laws. A profile names addresses; what is stored of an alert names only their labels, and so does
-everything that is shown: the addresses, which may hold passwords, stay on their own bucket. An address is
-kept when the profiles that named it are changed, since deliveries to it may still be under way. The step that
-an escalation is at is the delivery's round, and its time is the delivery's due: nothing else waits for it.
+A profile names addresses by their labels, and so does everything that is stored or shown of an alert: the
+addresses, which may hold passwords, are in a bucket of their own. An address is kept when the profiles
+that name it change, since deliveries to it may be under way. The step of an escalation is the round of a
+delivery, and its time is the time at which the delivery is due: nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -35,52 +35,51 @@ from duly.storage.secret_box import SecretBox, is_sealed
 PROFILES: Final = "profiles"
 ADDRESSES: Final = "addresses"
 DEFAULT: Final = "default"
-"""Who is told when an alert names a profile that is not there."""
+"""The profile of alerts that name a missing one."""
 
 CONFIGURED: Final = "alerts-configured"
 VERSION: Final = "version"
-"""What hubs on one ledger compare to know whether profiles or silences have changed."""
+"""An item that changes with every profile and silence, so that hubs on one ledger notice it with one read."""
 
 STEPS: Final = 20
 QUIET: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
 def changed() -> PutItem:
-    """Goes with every change of a profile or a silence: other hubs on the ledger see that they must look."""
+    """The write that belongs to every change of a profile or a silence, so that other hubs notice it."""
     return PutItem(CONFIGURED, VERSION, secrets.token_bytes(8))
 
 
 class EscalationStep(Struct, frozen=True):
-    """Whom to tell, how long after the alert (µs): the first at once, the others if nobody has said by then
-    that they take care of it."""
+    """The recipients of one step, and how long after the alert they are notified (µs): those of the first
+    step at once, later ones if the alert was not acknowledged by then."""
 
     after: int
     to: tuple[str, ...]
-    """labels"""
+    """labels of addresses"""
 
 
 class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who is told. Times of day are in `zone`."""
+    """The recipients of alerts and the rules for notifying them. Times of day are in `zone`."""
 
     steps: tuple[EscalationStep, ...] = ()
     quiet: str = ""
-    """22:00-07:00: only what is critical is told then, the rest afterwards"""
+    """22:00-07:00: only critical alerts are delivered then, the others afterwards"""
     zone: str = "UTC"
     lasts: int = DAY
     """how long a delivery is tried"""
     tries: int = 0
-    """how often at most; 0: as often as fits"""
+    """attempts of a delivery at most; 0 sets no limit"""
     most: int = 10
-    """messages to one recipient in a minute; what is more goes together; 0: no limit"""
+    """messages to one recipient in a minute; further alerts are sent together; 0 sets no limit"""
     together: int = MINUTE
     """how long the later events of one episode wait for each other"""
     heartbeat: int = 0
-    """how often a sentinel of this profile has to show that it is there, if it promises nothing itself; 0: it
-    need not"""
+    """the interval of heartbeats of a sentinel that promises none itself; 0 demands none"""
     grace: int = MINUTE
     """how much later than promised a heartbeat may be"""
     silent: Severity = Severity.CRITICAL
-    """how bad it is that a sentinel has fallen silent"""
+    """the severity of the alert about a silent sentinel"""
 
     def __post_init__(self) -> None:
         if self.quiet and not QUIET.fullmatch(self.quiet):
@@ -94,9 +93,9 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.lasts < SECOND:
             raise Malformed("a delivery is tried for at least a second")
         if self.heartbeat < 0 or 0 < self.heartbeat < SECOND or self.grace < 0:
-            raise Malformed("a heartbeat comes every second at most, with a grace of 0 seconds or more")
+            raise Malformed("heartbeats are at least a second apart, and their grace is 0 seconds or more")
         if self.tries < 0:
-            raise Malformed("a delivery is tried so often, once or more; 0 is as often as fits")
+            raise Malformed("the number of tries is 1 or more, or 0 for no limit")
         if len(self.steps) > STEPS:
             raise Malformed(f"an escalation has at most {STEPS} steps")
         if any(step.after < 0 for step in self.steps):
@@ -104,7 +103,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         RecipientPolicy(most=self.most, together=self.together)
 
     def plan(self, now: int, *, urgent: bool) -> tuple[PlannedDelivery, ...]:
-        """The deliveries of an alert that has just come in."""
+        """The deliveries of a new alert."""
         begins = now if urgent or not self.quiet else self._after_quiet(now)
         return tuple(
             PlannedDelivery(label, begins + step.after, begins + step.after + self.lasts, round_)
@@ -113,11 +112,12 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
-    def route(self) -> RecipientPolicy:
+    def recipient_policy(self) -> RecipientPolicy:
+        """How many messages a recipient of this profile gets."""
         return RecipientPolicy(most=self.most, together=self.together)
 
     def _after_quiet(self, now: int) -> int:
-        """Now, or when the quiet hours are over.
+        """The present time, or the end of the quiet hours.
 
         >>> night = Profile(quiet="22:00-07:00")
         >>> three = 3 * 3_600_000_000
@@ -140,14 +140,14 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChannelAddress(Struct, frozen=True, omit_defaults=True):
-    """Where a label leads. Nobody is shown one."""
+    """The address behind a label; it is never shown."""
 
     url: str
     secret: str = ""
 
 
 class ProfileDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile as somebody writes it down: addresses, not labels."""
+    """A profile as an operator writes it, with addresses instead of labels."""
 
     send: tuple[str, ...] = ()
     escalate: tuple[tuple[float, str], ...] = ()
@@ -163,11 +163,11 @@ class ProfileDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     grace: float = 60.0
     silent: Severity = Severity.CRITICAL
     nobody: bool = False
-    """it is meant that this profile tells nobody"""
+    """confirms that this profile has no recipients"""
 
 
 class Profiles:
-    """The profiles and addresses of one ledger, in memory. `refresh` before use."""
+    """The profiles and addresses of one ledger, in memory; `refresh` reads them."""
 
     def __init__(self, ledger: Ledger, *, private: bool = True, box: SecretBox | None = None) -> None:
         self._ledger = ledger
@@ -175,23 +175,23 @@ class Profiles:
         self._private = private
         self._profiles: dict[str, Profile] = {}
         self._addresses: dict[str, ChannelAddress] = {}
-        self._routes: dict[str, RecipientPolicy] = {}
+        self._policies: dict[str, RecipientPolicy] = {}
 
     async def refresh(self) -> None:
-        """Read everything again."""
+        """Read all profiles and addresses again."""
         profiles, addresses = await self._ledger.bucket(PROFILES), await self._ledger.bucket(ADDRESSES)
         self._profiles = {name: msgspec.json.decode(body, type=Profile) for name, body in profiles.items()}
         self._addresses = {
             label: address
             for label, body in addresses.items()
-            if (address := self._unseal(label, body)) is not None
+            if (address := self._decrypt(label, body)) is not None
         }
-        self._note_routes()
+        self._index_policies()
 
-    async def seal(self) -> int:
-        """Seal the addresses that an older version has stored in plain; how many there were."""
+    async def encrypt_addresses(self) -> int:
+        """Encrypt the addresses that an older version has stored in plain; returns how many there were."""
         plain = [
-            PutItem(ADDRESSES, label, self._seal(label, msgspec.json.decode(body, type=ChannelAddress)))
+            PutItem(ADDRESSES, label, self._encrypt(label, msgspec.json.decode(body, type=ChannelAddress)))
             for label, body in (await self._ledger.bucket(ADDRESSES)).items()
             if self._box is not None and not is_sealed(body.decode())
         ]
@@ -199,33 +199,33 @@ class Profiles:
             await self._ledger.write(*plain)
         return len(plain)
 
-    def _seal(self, label: str, address: ChannelAddress) -> bytes:
+    def _encrypt(self, label: str, address: ChannelAddress) -> bytes:
         body = msgspec.json.encode(address)
-        return body if self._box is None else self._box.seal(body.decode(), _place(label)).encode()
+        return body if self._box is None else self._box.seal(body.decode(), _box_context(label)).encode()
 
-    def _unseal(self, label: str, body: bytes) -> ChannelAddress | None:
-        """None if it is sealed and there is no key here: its label can be shown all the same."""
+    def _decrypt(self, label: str, body: bytes) -> ChannelAddress | None:
+        """The address; None if it is encrypted and there is no key, so that only its label can be shown."""
         text = body.decode()
         if self._box is not None:
-            text = self._box.open(text, _place(label))
+            text = self._box.open(text, _box_context(label))
         elif is_sealed(text):
             return None
         return msgspec.json.decode(text, type=ChannelAddress)
 
-    def _note_routes(self) -> None:
-        """A recipient that several profiles name can take what the most generous one says."""
-        routes: dict[str, RecipientPolicy] = {}
+    def _index_policies(self) -> None:
+        """Give a recipient that several profiles name the most generous of their limits."""
+        policies: dict[str, RecipientPolicy] = {}
         for profile in self._profiles.values():
             for step in profile.steps:
                 for label in step.to:
-                    other = routes.get(label)
+                    other = policies.get(label)
                     if other is None or not profile.most or 0 < other.most < profile.most:
-                        routes[label] = profile.route
-        self._routes = routes
+                        policies[label] = profile.recipient_policy
+        self._policies = policies
 
     async def knows(self, name: str) -> bool:
-        """Whether there is a profile for alerts that name this one; if not here, then in the ledger, where
-        another hub may just have put it."""
+        """Whether there is a profile for alerts that name this one; it may be one that another hub has
+        just stored."""
         if self.get(name) is None and not self._ledger.sole:
             for one in (name, DEFAULT):
                 if await self._ledger.item(PROFILES, one) is not None:
@@ -233,54 +233,61 @@ class Profiles:
                     break
         return self.get(name) is not None
 
-    # ── asking: from memory ──────────────────────────────────────────────────────────────────────
+    # ── from memory ──────────────────────────────────────────────────────────────────────────────
 
     def get(self, name: str) -> Profile | None:
+        """The profile for alerts that name this one; the default profile if it is missing."""
         return self._profiles.get(name) or self._profiles.get(DEFAULT)
 
     @property
     def fallback(self) -> Profile | None:
-        """Who is told of something critical that could not be told to anybody else."""
+        """The profile whose recipients get critical alerts that reached no other recipient."""
         return self._profiles.get(DEFAULT)
 
     def tries(self, message: Message) -> int:
+        """The most attempts for a delivery of this alert; 0 for no limit."""
         profile = self.get(message.recipient)
         return 0 if profile is None else profile.tries
 
     def all(self) -> dict[str, Profile]:
+        """All profiles, sorted by name."""
         return dict(sorted(self._profiles.items()))
 
     def named(self, name: str) -> Profile:
+        """The profile of this name; raises `Malformed` if there is none."""
         if name not in self._profiles:
             raise Malformed(f"there is no profile {name!r}; 'duly profile list' shows which there are")
         return self._profiles[name]
 
     def address(self, label: str) -> ChannelAddress | None:
+        """The address behind a label."""
         return self._addresses.get(label)
 
-    def route(self, label: str) -> RecipientPolicy:
-        return self._routes.get(label, _ORDINARY)
+    def recipient_policy(self, label: str) -> RecipientPolicy:
+        """How many messages a recipient gets."""
+        return self._policies.get(label, _DEFAULT_POLICY)
 
     def doubt(self, label: str) -> DoubtPolicy:
+        """What follows an attempt of which it is not known whether it arrived."""
         address = self._addresses.get(label)
         return DoubtPolicy.STOP if address is None else declared(address.url)
 
     # ── changing: in the ledger, then in memory ──────────────────────────────────────────────────
 
     async def set(self, name: str, draft: ProfileDraft) -> tuple[Profile, dict[str, str]]:
-        """Store a profile; it, and the secrets made for new webhooks, which cannot be had again."""
+        """Store a profile. Returns it with the secrets made for new webhooks, which cannot be shown again."""
         check_name(name)
         made: dict[str, str] = {}
         writes: list[Write] = []
         steps: dict[int, list[str]] = {}
         for after, url in [(0.0, url) for url in draft.send] + list(draft.escalate):
-            label, write, secret = await self._note(url, draft.secret)
+            label, write, secret = await self._prepare_address(url, draft.secret)
             writes += write
             if secret:
                 made[label] = secret
-            told = steps.setdefault(round(after * SECOND), [])
-            if label not in told:
-                told.append(label)
+            labels = steps.setdefault(round(after * SECOND), [])
+            if label not in labels:
+                labels.append(label)
         profile = Profile(
             steps=tuple(EscalationStep(after, tuple(to)) for after, to in sorted(steps.items())),
             quiet=draft.quiet,
@@ -295,8 +302,8 @@ class Profiles:
         )
         if not profile.steps and not draft.nobody:
             raise Malformed(
-                f"profile {name!r} would tell nobody; say whom with --send, or --nobody if its alerts are "
-                "only to be listed"
+                f"profile {name!r} would tell nobody; name an address with --send, or use --nobody if its "
+                "alerts are only to be listed"
             )
         writes.append(PutItem(PROFILES, name, msgspec.json.encode(profile)))
         await self._ledger.write(*writes, changed())
@@ -304,21 +311,21 @@ class Profiles:
         return profile, made
 
     async def add_address(self, url: str) -> str:
-        """Note an address that no profile names (yet); its label."""
-        label, writes, _ = await self._note(url, "")
+        """Store an address that no profile names; returns its label."""
+        label, writes, _ = await self._prepare_address(url, "")
         if writes:
             await self._ledger.write(*writes, changed())
             await self.refresh()
         return label
 
     async def remove(self, name: str) -> bool:
-        """Forget a profile; whether there was one. Its addresses stay."""
+        """Remove a profile; returns whether there was one. Its addresses stay."""
         gone = await self._ledger.apply(DropItem(PROFILES, name), changed())
         await self.refresh()
         return gone
 
-    async def _note(self, url: str, secret: str) -> tuple[str, list[Write], str]:
-        """The label of an address, what to write down of it, and its secret if that is new."""
+    async def _prepare_address(self, url: str, secret: str) -> tuple[str, list[Write], str]:
+        """The label of an address, the writes that store it, and its secret if that is new."""
         await asyncio.to_thread(check_url, url, private=self._private)  # some services are slow to load
         label = self._label(url)
         known = self._addresses.get(label)
@@ -331,16 +338,16 @@ class Profiles:
             return label, [], ""
         made = "" if secret or not webhook else new_secret()
         address = ChannelAddress(url, (secret or made) if webhook else "")
-        return label, [PutItem(ADDRESSES, label, self._seal(label, address))], made
+        return label, [PutItem(ADDRESSES, label, self._encrypt(label, address))], made
 
     def _label(self, url: str) -> str:
-        """An address keeps the label it has."""
+        """The label of an address; a known address keeps its own."""
         known = (label for label, address in self._addresses.items() if address.url == url)
         return next(known, None) or label_of(url, b"" if self._box is None else self._box.tag_key)
 
 
-def _place(label: str) -> str:
+def _box_context(label: str) -> str:
     return f"{ADDRESSES}/{label}"
 
 
-_ORDINARY: Final = RecipientPolicy()
+_DEFAULT_POLICY: Final = RecipientPolicy()

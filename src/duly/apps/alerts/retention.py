@@ -1,16 +1,16 @@
-"""Retention: what has ended and can no longer be repeated is forgotten, alerts only after they are archived.
+"""Retention: forgets messages that have ended and cannot be repeated; alerts are archived first.
 
-The laws: in small steps, with a breath between them, so that nobody waits for it. What is forgotten was ended
-and outside its horizon: the ledger's floor makes sure that its id is never fresh again. Deliveries have a
-period of their own, which may be shorter than that of their alert; a mark says up to which alert they are
-gone. Those of an alert that has not ended by then stay as long as it does.
+It works in small steps and lets others run in between. Only messages that have ended and are outside their
+horizon are forgotten: the ledger's floor makes sure that their ids are never fresh again. Deliveries have
+a period of their own, which may be shorter than that of their alert; a mark says up to which alert they
+are gone. Those of an alert that has not ended by then stay as long as it does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 from duly.apps.alerts.archive import ALERTS, DELIVERIES, Archive
 from duly.apps.alerts.operations import AlertOperations, show, show_forgotten
@@ -20,19 +20,20 @@ from duly.core.units import MS
 from duly.storage.ledger import OLDEST, AgedMessage, Ledger
 
 STEP: Final = 500
+"""Messages that are forgotten in one step."""
 COUNTED: Final = 100_000
-"""A dry run counts so far."""
+"""The most messages that a dry run counts."""
 MARK: Final = "retention/deliveries"
-"""Deliveries of alerts that were accepted before this have been forgotten."""
+"""The mark before which the deliveries of alerts are forgotten."""
 
 
 async def prune(
     ledger: Ledger, operations: AlertOperations, archive: Archive, deliveries_kept: int
-) -> dict[str, Any]:
-    """Forget what is due; what was done."""
+) -> dict[str, object]:
+    """Forget what is due; returns how much that was."""
     now = ledger.clock.now()
     messages = alerts = 0
-    await ledger.prune(keys=())  # the floor follows the time that can be trusted, also if nothing is due
+    await ledger.prune(keys=())  # raises the floor to trusted time, even if nothing is due
     while old := await ledger.prunable(STEP):
         events = [record.message.key for record in old if record.message.kind == EVENT]
         whole = [alert for key in events if (alert := await operations.get(key)) is not None]
@@ -76,8 +77,8 @@ async def _aged(ledger: Ledger, before: int) -> AsyncIterator[list[AgedMessage]]
         await asyncio.sleep(0)
 
 
-async def would_prune(ledger: Ledger, archive: Archive, deliveries_kept: int) -> dict[str, Any]:
-    """The same, without doing it."""
+async def would_prune(ledger: Ledger, archive: Archive, deliveries_kept: int) -> dict[str, object]:
+    """What `prune` would forget, without doing it."""
     now = ledger.clock.now()
     old = await ledger.prunable(COUNTED)
     going = {record.message.key for record in old}

@@ -1,12 +1,12 @@
-"""The verbs on alerts, deliveries and profiles, as the command line and the hub's door for it know them.
+"""The verbs of the command line on alerts, deliveries and profiles.
 
-The laws. They are the same through a running hub and without one. Who acknowledged, resolved or silenced is
-the account that has authenticated, never what a client says; that is kept beside it, as a claim.
+They are the same with and without a running hub. The account that acknowledged, resolved or silenced is the
+authenticated one; the name that a client gives is stored beside it as a claim.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -39,12 +39,12 @@ async def administer(
             await operations.say(alert, standing, by, wanted.get("note", ""), _claimed(wanted, by))
             return show(await _asked(operations, wanted))
         case "alert.silence":
-            said: dict[str, Any] = {name: value for name, value in wanted.items() if name in _SILENCED}
-            if not said.keys() & {"sentinel", "device", "reason", "profile"}:
+            chosen: dict[str, object] = {name: value for name, value in wanted.items() if name in _SILENCED}
+            if not chosen.keys() & {"sentinel", "device", "reason", "profile"}:
                 raise Malformed("say what to silence: --sentinel, --device, --reason or --profile")
             until = operations.now() + round(float(wanted["lasts"]) * SECOND)
-            said |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
-            quiet = msgspec.convert(said | {"critical": "critical" in wanted}, Silence)
+            chosen |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
+            quiet = msgspec.convert(chosen | {"critical": "critical" in wanted}, Silence)
             return {"silence": await operations.silence(quiet), **_show_silence(quiet)}
         case "alert.unsilence":
             return {"changed": await operations.unsilence(wanted["silence"])}
@@ -79,7 +79,7 @@ async def administer(
 
 
 def draft_of(raw: object) -> ProfileDraft:
-    """A profile as it was written down, or what is wrong with it."""
+    """Read a draft of a profile; raises `Malformed` if it is none."""
     try:
         return msgspec.convert(raw, ProfileDraft)
     except msgspec.ValidationError as problem:
@@ -87,16 +87,17 @@ def draft_of(raw: object) -> ProfileDraft:
 
 
 def _claimed(wanted: dict[str, str], by: str) -> str:
-    """Who the client says it is, if that is not who it is."""
-    said = wanted.get("by", "")
-    return "" if said == by else said
+    """The name that the client gave, if it is not that of its account."""
+    claimed = wanted.get("by", "")
+    return "" if claimed == by else claimed
 
 
 async def _asked(operations: AlertOperations, wanted: dict[str, str]) -> AlertRecord:
     return await operations.find(wanted["event"], wanted.get("sentinel", ""))
 
 
-def show_profile(name: str, profile: Profile) -> dict[str, Any]:
+def show_profile(name: str, profile: Profile) -> dict[str, object]:
+    """A profile as the API shows it; times are in seconds."""
     return {
         "name": name,
         "steps": [{"after": step.after / SECOND, "to": list(step.to)} for step in profile.steps],
@@ -112,6 +113,6 @@ def show_profile(name: str, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _show_silence(one: Silence) -> dict[str, Any]:
-    seen: dict[str, Any] = msgspec.to_builtins(one)
+def _show_silence(one: Silence) -> dict[str, object]:
+    seen: dict[str, object] = msgspec.to_builtins(one)
     return seen | {"until": one.until // MS}

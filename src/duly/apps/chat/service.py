@@ -336,7 +336,7 @@ class ChatService:
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
 
     async def _knows(self, name: str, asker: str = "") -> bool:
-        return await self._accounts.look(name, asker) is Role.USER
+        return await self._accounts.find_role(name, asker) is Role.USER
 
     async def _may_add(self, me: str, other: str) -> bool:
         if not await self._knows(other, me):

@@ -331,7 +331,10 @@ class MqttDevices:
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
     async def _status(self, name: str, payload: bytes, old: bool) -> None:
-        if self._accounts.role_of(name) is None and await self._accounts.look(name, HUB) is not Role.DEVICE:
+        if (
+            self._accounts.role_of(name) is None
+            and await self._accounts.find_role(name, HUB) is not Role.DEVICE
+        ):
             raise Malformed(f"{name} reports its status, but there is no such device")
         status = fd.decode_status(payload)
         if status is not None:

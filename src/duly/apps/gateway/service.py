@@ -253,7 +253,7 @@ class GatewayService:
 
     async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Look for a grant that another hub may have made a moment ago."""
-        if not await self._accounts.look_for_grant(who, message.recipient):
+        if not await self._accounts.find_grant(who, message.recipient):
             raise not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
         return said if isinstance(said, bool) else await said

@@ -1,16 +1,19 @@
-"""Simulation: whole worlds of senders, a hub and receivers, in virtual time, from one seed.
+"""Simulation: worlds of senders, hubs and receivers that run in virtual time and follow from one seed.
 
-plan.py      what a seed means: how many, how bad
-network.py   drops, repeats, delays, cuts
-disk.py      a ledger whose process may die around every commit
-nodes.py     the production machines and engine, with a wire between them
-world.py     one run: faults, then calm, then replays of old frames; and its log
-checkers.py  what must hold, seen from outside
-gateway.py   the same course of events with the production gateway, apps and devices
-chat.py      and with people who chat
-tower.py     a fanout with bad channels, and what must hold of it
-sentinels.py sentinels and a tower: signals, countdowns, corrections; and what must hold of them
-runner.py    many seeds, shrinking, the report
+plan.py           what a seed means: how many processes and messages, and how many faults
+network.py        a network that loses, repeats and delays packets, and whose links are cut
+disk.py           a ledger whose process may die around every commit
+nodes.py          processes with the production machines and engine, connected by the network
+world.py          one run: faults, then calm, then replays of old frames; and its log
+checkers.py       what must hold, judged by the log alone
+gateway.py        the same run with the production gateway, apps and devices
+multi_hub.py      and with several hubs on one ledger
+chat.py           and with people who chat
+tower.py          a fanout with channels that fail
+sentinels.py      sentinels and a tower: signals, countdowns, corrections
+broker.py         an MQTT broker; peers.py: nodes that use it
+push_checkers.py  what must hold of pushes and presence
+runner.py         many seeds, shrinking, the report
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An MQTT broker in a simulated world, and the sockets that lead to it.
 
-It speaks the packets of MQTT 3.1.1 with the production link, which notices nothing. It keeps sessions,
-retained messages and wills in memory alone: when it dies it has forgotten everything, as Mosquitto does.
-Connections keep order and break; what was not acknowledged comes again, and some of the rest too.
+It exchanges packets of MQTT 3.1.1 with the production link. It keeps sessions, retained messages and wills
+in memory only: when it dies it forgets everything, as Mosquitto does. Connections keep order and break;
+what was not acknowledged is sent again, and sometimes more than that.
 """
 
 from __future__ import annotations
@@ -29,91 +29,101 @@ _CLEAN, _WILL, _RETAIN_WILL = 0x02, 0x04, 0x20
 
 
 class WiredLoop(VirtualLoop):
-    """A virtual loop whose connections lead to a broker; the name of the host is that of who calls."""
+    """A virtual loop whose connections lead to a broker; the name of the host is that of the client."""
 
     def __init__(self, accept: Callable[[asyncio.Protocol, str], asyncio.Transport]) -> None:
         super().__init__()
         self._accept = accept
 
-    async def create_connection(self, *args: Any, **more: Any) -> Any:
+    async def create_connection(self, *args: Any, **more: object) -> Any:
+        """Connect to the broker."""
         factory, host, *_ = args
         protocol = factory()
         return self._accept(protocol, host), protocol
 
 
-class Letter(Struct, frozen=True):
+class SimPublish(Struct, frozen=True):
+    """A message that was published."""
+
     topic: str
     payload: bytes
     retained: bool = False
 
 
 class SimSession:
-    """What the broker keeps for one client id."""
+    """The session that the broker keeps for one client id."""
 
     def __init__(self, *, clean: bool) -> None:
         self.clean = clean
         self.filters: dict[str, int] = {}
-        self.waiting: deque[Letter] = deque()
-        self.unacknowledged: dict[int, Letter] = {}
-        self.line: SimConnection | None = None
+        self.waiting: deque[SimPublish] = deque()
+        self.unacknowledged: dict[int, SimPublish] = {}
+        self.connection: SimConnection | None = None
         self.number = 0
 
 
 class SimBroker:
+    """The broker of a world."""
+
     def __init__(self, world: World, heard: Callable[[str, bytes], None]) -> None:
         self._world = world
         self.heard = heard
         self._sessions: dict[str, SimSession] = {}
         self._retained: dict[str, bytes] = {}
-        self._lines: list[SimConnection] = []
-        self.recorded: list[Letter] = []
-        """what somebody could have heard who listens to everything"""
+        self._connections: list[SimConnection] = []
+        self.recorded: list[SimPublish] = []
+        """all messages that were published"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
+        """Accept a connection."""
         if ("hub", client) in self._world.network.cut:
             raise ConnectionRefusedError(111, "cut off")
-        line = SimConnection(self, self._world, protocol, client)
-        self._lines.append(line)
-        return line.socket
+        connection = SimConnection(self, self._world, protocol, client)
+        self._connections.append(connection)
+        return connection.socket
 
     def die(self) -> None:
-        """And be there again at once, with nothing in mind."""
+        """Die and restart at once, without any memory."""
         self._world.faults += 1
         self._world.log.note("broker", "dies")
         self._sessions.clear()
         self._retained.clear()
-        lines, self._lines = self._lines, []
-        for line in lines:
-            line.will = None
-            line.wire.break_()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.will = None
+            connection.wire.break_()
 
     def hang_up(self, client: str) -> None:
-        """A client's process is gone, and the system closes its sockets."""
-        for line in [line for line in self._lines if line.wire.client == client]:
-            line.wire.break_()
+        """Close the connections of a client whose process has died."""
+        for connection in [
+            connection for connection in self._connections if connection.wire.client == client
+        ]:
+            connection.wire.break_()
 
-    def opened(self, line: SimConnection, client_id: str, *, clean: bool) -> bool:
-        """Whether there was a session; who had it is thrown out."""
+    def opened(self, connection: SimConnection, client_id: str, *, clean: bool) -> bool:
+        """Open a session; returns whether it existed. Another connection of the same client id is closed."""
         known = self._sessions.get(client_id)
-        if known is not None and known.line is not None:
-            known.line.wire.break_()
+        if known is not None and known.connection is not None:
+            known.connection.wire.break_()
         present = known is not None and not known.clean and not clean
         session = known if known is not None and present else SimSession(clean=clean)
-        self._sessions[client_id] = line.session = session
-        session.line = line
+        self._sessions[client_id] = connection.session = session
+        session.connection = connection
         return present
 
-    def lost(self, line: SimConnection) -> None:
-        if line in self._lines:
-            self._lines.remove(line)
-        if line.session is not None and line.session.line is line:
-            line.session.line = None
-        if line.will is not None:
-            will, line.will = line.will, None
+    def lost(self, connection: SimConnection) -> None:
+        """Forget a connection that broke, and publish its will."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+        if connection.session is not None and connection.session.connection is connection:
+            connection.session.connection = None
+        if connection.will is not None:
+            will, connection.will = connection.will, None
             self.publish(will.topic, will.payload, retain=will.retained)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self.recorded.append(Letter(topic, payload))
+        """Hand a message to all subscribed sessions."""
+        self.recorded.append(SimPublish(topic, payload))
         self.heard(topic, payload)
         if retain:
             self._retained[topic] = payload
@@ -122,55 +132,59 @@ class SimBroker:
         for session in list(self._sessions.values()):
             found = [qos for each, qos in session.filters.items() if _matches(each, topic)]
             if found:
-                self._hand_out(session, Letter(topic, payload), max(found))
+                self._hand_out(session, SimPublish(topic, payload), max(found))
 
     def subscribed(self, session: SimSession, filter_: str, qos: int) -> None:
+        """Add a subscription, and hand out retained messages."""
         session.filters[filter_] = qos
         for topic, payload in list(self._retained.items()):
             if _matches(filter_, topic):
-                self._hand_out(session, Letter(topic, payload, True), qos)
+                self._hand_out(session, SimPublish(topic, payload, True), qos)
 
-    def _hand_out(self, session: SimSession, letter: Letter, qos: int) -> None:
-        if session.line is None or not session.line.welcomed:
+    def _hand_out(self, session: SimSession, message: SimPublish, qos: int) -> None:
+        if session.connection is None or not session.connection.welcomed:
             if qos:
-                session.waiting.append(letter)
+                session.waiting.append(message)
         else:
-            session.line.deliver(letter, qos)
+            session.connection.deliver(message, qos)
 
 
 class SimConnection:
-    """One connection, as the broker sees it."""
+    """The broker's end of a connection."""
 
     def __init__(self, broker: SimBroker, world: World, protocol: asyncio.Protocol, client: str) -> None:
         self._broker, self._world, self._protocol = broker, world, protocol
         self.wire = Wire(world, client)
-        self.socket = Socket(self, protocol)
+        self.socket = SimSocket(self, protocol)
         self.wire.on_break = [lambda: broker.lost(self), self.socket.broke]
         self.session: SimSession | None = None
-        self.will: Letter | None = None
+        self.will: SimPublish | None = None
         self.welcomed = False
         self._rest = b""
         asyncio.get_running_loop().call_soon(protocol.connection_made, self.socket)
 
     def say(self, data: bytes) -> None:
+        """Send bytes to the client."""
         self.wire.carry(0, self.socket.receive, data)
 
     def hear(self, data: bytes) -> None:
+        """Receive bytes of the client."""
         data = self._rest + data
         found, rest, _ = packets.split(data)
         self._rest = data[rest:]
         for first, start, end in found:
             self._take(first, data[start:end])
 
-    def deliver(self, letter: Letter, qos: int, dup: int = 0) -> None:
-        session, topic = self.session, packets.text(letter.topic)
+    def deliver(self, message: SimPublish, qos: int, dup: int = 0) -> None:
+        """Send a message to the client."""
+        session, topic = self.session, packets.text(message.topic)
         assert session is not None
         if not qos:
-            self.say(_quick(topic, letter))
+            self.say(_publish_qos0(topic, message))
             return
         number = session.number = session.number % packets.LAST_NUMBER + 1
-        session.unacknowledged[number] = letter
-        packet = packets.publish(topic, number, letter.payload, retain=letter.retained)
+        session.unacknowledged[number] = message
+        packet = packets.publish(topic, number, message.payload, retain=message.retained)
         self.say(bytes((packet[0] | dup,)) + packet[1:])
         if self._world.faulty and self._world.rng.random() < self._world.plan.repeat:
             self._world.faults += 1
@@ -215,59 +229,64 @@ class SimConnection:
         if flags & _WILL:
             topic, at = _text(body, at)
             size = int.from_bytes(body[at : at + 2], "big")
-            self.will = Letter(topic, body[at + 2 : at + 2 + size], bool(flags & _RETAIN_WILL))
+            self.will = SimPublish(topic, body[at + 2 : at + 2 + size], bool(flags & _RETAIN_WILL))
         present = self._broker.opened(self, client_id, clean=bool(flags & _CLEAN))
         self.say(bytes((packets.CONNACK, 2, present, 0)))
         self.welcomed = True
         session = self.session
         assert session is not None
         again, session.unacknowledged = session.unacknowledged, {}
-        for letter in again.values():
-            self.deliver(letter, 1, packets.DUP)
+        for message in again.values():
+            self.deliver(message, 1, packets.DUP)
         while session.waiting:
             self.deliver(session.waiting.popleft(), 1)
 
 
-class Socket(asyncio.Transport):
-    """The client's end."""
+class SimSocket(asyncio.Transport):
+    """The client's end of a connection."""
 
-    def __init__(self, line: SimConnection, protocol: asyncio.Protocol) -> None:
+    def __init__(self, connection: SimConnection, protocol: asyncio.Protocol) -> None:
         super().__init__()
-        self._line, self._protocol = line, protocol
+        self._connection, self._protocol = connection, protocol
         self._closing = self._over = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes to the broker."""
         if not self._closing:
-            self._line.wire.carry(1, self._line.hear, bytes(data))
+            self._connection.wire.carry(1, self._connection.hear, bytes(data))
 
     def close(self) -> None:
+        """Close the connection after what was written has arrived."""
         if not self._closing:
             self._closing = True
-            # What was written before arrives before.
-            self._line.wire.carry(1, lambda _: self._line.wire.break_(), b"")
+            self._connection.wire.carry(1, lambda _: self._connection.wire.break_(), b"")
             asyncio.get_running_loop().call_soon(self.broke)
 
     def abort(self) -> None:
+        """Break the connection at once."""
         self._closing = True
-        self._line.wire.break_()
+        self._connection.wire.break_()
 
     def is_closing(self) -> bool:
+        """Whether the connection is closed or closing."""
         return self._closing
 
     def receive(self, data: bytes) -> None:
+        """Hand bytes of the broker to the client."""
         if not self._over:
             self._protocol.data_received(data)
 
     def broke(self) -> None:
+        """Tell the client that the connection is lost."""
         self._closing = True
         if not self._over:
             self._over = True
             self._protocol.connection_lost(None)
 
 
-def _quick(topic: bytes, letter: Letter) -> bytes:
-    """A PUBLISH at QoS 0: there is no number in it."""
-    full = packets.publish(topic, 1, letter.payload, retain=letter.retained)
+def _publish_qos0(topic: bytes, message: SimPublish) -> bytes:
+    """A PUBLISH packet at QoS 0, which has no packet number."""
+    full = packets.publish(topic, 1, message.payload, retain=message.retained)
     ((first, start, end),), _, _ = packets.split(full)
     body = full[start : start + len(topic)] + full[start + len(topic) + 2 : end]
     size = len(body)

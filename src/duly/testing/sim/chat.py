@@ -1,9 +1,10 @@
-"""Worlds of chat: the production `Chat` of the hub and `duly.Chat` of its people, with simulated sockets.
+"""Worlds of chat: the production `ChatService` of the hub and `duly.Chat` of its people, with simulated
+sockets.
 
-Everybody talks to somebody or to the group that all are in. Each keeps a view: what they were shown of every
-conversation, and where their own lines went. Whatever breaks meanwhile, in the end all views are the same,
-complete, in order and without repeats; a checker outside the code compares them with the hub's streams.
-Some acknowledgements never arrive, though the connection stays: what they were for has to be told again.
+Each person writes to others or to the group that all are in, and keeps a view: what it was shown of every
+conversation, and where its own lines went. Whatever breaks meanwhile, in the end all views are the same,
+complete, in order and without repeats; a checker compares them with the hub's streams. Some
+acknowledgements are lost although the connection stays: their lines have to be sent again.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from duly.wire.session import Session
 if TYPE_CHECKING:
     from duly.clients.base import Link
 
-ALONE, TOGETHER = "one_chat", "group_chat"
+DIRECT, IN_GROUP = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
 AGAIN_WITHIN: Final = 20.0
-"""Seconds in which what was not acknowledged is told again for the first time: five, and what a hub may need
-to get over a disk that fails."""
+"""Seconds within which an unacknowledged line is sent again for the first time: five, and what a hub may
+need to recover from a disk that fails."""
 
 
-class _ChatHubs(Accounts):
-    """Everybody is somebody: who is who is not what these worlds are about."""
+class _OpenChatAccounts(Accounts):
+    """Accounts in which every name is a user: these worlds are not about logins."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = frozenset(names)
@@ -57,7 +58,7 @@ class _ChatHubs(Accounts):
     def role_of(self, name: str) -> Role | None:
         return Role.USER if name in self._names else None
 
-    async def look(self, name: str, asker: str = "") -> Role | None:
+    async def find_role(self, name: str, asker: str = "") -> Role | None:
         return self.role_of(name)
 
     def stands(self, principal: Principal) -> bool:
@@ -71,7 +72,7 @@ class _ChatHubs(Accounts):
 
 
 class _SeenChat(ChatApplication):
-    """The production chat, with an observer at its window."""
+    """The production chat, with its replies noted in the log."""
 
     node: SimProcess
 
@@ -84,6 +85,8 @@ class _SeenChat(ChatApplication):
 
 
 class ChatHub(GatewayHub):
+    """A hub with the production chat."""
+
     async def begin(self) -> None:
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
@@ -93,10 +96,10 @@ class ChatHub(GatewayHub):
         for name in names:
             buckets.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
             buckets.setdefault(c.convs(name), {})[GROUP] = b""
-        journal = AuditLog(self.ledger)
-        self.chat = _SeenChat(self.ledger, _ChatHubs(names), journal)
+        audit = AuditLog(self.ledger)
+        self.chat = _SeenChat(self.ledger, _OpenChatAccounts(names), audit)
         self.chat.node = self
-        self.router = Router(journal, [self.chat])
+        self.router = Router(audit, [self.chat])
         self.engine = self.chat.engine
         await self.chat.start()
 
@@ -160,6 +163,8 @@ class _SimChat(Chat):
 
 
 class Person(SimProcess):
+    """A person with the production chat client."""
+
     async def begin(self) -> None:
         self.chat = chat = _SimChat(self)
         await chat.__aenter__()
@@ -175,7 +180,7 @@ class Person(SimProcess):
             self.world.log.saw(self, line.conv, line.n, line.sender, line.id)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        to = GROUP if kind == TOGETHER else recipient
+        to = GROUP if kind == IN_GROUP else recipient
         try:
             sent = await self.chat.send(to, "wanted", expires=lasts / SECOND if lasts else None)
         except DulyError:
@@ -184,31 +189,34 @@ class Person(SimProcess):
 
 
 class Talk(Struct):
-    """What one connection was told in one conversation, and has acknowledged."""
+    """How far one connection was sent one conversation, and has acknowledged it."""
 
     who: str
     told: int = 0
     acked: int = 0
     since: float = 0.0
-    """when it was last told something new, or acknowledged more"""
+    """the time of the last new line or acknowledgement"""
     again: bool = False
-    """it was told something again since: the next time may be long after"""
+    """whether a line was sent again since: the next repeat may come much later"""
 
 
 class ChatWorld(GatewayWorld):
+    """A world of people who chat at one hub."""
+
     sender = Person
     receiver = Person
     hub = ChatHub
-    kinds = (ALONE, TOGETHER)
-    at_most_once = frozenset({ALONE, TOGETHER})
+    kinds = (DIRECT, IN_GROUP)
+    at_most_once = frozenset({DIRECT, IN_GROUP})
 
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.deaf = Random(f"deaf {plan.seed}")
-        """draws which acknowledgements are lost, so that the rest of a seed stays what it was"""
+        """draws which acknowledgements are lost; separate, so that the rest of a seed does not depend on
+        it"""
         self.talks: dict[object, dict[str, Talk]] = {}
         self.forgotten: list[tuple[str, str, int]] = []
-        """(who, conversation, number) of lines that were not told again"""
+        """(person, conversation, number) of lines that were not sent again"""
 
     def pushed(self, client: str, session: object, frame: bytes) -> None:
         shown = frames.decode(frame)
@@ -223,13 +231,14 @@ class ChatWorld(GatewayWorld):
         self.loop.call_later(AGAIN_WITHIN, self._judge, session, shown.conv, talk.since)
 
     def hear_ack(self, session: object, conv: str, n: int) -> None:
+        """Note an acknowledgement that has arrived at the hub."""
         talk = self.talks.get(session, {}).get(conv)
         if talk is not None and n > talk.acked:
             talk.acked, talk.since, talk.again = n, self.loop.time(), False
             self.loop.call_later(AGAIN_WITHIN, self._judge, session, conv, talk.since)
 
     def _judge(self, session: object, conv: str, since: float) -> None:
-        """Nothing has happened in a conversation for a while: then nothing is owed there."""
+        """Note a line that is still unacknowledged after a while and was not sent again."""
         talk = self.talks.get(session, {}).get(conv)
         if talk is not None and talk.since == since and talk.acked < talk.told and not talk.again:
             self.forgotten.append((talk.who, conv, talk.acked + 1))
@@ -239,11 +248,11 @@ class ChatWorld(GatewayWorld):
         if isinstance(write, w.AppendEntry) and write.ends:
             want = self.log.wanted[write.key]
             now = asyncio.get_running_loop().time()
-            # The line is where it belongs: that is the effect.
+            # A line that is stored in its conversation is the effect.
             self.log.effect_at(now, want.message.recipient, node.incarnation, want.message)
 
     def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
-        """What everybody was shown of each conversation they are in."""
+        """The lines that each person was shown, by conversation."""
         found: dict[str, dict[str, list[SeenMessage]]] = {name: {} for name in self.nodes if name != "hub"}
         for stream in self.settled_disks["hub"].streams:
             conv = stream.removeprefix("chat/")
@@ -256,7 +265,7 @@ class ChatWorld(GatewayWorld):
 
 
 def told_again(world: World) -> Iterator[Finding]:
-    """What was told and is not acknowledged is told again, though nobody comes and nothing is said."""
+    """A line that is not acknowledged is sent again, even if no client connects and no line is written."""
     assert isinstance(world, ChatWorld)
     for who, conv, n in world.forgotten:
         yield f"{who} has not acknowledged {conv} {n}, and was not told it again", b""

@@ -1,7 +1,7 @@
-"""What must hold, judged from outside: by what devices did, what senders were told, what was committed.
+"""What must hold in every world, judged by what devices did, what senders learned and what was committed.
 
-Each checker yields sentences; a sentence is a violation. They know nothing of machines or engines, so a
-bug there cannot hide itself here. The promises they stand for are in brackets.
+Each checker yields sentences; a sentence is a violation. Checkers do not know machines or engines, so a
+bug there cannot hide itself here. The promises that they stand for are in brackets.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from duly.testing.loops import LoopClock
 from duly.testing.sim.world import WantedMessage, World
 
 CLOCKS_DIFFER: Final = 120 * SECOND
-"""More than clocks are wrong by, or set by, without being wrong altogether."""
+"""More than the difference of clocks in a world, except for those that are wrong by days."""
 
 Finding: TypeAlias = tuple[str, bytes]
-"""A sentence, and the key of the message it is about (empty: of none)."""
+"""A sentence, and the key of the message that it is about; empty if it is about none."""
 
 
 def once(world: World) -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def once(world: World) -> Iterator[Finding]:
 
 
 def wanted(world: World) -> Iterator[Finding]:
-    """[P2] Only what somebody wanted takes effect, and only where it was wanted."""
+    """[P2] Only what a sender wanted takes effect, and only at its recipient."""
     for effect in world.log.effects:
         want = world.log.wanted.get(effect.message.key)
         if want is None or effect.message.body != want.message.body:
@@ -55,7 +55,7 @@ def wanted(world: World) -> Iterator[Finding]:
 
 
 def stored(world: World) -> Iterator[Finding]:
-    """[P1] What a node has said it stored is on its disk, whatever happened since."""
+    """[P1] What a process has acknowledged as stored is on its disk, whatever happened since."""
     for name, promised in world.settled_promises.items():
         disk = world.settled_disks[name]
         for key in promised:
@@ -64,7 +64,7 @@ def stored(world: World) -> Iterator[Finding]:
 
 
 def admitted_once(world: World) -> Iterator[Finding]:
-    """[P2] A ledger admits an id once in its life, also after it was forgotten."""
+    """[P2] A ledger admits an id only once, even after it has forgotten it."""
     admitted: set[tuple[str, bytes]] = set()
     for name, write, result in world.log.commits:
         match write, result:
@@ -77,7 +77,7 @@ def admitted_once(world: World) -> Iterator[Finding]:
 
 
 def forward(world: World) -> Iterator[Finding]:
-    """[P5] States move along the table and ends stand."""
+    """[P5] States move along the table, and ends do not change."""
     states: dict[tuple[str, bytes], State] = {}
     for name, write, result in world.log.commits:
         match write, result:
@@ -91,7 +91,7 @@ def forward(world: World) -> Iterator[Finding]:
 
 
 def fenced(world: World) -> Iterator[Finding]:
-    """[P3] An attempt is begun once, and only the newest one ends a delivery, or gives it back."""
+    """[P3] An attempt begins once, and only the newest one ends or postpones a delivery."""
     newest: dict[tuple[str, w.DeliveryRef], int] = {}
     for name, write, result in world.log.commits:
         match write, result:
@@ -115,7 +115,7 @@ def ordered(world: World) -> Iterator[Finding]:
         order = message.order
         straggler = want.epoch == 0 and at >= world.log.reinstalled.get(message.scope, at + 1)
         if order is None or message.key in counted or straggler:
-            continue  # across a reinstall the counter says nothing: see ADR 4
+            continue  # a reinstalled sender counts from the start: see ADR 4
         counted.add(message.key)
         lane = (receiver, order.key, message.scope, want.epoch)
         if want.n < marks.get(lane, -1):
@@ -124,7 +124,7 @@ def ordered(world: World) -> Iterator[Finding]:
 
 
 def settled(world: World) -> Iterator[Finding]:
-    """[P5] After the calm everything has ended, everywhere, and its sender was told."""
+    """[P5] After the calm every message has ended everywhere, and its sender has learned how."""
     for name, disk in world.settled_disks.items():
         if name in world.gone:
             continue
@@ -150,7 +150,8 @@ def settled(world: World) -> Iterator[Finding]:
 
 
 def honest(world: World) -> Iterator[Finding]:
-    """[P2, P5] One outcome: what the sender was told is what the hub has stored, and it is the truth."""
+    """[P2, P5] A message has one outcome: what its sender learned is what the hub has stored, and it is
+    true."""
     happened = {effect.message.key for effect in world.log.effects} | set(_ledger_effects(world))
     hub = _hub(world)
     for key, told in world.log.outcomes.items():
@@ -174,7 +175,8 @@ def honest(world: World) -> Iterator[Finding]:
 
 
 def informed(world: World) -> Iterator[Finding]:
-    """[P5] `unknown` is the last resort: never where the hub knows the end and could have been asked."""
+    """[P5] `unknown` is the last resort: it never stands where the hub knows the end and could have been
+    asked."""
     hub = _hub(world)
     for key, told in world.log.outcomes.items():
         record = hub.messages.get(key)
@@ -193,7 +195,7 @@ def informed(world: World) -> Iterator[Finding]:
 
 
 def explained(world: World) -> Iterator[Finding]:
-    """[P5] Every refusal is recorded with its reason; nothing is superseded without a later one."""
+    """[P5] Every refusal is recorded with its reason; no message is superseded without a later one."""
     recorded = {
         (name, refusal.scope, refusal.id, refusal.word)
         for name, node in world.nodes.items()
@@ -218,8 +220,8 @@ def explained(world: World) -> Iterator[Finding]:
 
 
 def outdone(world: World) -> Iterator[Finding]:
-    """[P4] Only what was handed over supersedes, and not what has failed; except that what was under way when
-    a node started anew counts there, whatever becomes of it."""
+    """[P4] A message is superseded only by one that was handed over and has not failed. An attempt that
+    was under way when its process restarted counts as handed over, whatever becomes of it."""
     handed: dict[str, dict[bytes, State]] = {}
     when: dict[tuple[str, bytes], int] = {}
     for at, (name, write, result) in enumerate(world.log.commits):
@@ -253,7 +255,7 @@ def _in_replay(want: WantedMessage) -> bool:
 
 
 def _level(name: str) -> str:
-    """Hubs on one ledger know what the others have handed over."""
+    """The name under which commits are compared: hubs on one ledger know what the others have handed over."""
     return "hub" if name.startswith("hub") else name
 
 
@@ -261,7 +263,8 @@ _WITHOUT_EFFECT: Final = {State.FAILED, State.EXPIRED, State.CANCELLED, State.SU
 
 
 def agreed(world: World) -> Iterator[Finding]:
-    """[P1, P4] Everybody's view of every conversation is the hub's: complete, in order, without repeats."""
+    """[P1, P4] The view of each person of every conversation is the hub's: complete, in order, without
+    repeats."""
     streams = _hub(world).streams
     for name, convs in world.views().items():
         for conv, seen in convs.items():
@@ -297,7 +300,7 @@ def agreed(world: World) -> Iterator[Finding]:
 
 
 def quiet(world: World) -> Iterator[Finding]:
-    """Where nothing goes wrong, everything is simply done (or overtaken, where only the latest counts)."""
+    """In a world without faults every message is done, or superseded where only the latest counts."""
     if world.plan.seed % 8:
         return
     for key, want in world.log.wanted.items():
@@ -309,7 +312,7 @@ def quiet(world: World) -> Iterator[Finding]:
 
 
 def timely(world: World) -> Iterator[Finding]:
-    """A ledger never takes for forgotten what is still to come, whatever its clocks have shown."""
+    """A ledger never has a floor in the future, whatever its clocks have shown."""
     now = LoopClock(world.loop).now()
     for name, node in world.nodes.items():
         ahead = node.disk.floor.until - now
@@ -324,7 +327,7 @@ CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
 
 
 def _hub(world: World) -> Disk:
-    """The one in the middle; where there is none it knows nothing."""
+    """The disk of the hub; an empty one where there is no hub."""
     return world.settled_disks.get("hub") or Disk()
 
 
@@ -333,7 +336,7 @@ def _ledger_effects(world: World) -> list[bytes]:
 
 
 def _effects_in_order(world: World) -> Iterator[tuple[float, str, Message]]:
-    """All effects, outside and committed, in the order they happened."""
+    """All effects, outside and committed, in the order in which they happened."""
     outside = [(effect.at, effect.receiver, effect.message.key) for effect in world.log.effects]
     inside = [(at, who, key) for at, who, what, key in world.log.lines if what == "EFFECT committed"]
     for at, who, key in sorted(outside + inside, key=lambda item: item[0]):
@@ -343,7 +346,7 @@ def _effects_in_order(world: World) -> Iterator[tuple[float, str, Message]]:
 
 
 def _died_after(world: World, name: str, key: bytes) -> bool:
-    """Whether the sender died after the end was stored: then it reads it in its own ledger."""
+    """Whether the sender died after it had stored the end: then it finds the end in its own ledger."""
     ended = [
         at for at, who, what, about in world.log.lines
         if who == name and about == key and what.startswith("commits ") and State[what[8:].upper()].terminal
@@ -354,12 +357,13 @@ def _died_after(world: World, name: str, key: bytes) -> bool:
 
 
 def _may_supersede(other: WantedMessage, want: WantedMessage) -> bool:
-    """Something later of the same sender; where only the latest counts, anything else in the lane."""
+    """Whether a message is later and of the same sender; where only the latest counts, whether it is in
+    the same lane."""
     if want.message.order is None or other.message.order is None or other is want:
         return False
     if (other.message.recipient, other.message.order.key) != (want.message.recipient, want.message.order.key):
         return False
     if other.message.scope == want.message.scope:
-        # A straggler from before a reinstall may overtake the first of the new count: see ADR 4.
+        # A late message from before a reinstall may supersede the first new ones: see ADR 4.
         return other.epoch != want.epoch or other.n > want.n
     return want.message.order.mode is Mode.LATEST

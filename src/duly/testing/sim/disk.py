@@ -1,5 +1,8 @@
-"""A memory ledger with the manners of a disk: commits take time, the process may die just before or just
-after one, and once dead it writes no more. What is on the `Disk` is what the next process finds."""
+"""A memory ledger that behaves like a disk: commits take time, and its process may die just before or
+after one.
+
+A dead process writes no more. What is on the `Disk` is what the next process finds.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from duly.storage.memory import Disk, MemoryLedger
 
 
 class SimLedger(MemoryLedger):
-    """`fault(moment)` is asked before and after every commit: 'crash', 'fail' or ''."""
+    """A ledger with faults: `fault(moment)` is called before and after every commit and returns 'crash',
+    'fail' or ''."""
 
-    confirm = 60 * SECOND  # its horizon is one of minutes
+    confirm = 60 * SECOND  # the horizon of simulated worlds is minutes
 
     def __init__(
         self,

@@ -1,17 +1,17 @@
-"""Worlds of the gateway: the production `GatewayService`, `App` and `Device`, with simulated sockets between
-them.
+"""Worlds of the gateway: the production `GatewayService`, `App` and `Device`, with simulated sockets
+between them.
 
-A socket keeps order and repeats nothing, but it breaks, with whatever was on its way, and is made again.
-What then must hold is the same as in any other world, and the same checkers judge it.
+A socket keeps order and repeats nothing, but it breaks, with whatever is under way, and is made again. The
+same must hold as in any other world, and the same checkers judge it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from duly.clients.base import Link
 
 LOCK, LAMP = "lock_control", "dev_control"
-"""Opening must happen at most once; lighting may be repeated."""
+"""Kinds of commands: opening a lock must happen at most once, lighting a lamp may be repeated."""
 
 POLICY: Final = ControlPolicy(
     max_age=2 * MINUTE, remember=5 * MINUTE, skew=MINUTE, patience=30 * SECOND, lasts=30 * SECOND,
     resend=RetryPolicy.fixed(3 * SECOND, tries=6),
 )  # fmt: skip
 AHEAD: Final = Window(frames=2, bytes=1_000)
-"""So small that something waits for it in most worlds."""
+"""So small that in most worlds something waits for it."""
 PUSHED: Final = 40.0
-"""Until when devices push."""
+"""The time until which devices push."""
 WANTED: Final = b'"wanted"'
 
 
 class Wire:
-    """One connection: two queues that keep order, until it breaks."""
+    """A connection: one queue in each direction that keeps order, until it breaks."""
 
     def __init__(self, world: World, client: str) -> None:
         self.world = world
@@ -70,6 +70,7 @@ class Wire:
         self._free = [0.0, 0.0]
 
     def carry(self, way: int, deliver: Callable[[bytes], None], frame: bytes) -> None:
+        """Deliver a frame after a while, unless the connection breaks."""
         world = self.world
         if self.broken or ("hub", self.client) in world.network.cut:
             self.break_()
@@ -90,10 +91,11 @@ class Wire:
             deliver(frame)
 
     def break_(self) -> None:
+        """Break the connection."""
         if not self.broken:
             self.broken = True
-            for told in self.on_break:
-                asyncio.get_running_loop().call_soon(told)
+            for callback in self.on_break:
+                asyncio.get_running_loop().call_soon(callback)
 
 
 class HubSession(UncongestedSession):
@@ -104,17 +106,19 @@ class HubSession(UncongestedSession):
         self._deliver = deliver
 
     def push(self, frame: OutgoingFrame) -> None:
+        """Send a frame to the client."""
         text = encode(frame)
         if not self._wire.broken:
             self._wire.world.pushed(self._wire.client, self, text)
         self._wire.carry(0, self._deliver, text)
 
     def close(self, reason: str) -> None:
+        """Break the connection."""
         self._wire.break_()
 
 
 class SimLink:
-    """The client's end: what `duly.clients.websocket_link.WebSocketLink` is on a real network."""
+    """The client's end of a wire, in place of `duly.clients.websocket_link.WebSocketLink`."""
 
     denial = None
 
@@ -134,25 +138,33 @@ class SimLink:
         self._welcomed = False
         self._tries = 0
         self._hub: GatewayHub | None = None
-        """the one we are connected to"""
+        """the hub that it is connected to"""
         self._life = node.incarnation
 
     async def start(self) -> None:
+        """Begin to connect."""
         self._connect()
 
     @property
     def _alive(self) -> bool:
-        """Whether the process that made this link still lives: its node may have begun anew since."""
+        """Whether the process that made this link is still the one that runs."""
         return self._node.alive and self._node.incarnation == self._life
 
     async def ready(self) -> Frame:
+        """Wait for the first welcome."""
         return await self._first
 
     @property
     def connected(self) -> bool:
+        """Whether the hub has welcomed this connection."""
         return self._wire is not None and self._welcomed
 
     async def stop(self) -> None:
+        """Break the connection."""
+        self.break_()
+
+    def break_(self) -> None:
+        """Break the connection, if there is one."""
         if self._wire is not None:
             self._wire.break_()
 
@@ -202,6 +214,7 @@ class SimLink:
         self._heard(frame)
 
     def send(self, frame: bytes) -> None:
+        """Send a frame, if connected."""
         wire, session, hub = self._wire, self._session, self._hub
         if wire is None or session is None or hub is None or not self._welcomed or not self._alive:
             return
@@ -210,8 +223,8 @@ class SimLink:
         wire.carry(1, lambda raw: hub.hear(session, name, raw), frame)
 
 
-class _Everybody(Accounts):
-    """Everybody may command everything: who may what is not what these worlds are about."""
+class _OpenAccounts(Accounts):
+    """Accounts that may command everything: these worlds are not about permissions."""
 
     def __init__(self, devices: list[str], apps: list[str]) -> None:
         self._devices = frozenset(devices)
@@ -243,7 +256,7 @@ class _Everybody(Accounts):
 
 
 class _SeenGateway(GatewayService):
-    """The production gateway, with an observer at its window."""
+    """The production gateway, with its replies noted in the log."""
 
     node: SimProcess
 
@@ -256,6 +269,8 @@ class _SeenGateway(GatewayService):
 
 
 class GatewayHub(SimProcess):
+    """A hub with the production gateway."""
+
     wires: list[Wire]
     recorded: list[tuple[str, bytes]]
 
@@ -263,20 +278,20 @@ class GatewayHub(SimProcess):
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         names = list(self.world.nodes)
-        accounts = _Everybody(
+        accounts = _OpenAccounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
-        journal = AuditLog(self.ledger)
+        audit = AuditLog(self.ledger)
         self.gateway = _SeenGateway(
-            self.ledger, accounts, journal, GatewayPolicy(control=POLICY, ahead=AHEAD), self.bell()
+            self.ledger, accounts, audit, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
         )
-        self.router = Router(journal, [self.gateway])
+        self.router = Router(audit, [self.gateway])
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()
 
-    def bell(self) -> Notifier | None:
-        """Where there are other hubs, what wakes them."""
+    def notifier(self) -> Notifier | None:
+        """The notifier, where there are several hubs."""
         return None
 
     def die(self) -> None:
@@ -287,12 +302,15 @@ class GatewayHub(SimProcess):
             wire.break_()
 
     def principal(self, name: str) -> Principal:
+        """The account of a client."""
         return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
+        """Greet a client that has connected."""
         await self._quietly(session, self.router.connected(session, self.principal(name), cursors))
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
+        """Receive a frame of a client."""
         if self.alive:
             self.spawn(self._quietly(session, self._hear(session, name, raw)))
 
@@ -300,18 +318,26 @@ class GatewayHub(SimProcess):
         await settled(self.router.receive(session, self.principal(name), raw))
 
     def lost(self, session: Session, name: str) -> None:
+        """Forget a connection that broke."""
         if self.alive:
             self.spawn(self._quietly(session, self.router.disconnected(session, self.principal(name))))
 
-    async def _quietly(self, session: Session, call: Any) -> None:
+    async def _quietly(self, session: Session, call: Awaitable[object]) -> None:
         try:
             await call
         except DulyError as problem:
-            session.close(str(problem))  # as the transport does
+            session.close(str(problem))  # as a transport does
+
+
+def break_link(client: object) -> None:
+    """Break the simulated socket of a client, if it has one."""
+    link = getattr(client, "_link", None)
+    if isinstance(link, SimLink):
+        link.break_()
 
 
 def end_client(client: App | Device | Chat) -> None:
-    """A process is gone: its engine stands still and its socket breaks."""
+    """End a client as the death of its process does: its engine stops and its socket breaks."""
     client.tasks.kill()
     if hasattr(client, "_engine"):
         client._engine.kill()
@@ -319,9 +345,7 @@ def end_client(client: App | Device | Chat) -> None:
         client._pushes.engine.kill()
     if isinstance(client, Chat):
         client._at.cancel()
-    link: Any = getattr(client, "_link", None)
-    if link is not None and link._wire is not None:
-        link._wire.break_()
+    break_link(client)
 
 
 class _SimApp(App):
@@ -350,6 +374,8 @@ class _SimApp(App):
 
 
 class GatewayApp(SimProcess):
+    """An app with the production client."""
+
     async def begin(self) -> None:
         self.app = app = _SimApp(self)
         await app.__aenter__()
@@ -398,6 +424,8 @@ class _SimDevice(Device):
 
 
 class GatewayDevice(SimProcess):
+    """A device with the production client."""
+
     async def begin(self) -> None:
         self.device = device = _SimDevice(self)
         device.on(LOCK, effect="at_most_once")(self._handle)
@@ -408,7 +436,7 @@ class GatewayDevice(SimProcess):
             self.spawn(self._push(device))
 
     async def _push(self, device: Device) -> None:
-        """Tell something now and then, whether or not it can be heard."""
+        """Push something now and then, connected or not."""
         draw = Random(f"pushes {self.world.plan.seed} {self.name} {self.incarnation}").random
         loop = asyncio.get_running_loop()
         while loop.time() < PUSHED:
@@ -435,6 +463,8 @@ class GatewayDevice(SimProcess):
 
 
 class GatewayWorld(World):
+    """A world with one hub, apps and devices."""
+
     sender: type[SimProcess] = GatewayApp
     receiver: type[SimProcess] = GatewayDevice
     hub: type[SimProcess] = GatewayHub
@@ -442,7 +472,7 @@ class GatewayWorld(World):
     at_most_once = frozenset({LOCK})
 
     def _replay(self, count: int) -> None:
-        """Somebody recorded what apps and devices said, and says it again with their credentials."""
+        """Send recorded frames of apps again, with their credentials."""
         hub = self.nodes["hub"]
         assert isinstance(hub, GatewayHub)
         if not hub.ready:

@@ -1,8 +1,8 @@
-"""Worlds of several hubs: gateway worlds with two or three hubs on one disk, and a notifier that loses rings.
+"""Worlds of several hubs: gateway worlds with two or three hubs on one disk, and a notifier that loses hints.
 
-Clients go from hub to hub as their connections break; hubs die around their commits, each for itself. They
-also hang, and go on when the others have taken them for dead; they notice late that somebody has left them;
-and a device may leave for good. Seen from outside it is one hub: the same checkers judge it, and every write
+Clients move from hub to hub as their connections break; each hub dies around its own commits. Hubs also
+hang, and go on when the others have taken them for dead; they notice late that a client has left; and a
+device may leave for good. Seen from outside it is one hub: the same checkers judge it, and every write
 counts as that hub's.
 """
 
@@ -32,21 +32,22 @@ from duly.wire.session import Session
 
 HUBS: Final = ("hub", "hub2", "hub3")
 NOTICED: Final = 8.0
-"""Seconds, at most, until a hub notices that somebody has left it."""
+"""The most seconds until a hub notices that a client has left."""
 HANGS: Final = 20.0
+"""The longest hang, in seconds."""
 SLOW: Final = 0.1
-"""Share of the handlers that take long."""
+"""The share of handlers that take long."""
 SURE: Final = 0.25
-"""Seconds for which a device has been somewhere before everybody has to know it."""
+"""Seconds after which every hub has to know where a device is connected."""
 RECOVERY: Final = 3.0
-"""Seconds after a hang in which a hub is not judged."""
+"""Seconds after a hang for which a hub is not judged."""
 
 
 class LossyNotifier(LocalNotifier):
-    """Loses what the network would lose, and is as slow."""
+    """A notifier that loses hints as often as the network loses packets, and is as slow."""
 
-    def __init__(self, node: MultiHub, street: LocalBus) -> None:
-        super().__init__(node.ledger.worker, street)
+    def __init__(self, node: MultiHub, bus: LocalBus) -> None:
+        super().__init__(node.ledger.worker, bus)
         self._node = node
 
     async def _send(self, note: bytes) -> None:
@@ -61,7 +62,7 @@ class LossyNotifier(LocalNotifier):
 
 
 class DeviceStay(Struct):
-    """A device was at a hub, from one moment to another."""
+    """A time in which a device was connected to a hub."""
 
     device: str
     hub: MultiHub
@@ -70,17 +71,19 @@ class DeviceStay(Struct):
 
 
 class MultiHubLog(WorldLog):
+    """The log of a world with several hubs."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stays: dict[Session, DeviceStay] = {}
         self.offline: list[tuple[float, MultiHub, Message]] = []
-        """what was refused because its device was said to be nowhere"""
+        """messages that were refused since their device seemed to be offline"""
         self.holders: dict[w.DeliveryRef, str] = {}
-        """who began the newest attempt of what"""
+        """the hub that began the newest attempt of each delivery"""
         self.usurped: list[bytes] = []
-        """what somebody has called unanswered whose attempt it was not"""
-        self.homeless: list[tuple[float, str]] = []
-        """devices whose home was taken off its bucket"""
+        """messages that were given up by a hub that had not made the newest attempt"""
+        self.unregistered: list[tuple[float, str]] = []
+        """devices whose hub was removed from the registry"""
 
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
         super().replied(node, message, verdict)
@@ -89,6 +92,8 @@ class MultiHubLog(WorldLog):
 
 
 class MultiHub(GatewayHub):
+    """One of several hubs on one disk."""
+
     world: MultiHubWorld
 
     def __init__(self, world: MultiHubWorld, name: str, skew: int) -> None:
@@ -98,20 +103,20 @@ class MultiHub(GatewayHub):
     async def begin(self) -> None:
         self.ledger.sole = False
         await super().begin()
-        self.spawn(self._look())
+        self.spawn(self._poll())
 
-    def bell(self) -> Notifier:
-        bell = LossyNotifier(self, self.world.street)
-        self.world.street.notifiers.append(bell)
-        return bell
+    def notifier(self) -> Notifier:
+        notifier = LossyNotifier(self, self.world.bus)
+        self.world.bus.notifiers.append(notifier)
+        return notifier
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self.gateway.remote.refresh()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        stays = self.world.town_log.stays
+        stays = self.world.hubs_log.stays
         if name.startswith("dev"):
             stays[session] = stay = DeviceStay(name, self, float("inf"))
         await super().welcome(session, name, cursors)
@@ -120,14 +125,14 @@ class MultiHub(GatewayHub):
 
     def lost(self, session: Session, name: str) -> None:
         loop, world = asyncio.get_running_loop(), self.world
-        if session in world.town_log.stays:
-            world.town_log.stays[session].until = loop.time()
+        if session in world.hubs_log.stays:
+            world.hubs_log.stays[session].until = loop.time()
         late = world.faulty and world.rng.random() < world.plan.drop
         loop.call_later(world.rng.random() ** 2 * NOTICED if late else 0, super().lost, session, name)
 
     def hang(self, seconds: float) -> None:
-        """It stores nothing for a while, as if its machine stood still, and then goes on. Of its clients some
-        notice, and leave it."""
+        """Store nothing for a while, as if the machine stood still, and then go on. Some of the clients
+        notice that and leave."""
         if not self.ready:
             return
         loop, world = asyncio.get_running_loop(), self.world
@@ -140,27 +145,31 @@ class MultiHub(GatewayHub):
                 loop.call_later(world.rng.random() * seconds, wire.break_)
 
     def well(self, since: float, until: float) -> bool:
-        """Whether it did not hang in this time, nor shortly before."""
+        """Whether the hub did not hang in this time, nor shortly before."""
         return not any(begun < until and since < ended + RECOVERY for begun, ended in self._hung)
 
 
 class RoamingDevice(GatewayDevice):
+    """A device whose handlers are sometimes so slow that it changes hubs meanwhile."""
+
     async def _handle(self, command: Command) -> object:
         world = self.world
         if world.faulty and world.plan.failing and world.rng.random() < SLOW:
-            # A heavy gate: it may change hubs, and lose patience with it, while it is at work.
+            # Long enough for the device to change hubs, and for a hub to give the command up.
             await asyncio.sleep(15 + world.rng.random() * 25)
         return await super()._handle(command)
 
 
 class MultiHubWorld(GatewayWorld):
+    """A world with several hubs on one disk."""
+
     hub: type[SimProcess] = MultiHub
     receiver: type[SimProcess] = RoamingDevice
 
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
-        self.street = LocalBus()
-        self.log = self.town_log = MultiHubLog()
+        self.bus = LocalBus()
+        self.log = self.hubs_log = MultiHubLog()
 
     def _hubs(self) -> list[SimProcess]:
         hubs: list[SimProcess] = [self.hub(self, name, 0) for name in HUBS[: self.rng.choice([2, 3])]]
@@ -173,14 +182,14 @@ class MultiHubWorld(GatewayWorld):
         return hubs[(int(client[3:]) + client.startswith("dev") + tries) % len(hubs)]
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        log = self.town_log
+        log = self.hubs_log
         match write, result:
             case ((w.Deliver(ref=ref, worker=worker) | w.Take(ref=ref, worker=worker)), True):
                 log.holders[ref] = worker
             case w.Finish(ref=ref, error=SILENT.reason), True if log.holders[ref] != node.ledger.worker:
                 log.usurped.append(ref.key)
             case w.DropItem(bucket="registry", name=device), True:
-                log.homeless.append((self.loop.time(), device))
+                log.unregistered.append((self.loop.time(), device))
         super().committed(self.nodes["hub"] if isinstance(node, MultiHub) else node, disk, write, result)
 
     def _schedule_faults(
@@ -202,32 +211,32 @@ class MultiHubWorld(GatewayWorld):
 
 
 def reachable(world: World) -> Iterator[Finding]:
-    """[P5] Nobody is told that a device is offline while it is connected, and its hub is well."""
+    """[P5] No command is refused as offline while its device is connected to a hub that is well."""
     assert isinstance(world, MultiHubWorld)
-    for at, by, message in world.town_log.offline:
-        for stay in world.town_log.stays.values():
+    for at, by, message in world.hubs_log.offline:
+        for stay in world.hubs_log.stays.values():
             here = stay.device == message.recipient and stay.since + SURE < at < stay.until
             if here and stay.hub.well(stay.since, at) and by.well(at - RECOVERY, at):
                 yield f"was refused since {stay.device} is offline, which it was not", message.key
 
 
-def at_home(world: World) -> Iterator[Finding]:
-    """A device that is connected to a hub that is well has its home there: nobody takes it away."""
+def registered(world: World) -> Iterator[Finding]:
+    """A device that is connected to a hub that is well stays registered there."""
     assert isinstance(world, MultiHubWorld)
-    for at, device in world.town_log.homeless:
-        for stay in world.town_log.stays.values():
+    for at, device in world.hubs_log.unregistered:
+        for stay in world.hubs_log.stays.values():
             here = stay.device == device and stay.since + SURE < at < stay.until
             if here and stay.hub.well(stay.since, at):
-                yield f"the home of {device} was taken away while it was there", b""
+                yield f"{device} was removed from the registry while it was connected", b""
 
 
 def by_whom_it_was(world: World) -> Iterator[Finding]:
-    """[P5] Only the hub that made the newest attempt may say that nobody has answered it."""
+    """[P5] Only the hub that made the newest attempt may give it up as unanswered."""
     assert isinstance(world, MultiHubWorld)
-    for key in world.town_log.usurped:
+    for key in world.hubs_log.usurped:
         yield "was given up by a hub that no longer had it", key
 
 
-TOWN_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, kept, reachable, at_home, by_whom_it_was,
+MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+    *CHECKERS, kept, reachable, registered, by_whom_it_was,
 )  # fmt: skip

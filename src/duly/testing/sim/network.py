@@ -1,4 +1,5 @@
-"""A network that drops, repeats, delays and so reorders, and whose links are cut and mended."""
+"""A simulated network that loses, repeats, delays and so reorders packets, and whose links are cut and
+mended."""
 
 from __future__ import annotations
 
@@ -14,15 +15,21 @@ from duly.core.messages import Answer, Message, Verdict
 
 
 class SimCommand(Struct, frozen=True):
+    """A message on its way to its recipient."""
+
     message: Message
 
 
 class SimAccept(Struct, frozen=True):
+    """The verdict on a message, on its way back."""
+
     message: Message
     verdict: Verdict
 
 
 class SimOutcome(Struct, frozen=True):
+    """How a message ended, on its way back."""
+
     key: bytes
     state: State
     answer: Answer
@@ -32,6 +39,8 @@ Packet: TypeAlias = SimCommand | SimAccept | SimOutcome
 
 
 class Network:
+    """Carries packets between processes, with faults."""
+
     def __init__(self, rng: Random, *, drop: float, repeat: float, slow: float) -> None:
         self._rng = rng
         self.drop = drop
@@ -43,6 +52,7 @@ class Network:
         self.deliver: Callable[[str, str, Packet], None] = lambda source, target, packet: None
 
     def send(self, source: str, target: str, packet: Packet) -> None:
+        """Send a packet; it may be lost, repeated or delayed."""
         if isinstance(packet, SimCommand):
             self.captured.append((source, target, packet))
         if (source, target) in self.cut or self._rng.random() < self.drop:
@@ -58,13 +68,16 @@ class Network:
         asyncio.get_running_loop().call_later(delay, self.deliver, source, target, packet)
 
     def sever(self, a: str, b: str) -> None:
+        """Cut the link between two processes."""
         self.faults += 1
         self.cut |= {(a, b), (b, a)}
 
     def mend(self, a: str, b: str) -> None:
+        """Restore the link between two processes."""
         self.cut -= {(a, b), (b, a)}
 
     def heal(self) -> None:
+        """End all faults."""
         self.cut.clear()
         self.drop = self.repeat = 0.0
         self.slow = min(self.slow, 0.05)

@@ -1,12 +1,14 @@
-"""The processes of a world. Machines, engine and ledger are the production code; here is only the wire
-between them, and dying and coming back."""
+"""The processes of a world: production machines, engine and ledger, with a simulated network between them.
+
+Only the network, and dying and restarting, are simulated here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 HORIZON: Final = Horizon(keep=5 * MINUTE, skew=MINUTE)
 
 ONCE, AGAIN, LEDGER = "at_most_once", "at_least_once", "in_the_ledger"
-"""The kinds of effects a message may ask for."""
+"""The kinds of effects that a message may ask for."""
 
 
 class SimProcess:
-    """A process that may die and come back to its disk."""
+    """A process that may die and restart from its disk."""
 
     def __init__(self, world: World, name: str, skew: int) -> None:
         self.world = world
@@ -48,22 +50,26 @@ class SimProcess:
         self.incarnation = 0
         self.alive = False
         self.ready = False
-        """it has begun, and may be used"""
+        """whether it has started and may be used"""
         self.tasks: set[asyncio.Task[None]] = set()
 
     def machine(self, worker: str) -> Machine:
+        """The machine that this process runs."""
         raise NotImplementedError
 
     def perform(self, effect: Effect) -> None:
+        """Carry out an effect of the machine."""
         raise NotImplementedError
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """What a packet means to the machine."""
         raise NotImplementedError
 
     async def started(self) -> None:
-        """What a process does first."""
+        """Called after the engine has started."""
 
     async def start(self) -> None:
+        """Start the process with what is on its disk."""
         self.incarnation += 1
         mine = self.incarnation
         self.alive = True
@@ -75,18 +81,19 @@ class SimProcess:
         )  # fmt: skip
         world.log.note(self.name, "starts")
         await self.begin()
-        if self.alive and self.incarnation == mine:  # it may have died, and another begun, meanwhile
+        if self.alive and self.incarnation == mine:  # it may have died and restarted meanwhile
             self.ready = True
             self.spawn(self._prune())
 
     async def begin(self) -> None:
-        """What the process does, on its ledger."""
+        """Start the program of the process on its ledger."""
         machine = self.machine(self.ledger.worker)
         self.engine = Engine(machine, self.ledger, self._perform_alive, capacity=64)
         await self.engine.start()
         await self.started()
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        """Send a message, as a user would."""
         raise NotImplementedError
 
     def _perform_alive(self, effect: Effect) -> None:
@@ -94,6 +101,7 @@ class SimProcess:
             self.perform(effect)
 
     def crash(self) -> None:
+        """Die: nothing runs on, and nothing more is written."""
         if not self.alive:
             return
         self.world.log.note(self.name, "dies")
@@ -106,10 +114,12 @@ class SimProcess:
         self.world.crashed(self)
 
     def die(self) -> None:
+        """End the program of the process."""
         if hasattr(self, "engine"):
             self.engine.kill()
 
-    def spawn(self, program: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, program: Coroutine[object, None, None]) -> None:
+        """Run a task that ends with the process."""
         task = asyncio.get_running_loop().create_task(program)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -126,6 +136,7 @@ class SimProcess:
             await self.ledger.prune()
 
     def arrive(self, source: str, packet: Packet) -> None:
+        """Receive a packet."""
         if not self.alive:
             return
         event = self.event_of(source, packet)
@@ -133,11 +144,12 @@ class SimProcess:
             self.spawn(self.take(event))
 
     async def take(self, event: Event) -> None:
+        """Hand an event to the engine."""
         with suppress(Stopped):
             await self.engine.put(event)
 
     def answer_of(self, packet: Packet) -> Event | None:
-        """What a recipient's packet means to our outbox."""
+        """What a packet of a recipient means to the outbox."""
         match packet:
             case SimAccept(message=message, verdict=verdict):
                 return heard(message.key, verdict)
@@ -148,7 +160,7 @@ class SimProcess:
 
 
 class SimSender(SimProcess):
-    """An app: mints ids, sends through the hub, and wants to know how it ended."""
+    """An app: mints ids, sends messages through the hub, and learns how they ended."""
 
     def machine(self, worker: str) -> Machine:
         resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
@@ -188,7 +200,7 @@ class SimSender(SimProcess):
 
 
 class SimHub(SimProcess):
-    """The one in the middle: stores, orders, passes on, and passes the answer back."""
+    """A hub: stores and orders messages, passes them on, and passes the answers back."""
 
     def machine(self, worker: str) -> Machine:
         resend = RetryPolicy.fixed(3 * SECOND, tries=6)
@@ -218,7 +230,7 @@ class SimHub(SimProcess):
 
 
 class SimReceiver(SimProcess):
-    """A device: runs handlers whose effects nobody can take back."""
+    """A device: runs handlers whose effects cannot be undone."""
 
     def machine(self, worker: str) -> Machine:
         policy = OutboxPolicy(
@@ -260,7 +272,7 @@ class SimReceiver(SimProcess):
 
 
 def draw_order(draw: float) -> Order | None:
-    """Mostly ordered, since that is the harder case."""
+    """Draw the order of a message; most have one, since that is the harder case."""
     if draw < 0.2:
         return None
     return Order("power" if draw < 0.7 else "level", Mode.REPLAY if draw < 0.5 else Mode.LATEST)

@@ -1,7 +1,7 @@
-"""Worlds of nodes: the production `duly.Node`, down to its packets, at a broker that forgets.
+"""Worlds of nodes: the production `duly.Node` with a broker that forgets.
 
-There is no hub. Senders and receivers are judged by the same checkers as everybody else: what a receiver has
-promised is what it acknowledged on the wire, what a sender was told is what its task returned.
+There is no hub. The same checkers judge senders and receivers: a receiver has promised what it
+acknowledged on the wire, and a sender has learned what its task returned.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from duly.wire import fd
 from duly.wire.fd import FdKind
 
 ONCE, AGAIN = "open", "light"
-"""Opening must happen at most once; lighting may be repeated."""
+"""Kinds of tasks: opening must happen at most once, lighting may be repeated."""
 
 LASTS: Final = 3_600.0
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 WANTED: Final = b'"wanted"'
 
-_process: ContextVar[dict[asyncio.Task[Any], None] | None] = ContextVar("duly_sim_process", default=None)
-"""The tasks of the process that runs: they die with it."""
+_process: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("duly_sim_process", default=None)
+"""The tasks of the running process: they die with it."""
 
 
 class _SimNode(FdNode):
@@ -52,13 +52,13 @@ class _SimNode(FdNode):
 
 
 class SimPeer(SimProcess):
-    """A process with a node in it."""
+    """A process with a node."""
 
     serves = False
     world: NodesWorld
 
     async def begin(self) -> None:
-        self.own: dict[asyncio.Task[Any], None] = {}
+        self.own: dict[asyncio.Task[object], None] = {}
         _process.set(self.own)
         self.peer = peer = _SimNode(self)
         await self.ledger.write(PutNewItem("node", "id", self.name.encode().hex().encode()))
@@ -71,10 +71,10 @@ class SimPeer(SimProcess):
             await self.resumed(peer)
 
     def prepare(self, peer: _SimNode) -> None:
-        """Before it starts."""
+        """Called before the node starts."""
 
     async def resumed(self, peer: _SimNode) -> None:
-        """It has started, perhaps anew."""
+        """Called after the node has started or restarted."""
 
     def die(self) -> None:
         peer = getattr(self, "peer", None)
@@ -88,7 +88,9 @@ class SimPeer(SimProcess):
         self.world.broker.hang_up(self.name)
 
 
-class Asking(SimPeer):
+class AskingPeer(SimPeer):
+    """A node that sends tasks."""
+
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
         until = self.clock.now() + lasts if lasts else 0
         try:
@@ -105,7 +107,7 @@ class Asking(SimPeer):
                 self.spawn(self._watch(await peer.find(record.message.id)))
 
     async def _watch(self, sent: SentTask) -> None:
-        """Tell the log how a task ended, and again if a late result settles it."""
+        """Note how a task ended, and again if a late result settles it."""
         state, told = State.UNKNOWN, None
         while state is State.UNKNOWN:
             if sent.result is told:
@@ -133,7 +135,9 @@ def _state_of(problem: Expired | Unknown | TaskFailed) -> State:
             return State[problem.state.upper()]
 
 
-class Doing(SimPeer):
+class DoingPeer(SimPeer):
+    """A node that carries tasks out."""
+
     serves = True
 
     def prepare(self, peer: _SimNode) -> None:
@@ -155,8 +159,10 @@ class Doing(SimPeer):
 
 
 class NodesWorld(World):
-    sender: type[SimProcess] = Asking
-    receiver: type[SimProcess] = Doing
+    """A world of nodes and a broker, without a hub."""
+
+    sender: type[SimProcess] = AskingPeer
+    receiver: type[SimProcess] = DoingPeer
     kinds = (ONCE, AGAIN)
     at_most_once = frozenset({ONCE})
 
@@ -177,7 +183,7 @@ class NodesWorld(World):
             self.loop.call_later(self.rng.random() * BUSY, self.broker.die)
 
     def heard(self, topic: str, payload: bytes) -> None:
-        """Somebody said something to the broker: an `ack` is a promise."""
+        """Called for every published message: an `ack` is a promise."""
         sender, kind = fd.parse_topic(fd.PREFIX, topic)
         if kind is not FdKind.ACK:
             return
@@ -191,14 +197,14 @@ class NodesWorld(World):
             self.log.note(want.message.recipient, "says ack", key)
 
     def _replay(self, count: int) -> None:
-        """Somebody recorded tasks and sends them again."""
-        tasks = [letter for letter in self.broker.recorded if letter.topic.endswith("/pending")]
-        for letter in tasks if count >= len(tasks) else self.rng.sample(tasks, count):
+        """Publish recorded tasks again."""
+        tasks = [publish for publish in self.broker.recorded if publish.topic.endswith("/pending")]
+        for publish in tasks if count >= len(tasks) else self.rng.sample(tasks, count):
             self.faults += 1
-            self.broker.publish(letter.topic, letter.payload)
+            self.broker.publish(publish.topic, publish.payload)
 
     def _lie(self) -> None:
-        """Other content under an id that its receiver knows."""
+        """Publish other content under an id that its receiver knows."""
         known = [message for promised in self.log.promised.values() for message in promised.values()]
         if known:
             self.faults += 1
@@ -213,7 +219,7 @@ class NodesWorld(World):
 
 
 def _owned(loop: asyncio.AbstractEventLoop, program: Any, **more: Any) -> asyncio.Task[Any]:
-    """Every task belongs to the process that started it."""
+    """Make a task that belongs to the process that started it."""
     task: asyncio.Task[Any] = asyncio.Task(program, loop=loop, **more)
     mine = _process.get()
     if mine is not None:

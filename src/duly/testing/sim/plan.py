@@ -1,5 +1,8 @@
-"""What a seed means: how many, and how bad. Everything else is drawn from the seed while the world runs,
-so a plan can be made milder (to shrink a failure) without becoming another world."""
+"""What a seed means: how many processes and messages there are, and how many faults.
+
+Everything else is drawn from the seed while the world runs, so a plan can be made milder, to shrink a
+failure, without becoming another world.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from msgspec import Struct
 
 
 class SimPlan(Struct, frozen=True):
+    """The size of a world and its faults."""
+
     seed: int
     senders: int
     receivers: int
@@ -21,23 +26,23 @@ class SimPlan(Struct, frozen=True):
     crash: float
     """chance that a process dies at a commit"""
     faulty_disk: float
-    """chance that a commit fails, or succeeds without saying so"""
+    """chance that a commit fails, or succeeds and reports a failure"""
     cuts: int
     skew: float
     """how wrong clocks are, seconds"""
     steps: int
     """how often a clock is set"""
     replays: int
-    """captured frames sent again: soon, much later, and beyond the horizon"""
+    """recorded frames that are sent again: soon, much later, and beyond the horizon"""
     conflicts: int
     failing: float
     """chance that a handler fails without effect"""
     reinstalls: int
-    """senders that lose everything and count anew"""
+    """senders that lose their memory and count from the start"""
 
 
 def plan(seed: int) -> SimPlan:
-    """Draw a plan. Every eighth world is quiet: there, everything must simply be done."""
+    """Draw a plan. Every eighth world has no faults: there, every message must be done."""
     rng = Random(f"plan {seed}")
     if seed % 8 == 0:
         return SimPlan(

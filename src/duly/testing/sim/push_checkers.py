@@ -1,5 +1,8 @@
-"""Checkers of what devices tell: every push that a device has kept reaches the hub, once and in order, and
-apps are told of every coming and going once."""
+"""Checkers of pushes and presence.
+
+Every push that a device has stored reaches the hub, once and in order, and apps learn of every connection and
+disconnection of a device once.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from duly.wire.frames import DEVICE_STATUS
 
 
 def kept(world: World) -> Iterator[Finding]:
-    """[P1, P2, P4] What a device keeps is in its stream at the hub: none is lost, none is there twice, and
-    they are in the order in which they were pushed."""
+    """[P1, P2, P4] The pushes that a device has stored are in its stream at the hub: none is lost or
+    repeated, and they are in the order in which they were pushed."""
     hub = world.settled_disks["hub"]
     for name in world.nodes:
         if not name.startswith("dev") or name in world.gone:
@@ -41,8 +44,7 @@ def kept(world: World) -> Iterator[Finding]:
 
 
 def present(world: World) -> Iterator[Finding]:
-    """[P5] Apps are told that a device has come, then that it has gone, and so on; and what they were told
-    last is so."""
+    """[P5] Apps are told in turn that a device has come and gone, and what they were told last is true."""
     hub = world.settled_disks["hub"]
     for name in world.nodes:
         if not name.startswith("dev") or name in world.gone:

@@ -1,4 +1,4 @@
-"""Many worlds, on all cores; and what to show when one of them breaks a promise."""
+"""Runs many worlds on all cores, and reports what broke a promise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
-from duly.testing.sim.multi_hub import TOWN_CHECKERS, MultiHubWorld
+from duly.testing.sim.multi_hub import MULTI_HUB_CHECKERS, MultiHubWorld
 from duly.testing.sim.peers import NodesWorld
 from duly.testing.sim.plan import SimPlan, plan
 from duly.testing.sim.push_checkers import GATEWAY_CHECKERS
@@ -26,6 +26,8 @@ from duly.testing.sim.world import World
 
 
 class Violation(Struct, frozen=True):
+    """A promise that a world broke, and what happened around it."""
+
     checker: str
     sentence: str
     key: bytes
@@ -33,7 +35,7 @@ class Violation(Struct, frozen=True):
 
 
 class SimReport(Struct, frozen=True):
-    """What one seed came to. `digest` covers the whole log: the same seed gives the same digest."""
+    """The result of one seed. `digest` covers the whole log: the same seed gives the same digest."""
 
     seed: int
     world: str
@@ -47,7 +49,7 @@ class SimReport(Struct, frozen=True):
 WORLDS: Final[Mapping[str, type[World]]] = {
     "kernel": World,
     "gateway": GatewayWorld,
-    "town": MultiHubWorld,
+    "hubs": MultiHubWorld,
     "chat": ChatWorld,
     "tower": TowerWorld,
     "sentinels": SentinelWorld,
@@ -55,23 +57,23 @@ WORLDS: Final[Mapping[str, type[World]]] = {
 }
 _CHECKERS: Final = {
     "gateway": GATEWAY_CHECKERS,
-    "town": TOWN_CHECKERS,
+    "hubs": MULTI_HUB_CHECKERS,
     "chat": CHAT_CHECKERS,
     "tower": TOWER_CHECKERS,
     "sentinels": SENTINEL_CHECKERS,
 }
-"""Worlds of other promises are judged by others, or by more."""
+"""The checkers of worlds that make other promises, or more."""
 
 
 def run_seed(seed: int, world: str = "kernel") -> SimReport:
-    """Run one seed in one world and check it; a failure is shrunk to the mildest plan that still fails."""
+    """Run and check one seed in one world; a failure is shrunk to the mildest plan that still fails."""
     report = _run(plan(seed), world)
     return _shrink(plan(seed), report) if report.violations else report
 
 
 def hush() -> None:
-    """Keep the programs of simulated worlds from logging: their disks fail all the time, on purpose. What is
-    wrong there, the checkers find."""
+    """Silence the logs of simulated programs: their disks fail on purpose, and the checkers find what is
+    wrong."""
     for name in ("duly", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
@@ -79,7 +81,7 @@ def hush() -> None:
 def run_seeds(
     seeds: Iterable[int], jobs: int | None = None, worlds: Iterable[str] = tuple(WORLDS)
 ) -> Iterator[SimReport]:
-    """Run many, each in every world, in parallel; reports come in the order of the seeds."""
+    """Run many seeds, each in every world, in parallel; reports come in the order of the seeds."""
     pairs = [(seed, world) for seed in seeds for world in worlds]
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
@@ -137,7 +139,7 @@ _MILDER: tuple[Callable[[SimPlan], dict[str, float]], ...] = (
 
 
 def _shrink(chosen: SimPlan, report: SimReport) -> SimReport:
-    """Leave out whatever the failure does not need."""
+    """Leave out faults that the failure does not need."""
     checker = report.violations[0].checker
     shrinking = True
     while shrinking:
@@ -153,7 +155,7 @@ def _shrink(chosen: SimPlan, report: SimReport) -> SimReport:
 
 
 def _trace(world: World, key: bytes) -> tuple[str, ...]:
-    """The lines about one message, with the deaths and clocks around it."""
+    """The lines of the log about one message, and those about no message, such as crashes."""
     return tuple(
         f"{at:9.3f}  {who:<5}  {what}" + (f"  [{names_in(about)[1]}]" if about else "")
         for at, who, what, about in world.log.lines

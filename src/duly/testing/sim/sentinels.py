@@ -1,7 +1,7 @@
 """Worlds of alerts: production sentinels and the production tower, with simulated sockets between them.
 
-Monitors report signals, people cancel, processes die around every commit, links break, disks fail, clocks are
-wrong. Judged is what the sentinels had stored against what the tower has at the end.
+Monitors report signals, people cancel, processes die around every commit, links break, disks fail, clocks
+are wrong. The checkers compare what sentinels have stored with what the tower has at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -44,7 +44,7 @@ from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
 from duly.testing.sim.checkers import Finding, admitted_once, forward
-from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire
+from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire, break_link
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, WantedMessage, World
 from duly.testing.sim.world import ObservedEffect as Seen
@@ -60,31 +60,33 @@ POLICY: Final = SentinelPolicy(
     heartbeat=3,
 )  # fmt: skip
 PROFILE: Final = msgspec.json.encode(Profile(grace=4 * SECOND))
-LOOK: Final = 2.0
-"""How often the tower looks who is silent, in seconds."""
+CHECK_SECONDS: Final = 2.0
+"""How often the tower checks which sentinels are silent."""
 DEVICES: Final = ("belt", "band")
 REASONS: Final = ("disconnect", "fall")
 SIGNALS: Final = 4
-"""Things that happen, for every message that the other worlds would send."""
+"""Signals for every message that other worlds would send."""
 
 
 class SentinelTower(GatewayHub):
+    """A hub with the production alerts."""
+
     async def begin(self) -> None:
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
-        journal = AuditLog(self.ledger)
+        audit = AuditLog(self.ledger)
         self.disk.buckets.setdefault(PROFILES, {}).setdefault("home", PROFILE)
-        logging.getLogger("duly.alerts").setLevel(logging.CRITICAL + 1)  # nobody is told of anything here
-        self.alerts = AlertService(self.ledger, journal)
-        self.router = Router(journal, [self.alerts])
+        logging.getLogger("duly.alerts").setLevel(logging.CRITICAL + 1)  # no profile here has recipients
+        self.alerts = AlertService(self.ledger, audit)
+        self.router = Router(audit, [self.alerts])
         self.engine = self.alerts.engine
         await self.alerts.start()
-        self.spawn(self._look(self.alerts))
+        self.spawn(self._check_heartbeats(self.alerts))
 
-    async def _look(self, alerts: AlertService) -> None:
+    async def _check_heartbeats(self, alerts: AlertService) -> None:
         while self.alive and self.alerts is alerts:
-            await asyncio.sleep(LOOK)
-            await alerts.heartbeats.look()
+            await asyncio.sleep(CHECK_SECONDS)
+            await alerts.heartbeats.check()
 
     def principal(self, name: str) -> Principal:
         return Principal(name, Role.SENTINEL)
@@ -117,8 +119,8 @@ class _SimSentinel(Sentinel):
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """Something that happened at a device, and when: a signal that the sentinel has judged (it says so after
-    it has stored it), or what a monitor or a person said."""
+    """Something that happened at a device, with its time: a signal that the sentinel has judged and
+    stored, or a report of a monitor or a person."""
 
     at: float
     what: str
@@ -129,12 +131,12 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class SimWatcher(SimProcess):
-    """A sentinel, its monitor, and the person who carries it."""
+    """A sentinel with its monitor and the person who carries it."""
 
     world: SentinelWorld
 
     def key(self, event: str) -> bytes:
-        """An event's key as the tower has it."""
+        """The key of an event at the tower."""
         return key_of(self.name, event)
 
     async def begin(self) -> None:
@@ -145,12 +147,10 @@ class SimWatcher(SimProcess):
 
     def die(self) -> None:
         super().die()
-        link: Any = getattr(self.sentinel, "_link", None)
-        if link is not None and link._wire is not None:
-            link._wire.break_()
+        break_link(self.sentinel)
 
     def act(self) -> None:
-        """Something happens."""
+        """Report a signal, reconnect a device, cancel or update an alert."""
         draw, sentinel = self.world.rng.random, self.sentinel
         device, reason = self.world.rng.choice(DEVICES), self.world.rng.choice(REASONS)
         severity = self.world.rng.choice(list(Severity))
@@ -173,13 +173,15 @@ class SimWatcher(SimProcess):
 
 
 class NoMonitoredDevices(SimProcess):
-    """There are no devices in these worlds: what they do, the monitors tell."""
+    """A receiver that does nothing: monitors report what devices do."""
 
     async def begin(self) -> None:
         return
 
 
 class SentinelWorld(World):
+    """A world of sentinels and a tower."""
+
     sender = SimWatcher
     receiver = NoMonitoredDevices
     hub = SentinelTower
@@ -187,22 +189,23 @@ class SentinelWorld(World):
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.bodies: dict[bytes, bytes] = {}
-        """the events that sentinels have stored, as they last were, by the tower's key"""
+        """the newest content of events that sentinels have stored, by their key at the tower"""
         self.started: dict[str, list[bytes]] = {}
-        """the events of each sentinel in the order they first went out"""
+        """the events of each sentinel, in the order in which they were first sent"""
         self.corrections: list[tuple[str, Message]] = []
         self.facts: dict[tuple[str, str], list[Fact]] = {}
         """what happened at each device of each sentinel"""
         self.reported: dict[int, tuple[float, bool]] = {}
-        """of the alerts that were reported, when, and whether they are critical"""
+        """when alerts were reported, and whether they are critical"""
         self.stored_at: dict[bytes, float] = {}
 
     def happened(self, node: SimWatcher, device: str, what: str) -> None:
+        """Note what a monitor or a person did."""
         fact = Fact(asyncio.get_running_loop().time(), what, lives=node.incarnation)
         self.facts.setdefault((node.name, device), []).append(fact)
 
     def judged(self, node: SimWatcher, ruled: SignalRuling) -> None:
-        """A signal counts from when it was reported: the device may be back before it is stored."""
+        """Note a signal with the time of its report: the device may be back before it is stored."""
         now = asyncio.get_running_loop().time()
         at, critical = self.reported.get(id(ruled.origin), (now, False))
         facts = self.facts.setdefault((node.name, ruled.device), [])
@@ -249,7 +252,7 @@ class SentinelWorld(World):
             self.started.setdefault(node.name, []).append(theirs)
 
     def _replay(self, count: int) -> None:
-        """Somebody recorded what sentinels said, and says it again with their credentials."""
+        """Send recorded frames of sentinels again, with their credentials."""
         tower = self.nodes["hub"]
         assert isinstance(tower, SentinelTower)
         if not tower.ready:
@@ -284,7 +287,8 @@ class SentinelWorld(World):
 
 
 def arrived(world: World) -> Iterator[Finding]:
-    """[P1, P5] Every event a sentinel has stored is in the tower's list, or ended at home for a reason."""
+    """[P1, P5] Every event that a sentinel has stored is at the tower, or ended at the sentinel for a
+    reason."""
     assert isinstance(world, SentinelWorld)
     tower = world.settled_disks["hub"]
     for key, body in world.bodies.items():
@@ -303,9 +307,9 @@ def arrived(world: World) -> Iterator[Finding]:
 
 
 def not_swallowed(world: World) -> Iterator[Finding]:
-    """[P5] Of a device that went and did not come back, and that nobody called off, the tower knows; and of
-    everything critical that nobody called off. Not if a sentinel died since the device was last there: it may
-    have died of not having heard of that."""
+    """[P5] The tower knows of every device that has disconnected for good, and of every critical signal,
+    unless it was cancelled. This does not hold if the sentinel died since the device was last connected:
+    it may have died before it knew."""
     assert isinstance(world, SentinelWorld)
     if world.plan.reinstalls:
         return
@@ -339,8 +343,8 @@ def _told(world: SentinelWorld, name: str, device: str, since: float, *, critica
 
 
 def heard_again(world: World) -> Iterator[Finding]:
-    """After the calm every sentinel is there: none counts as silent, and every alert about a silence has been
-    taken back."""
+    """After the calm every sentinel is connected: none counts as silent, and every alert about a silence is
+    cancelled."""
     assert isinstance(world, SentinelWorld)
     hub = world.nodes["hub"].disk
     for name, body in hub.buckets.get(PROMISES, {}).items():
@@ -352,7 +356,7 @@ def heard_again(world: World) -> Iterator[Finding]:
 
 
 def listed_once(world: World) -> Iterator[Finding]:
-    """[P2] One event is one event."""
+    """[P2] The tower lists every event once, and only events of sentinels."""
     for key, count in Counter(seen.message.key for seen in world.log.effects).items():
         if count > 1:
             yield f"the tower listed it {count} times", key
@@ -361,16 +365,16 @@ def listed_once(world: World) -> Iterator[Finding]:
 
 
 def in_order(world: World) -> Iterator[Finding]:
-    """[P4] Of two events of a sentinel, the one that was noticed first and went out first is listed first.
-    Not if the tower's disk fails: it refuses some, takes later ones, and the first come again. Nor if a thief
-    brings what he recorded."""
+    """[P4] Of two events of a sentinel, the one that was noticed first and sent first is listed first.
+    This does not hold if the tower's disk fails, since refused events are sent again after later ones, nor
+    with replays."""
     assert isinstance(world, SentinelWorld)
     if world.plan.faulty_disk or world.plan.reinstalls or world.plan.replays:
         return
-    place = {key: n for keys in world.started.values() for n, key in enumerate(keys)}
+    position = {key: n for keys in world.started.values() for n, key in enumerate(keys)}
     listed: dict[str, list[tuple[int, int]]] = {}
     for seen in world.log.effects:
-        here = place[seen.message.key], world.log.wanted[seen.message.key].message.time
+        here = position[seen.message.key], world.log.wanted[seen.message.key].message.time
         before = listed.setdefault(seen.message.scope, [])
         if any(went_out > here[0] and noticed > here[1] for went_out, noticed in before):
             yield "the tower got it after one that is later in every way", seen.message.key
@@ -378,7 +382,7 @@ def in_order(world: World) -> Iterator[Finding]:
 
 
 def corrected(world: World) -> Iterator[Finding]:
-    """[P5] Every correction that was stored reaches the tower."""
+    """[P5] Every stored correction reaches the tower."""
     assert isinstance(world, SentinelWorld)
     for name, message in world.corrections:
         key = key_of(name, message.id)
@@ -398,9 +402,9 @@ def at_rest(world: World) -> Iterator[Finding]:
 
 
 def held_back(world: World) -> Iterator[Finding]:
-    """Of one device, for one reason, no two events within the debounce, and no more in an hour than allowed;
-    unless a clock was set, or a sentinel forgot everything. What is critical is never held back but as a
-    repeat of what stands, and what the limit held back and still stands is told all the same."""
+    """For one device and reason there are no two events within the debounce, and no more in an hour than
+    allowed, unless a clock was set or a sentinel was reinstalled. Critical events are only held back as
+    repeats."""
     assert isinstance(world, SentinelWorld)
     if world.plan.steps or world.plan.reinstalls:
         return
@@ -415,7 +419,7 @@ def held_back(world: World) -> Iterator[Finding]:
         told.sort()
         for kind in {(reason, critical) for _, reason, critical in told}:
             times = [at for at, reason, critical in told if (reason, critical) == kind]
-            # Storing takes a moment: a little less than the debounce is no repeat.
+            # Storing takes a moment: a little less than the debounce counts as the debounce.
             least = POLICY.debounce - 0.5
             if not kind[1] and any(after - before < least for before, after in pairwise(times)):
                 yield f"{name} let a repeat of {kind[0]} at {device} pass", b""

@@ -1,7 +1,7 @@
-"""Worlds of the tower: the production fanout, with channels that fail, hang up in the middle and
-lose their answers; and a process that dies around every commit, also between telling somebody and noting it.
+"""Worlds of the tower: the production fanout, with channels that fail, break off and lose their answers.
 
-Whom it tells is outside: `told` is what really arrived, whoever has noted it or not.
+Its process dies around every commit, also between notifying a recipient and storing that. `told` holds
+what really arrived, stored or not.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ ESCALATES: Final = 15 * SECOND
 
 
 class ChannelArrival(Struct, frozen=True):
-    """Somebody was told."""
+    """A notification that has arrived."""
 
     recipient: str
     load: ParcelItem
 
 
 class SimTower(SimProcess):
-    """Takes messages from the network and tells everybody in `DOUBTS` of each."""
+    """Takes messages from the network and delivers each to all recipients in `DOUBTS`."""
 
     def machine(self, worker: str) -> Machine:
         return Fanout(
@@ -88,33 +88,33 @@ class SimTower(SimProcess):
                 network.send("hub", str(origin), SimAccept(message, verdict))
             case ReportOutcome(key=key, state=state, answer=answer):
                 network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
-            case MachineEffect(what=StartAttempt() as parcel):
-                self.spawn(self._carry(parcel))
+            case MachineEffect(what=StartAttempt() as attempt):
+                self.spawn(self._attempt(attempt))
             case _:
                 pass
 
-    async def _carry(self, parcel: StartAttempt) -> None:
+    async def _attempt(self, attempt: StartAttempt) -> None:
         world, draw = self.world, self.world.rng.random
         assert isinstance(world, TowerWorld)
         await asyncio.sleep(draw() * 0.2)
-        fate = AttemptResult.ARRIVED
+        result = AttemptResult.ARRIVED
         if world.faulty and draw() < world.plan.failing:
-            fate = AttemptResult.NOT_SENT
+            result = AttemptResult.NOT_SENT
         elif world.faulty and draw() < world.plan.drop / 2:
-            fate = AttemptResult.IN_DOUBT
-        if fate is AttemptResult.ARRIVED or (fate is AttemptResult.IN_DOUBT and draw() < 0.5):
-            for load in parcel.loads:
-                world.told.append(ChannelArrival(parcel.recipient, load))
+            result = AttemptResult.IN_DOUBT
+        if result is AttemptResult.ARRIVED or (result is AttemptResult.IN_DOUBT and draw() < 0.5):
+            for load in attempt.loads:
+                world.told.append(ChannelArrival(attempt.recipient, load))
                 world.log.effect(self, load.message, load.attempt)
         await asyncio.sleep(draw() * 0.2)
-        await self.take(MachineEvent(AttemptEnded(parcel, fate, fate.value)))
+        await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
 def _traits(message: Message) -> GroupingTraits:
-    """By what the sender happened to ask for: some travel together, some are urgent."""
+    """Derive the grouping from the order of a message: some are grouped, some are urgent."""
     order = message.order
     return (
         GroupingTraits()
@@ -124,13 +124,15 @@ def _traits(message: Message) -> GroupingTraits:
 
 
 class NoTowerDevices(SimProcess):
-    """There are no devices in these worlds."""
+    """A receiver that does nothing, since there are no devices in these worlds."""
 
     async def begin(self) -> None:
         return
 
 
 class TowerWorld(World):
+    """A world of senders and a tower."""
+
     receiver = NoTowerDevices
     hub = SimTower
 
@@ -143,7 +145,7 @@ class TowerWorld(World):
 
 
 def told_once(world: World) -> Iterator[Finding]:
-    """[P3] Nobody is told more often than his channel declares, and a repeat says so."""
+    """[P3] A recipient is notified no more often than its channel declares, and a repeat is marked."""
     assert isinstance(world, TowerWorld)
     told: dict[tuple[bytes, str], list[ParcelItem]] = {}
     for arrival in world.told:
@@ -166,7 +168,7 @@ def told_once(world: World) -> Iterator[Finding]:
 
 
 def truthful(world: World) -> Iterator[Finding]:
-    """[P5] What is noted is what happened: done only if it arrived, failed or expired only if it did not."""
+    """[P5] A delivery is stored as done only if it arrived, and as failed or expired only if it did not."""
     assert isinstance(world, TowerWorld)
     arrived = {(arrival.load.ref.key, arrival.recipient) for arrival in world.told}
     for ref, delivery in world.settled_disks["hub"].deliveries.items():
@@ -178,7 +180,7 @@ def truthful(world: World) -> Iterator[Finding]:
 
 
 def all_told(world: World) -> Iterator[Finding]:
-    """[P1, P5] Every event that was accepted has all its deliveries, and they have all ended."""
+    """[P1, P5] Every accepted event has all its deliveries, and all of them have ended."""
     hub = world.settled_disks["hub"]
     for key, record in hub.messages.items():
         made = {ref.recipient: one for ref, one in hub.deliveries.items() if ref.key == key}

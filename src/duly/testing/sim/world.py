@@ -1,5 +1,8 @@
-"""One run: faults while messages are sent, then calm in which everything must settle, then old frames
-come back. The log is what an observer outside saw; only the checkers read it."""
+"""One run of a world: faults while messages are sent, then calm in which everything must settle, then
+replays.
+
+The log is what an observer outside sees; only the checkers read it.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,17 @@ from duly.testing.sim.plan import SimPlan
 BUSY: Final = 40.0
 CALM: Final = 60.0
 SETTLED: Final = 280.0
-"""Long after the last resend, patience and window; short of the first forgetting after the calm."""
+"""Long after the last resend and deadline; before the first id is forgotten after the calm."""
 WRONG: Final = 300.0
 WRONG_FOR: Final = 36.0
 WRONG_BY: Final = 2 * DAY
-"""The hubs' clocks are wrong by that much, for so long: long enough for some ids to be forgotten."""
+"""When, for how long and by how much the clocks of hubs are wrong: long enough for some ids to be
+forgotten."""
 BEYOND: Final = 1_000.0
 """Every id sent before is older than the horizon."""
 END: Final = 1_030.0
-LOOK: Final = 0.7
-"""Seconds between two looks at the engines."""
+CHECK_SECONDS: Final = 0.7
+"""Seconds between two checks of the engines."""
 
 
 class WantedMessage(Struct, frozen=True):
@@ -47,6 +51,8 @@ class WantedMessage(Struct, frozen=True):
 
 
 class ObservedEffect(Struct, frozen=True):
+    """An effect as it happened."""
+
     at: float
     receiver: str
     incarnation: int
@@ -55,7 +61,7 @@ class ObservedEffect(Struct, frozen=True):
 
 
 class SeenMessage(Struct, frozen=True):
-    """A line that somebody was shown."""
+    """A chat line that a person was shown."""
 
     who: str
     incarnation: int
@@ -66,59 +72,66 @@ class SeenMessage(Struct, frozen=True):
 
 
 class WorldLog:
-    """What an observer saw."""
+    """What an observer outside has seen."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, str, str, bytes]] = []
         self.wanted: dict[bytes, WantedMessage] = {}
         self.effects: list[ObservedEffect] = []
         self.seen: list[SeenMessage] = []
-        """every line that somebody was shown, in order"""
+        """the chat lines that people were shown, in order"""
         self.own: dict[tuple[str, str, int], int] = {}
-        """(who, conversation, number) of lines whose sender knows their place"""
+        """(sender, conversation, number) of lines whose sender knows their number"""
         self.outcomes: dict[bytes, list[tuple[State, Answer]]] = {}
         self.replies: list[tuple[str, Message, Verdict]] = []
         self.promised: dict[str, dict[bytes, Message]] = {}
-        """what a node has said it has stored"""
+        """messages that a process has acknowledged as stored"""
         self.reinstalled: dict[str, float] = {}
         self.freed: set[bytes] = set()
-        """what was refused without being taken: its id is free, and another copy may still be accepted"""
+        """messages that were refused, so that their ids are free and another copy may still be accepted"""
         self.abandoned: set[bytes] = set()
-        """what a reinstalled sender no longer asks after"""
+        """messages that a reinstalled sender has forgotten"""
         self.commits: list[tuple[str, w.Write, w.Result]] = []
-        """every write of every node, in the order of the commits"""
+        """every write of every process, in the order of the commits"""
         self.anew: list[tuple[str, int]] = []
-        """who began anew from its disk, and after how many commits"""
+        """processes that restarted from their disk, and after how many commits"""
 
     def note(self, who: str, what: str, key: bytes = b"") -> None:
+        """Add a line to the log."""
         if what == "starts" or what.startswith("disk fails"):
             self.anew.append((who, len(self.commits)))
         self.lines.append((asyncio.get_running_loop().time(), who, what, key))
 
     def submitted(self, sender: SimProcess, message: Message, minted: SeqId) -> None:
+        """Note that a sender wants a message to take effect."""
         self.wanted[message.key] = WantedMessage(message, sender.world.epochs[sender.name], minted.n)
         order = message.order
         lane = f" {order.key}/{order.mode.value}" if order else ""
         self.note(sender.name, f"wants {message.kind}{lane} of {message.recipient}", message.key)
 
     def effect(self, receiver: SimProcess, message: Message, attempt: int) -> None:
+        """Note an effect at a receiver."""
         now = asyncio.get_running_loop().time()
         self.effects.append(ObservedEffect(now, receiver.name, receiver.incarnation, message, attempt))
         self.note(receiver.name, f"EFFECT, attempt {attempt}", message.key)
 
     def effect_at(self, at: float, receiver: str, incarnation: int, message: Message) -> None:
+        """Note an effect with its time."""
         self.effects.append(ObservedEffect(at, receiver, incarnation, message, 1))
         self.note(receiver, "EFFECT", message.key)
 
     def saw(self, who: SimProcess, conv: str, n: int, sender: str, id_: str) -> None:
+        """Note that a person was shown a chat line."""
         self.seen.append(SeenMessage(who.name, who.incarnation, conv, n, sender, id_))
         self.note(who.name, f"is shown {conv} {n}", key_of(sender, id_))
 
     def outcome(self, sender: str, key: bytes, state: State, answer: Answer) -> None:
+        """Note how a message ended, as its sender learned it."""
         self.outcomes.setdefault(key, []).append((state, answer))
         self.note(sender, f"learns {state.word}: {answer.reason or answer.code}", key)
 
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
+        """Note the verdict that a process has sent."""
         self.replies.append((node.name, message, verdict))
         if verdict.word in (Word.FRESH, Word.DUPLICATE):
             self.promised.setdefault(node.name, {})[message.key] = message
@@ -127,7 +140,7 @@ class WorldLog:
 
 
 class World:
-    """A world of the bare kernel. Other worlds put other nodes into the same course of events."""
+    """A world of the kernel alone. Other worlds put other processes into the same course of events."""
 
     sender: type[SimProcess] = SimSender
     receiver: type[SimProcess] = SimReceiver
@@ -146,40 +159,43 @@ class World:
         self.nodes: dict[str, SimProcess] = {}
         self.epochs: dict[str, int] = {}
         self.gone: set[str] = set()
-        """who has died and does not come back: nothing is expected of them"""
+        """processes that do not come back: nothing is expected of them"""
         self.faulty = True
         self.faults = 0
         self.bugs: list[BaseException] = []
-        """what ended a program that nobody had expected: never the way a world should go"""
+        """exceptions that ended a program unexpectedly"""
         self.asleep: set[str] = set()
-        """whose engine was seen to sleep beyond a timer of its machine"""
+        """processes whose engine slept beyond a timer of its machine"""
         self.loop = self._open_loop()
 
     def pushed(self, client: str, session: object, frame: bytes) -> None:
-        """A hub hands a frame to somebody's connection."""
+        """Called when a hub sends a frame to a client."""
 
     def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
-        """What everybody was shown of each conversation they are in, where there are any."""
+        """The chat lines that each person was shown, by conversation."""
         return {}
 
     def _open_loop(self) -> VirtualLoop:
         return VirtualLoop()
 
     def run(self) -> None:
-        self.loop.call_later(LOOK, self._look_for_sleepers)
+        """Run the world to its end."""
+        self.loop.call_later(CHECK_SECONDS, self._check_timers)
         self.loop.play(self._run())
 
-    def _look_for_sleepers(self) -> None:
-        """A timer that nobody waits for is a bug in any machine, whatever became of it this time."""
+    def _check_timers(self) -> None:
+        """Find engines that sleep beyond a timer of their machine, which is a bug even if nothing came of
+        it."""
         for node in self.nodes.values():
             engine = getattr(node, "engine", None)
             if node.alive and node.ready and engine is not None and engine.sleeps_past_a_timer:
                 self.asleep.add(node.name)
-        self.loop.call_later(LOOK, self._look_for_sleepers)
+        self.loop.call_later(CHECK_SECONDS, self._check_timers)
 
-    # ── asked by the nodes ───────────────────────────────────────────────────────────────────────
+    # ── called by the processes ──────────────────────────────────────────────────────────────────
 
     def fault(self, node: SimProcess, moment: str) -> str:
+        """Draw a fault of a commit: 'crash', 'fail' or ''."""
         if not self.faulty:
             return ""
         draw = self.rng.random()
@@ -192,12 +208,13 @@ class World:
         return ""
 
     def crashed(self, node: SimProcess) -> None:
+        """Start a process again after a while."""
         self.faults += 1
         delay = 0.05 + self.rng.random() * 5
         asyncio.get_running_loop().call_later(delay, self._revive, node)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        """Every write of every node, as it is committed."""
+        """Note a write that was committed."""
         self.log.commits.append((node.name, write, result))
         if isinstance(write, w.AppendEntry) and write.stream == "effects":
             self.log.note(node.name, "EFFECT committed", write.key)
@@ -269,10 +286,10 @@ class World:
 
     async def _use(self, sender: SimProcess, receivers: list[SimProcess]) -> None:
         rng, plan = self.rng, self.plan
-        # All begin at the same moment: with clocks that agree, their first ids are the same.
+        # All senders begin at the same moment: with clocks that agree, their first ids are the same.
         await asyncio.sleep(0.5)
         for i in range(plan.messages):
-            # In bursts, since reordering needs company; some within the same millisecond.
+            # In bursts, so that messages can overtake each other; some within the same millisecond.
             burst = rng.choice([0, 0.02])
             if i:
                 await asyncio.sleep(burst if rng.random() < 0.6 else rng.random() * 2 * BUSY / plan.messages)
@@ -319,7 +336,8 @@ class World:
         node.clock.step(by)
 
     async def _wrong_for_a_while(self, hubs: list[SimProcess]) -> None:
-        """A clock is set to another day, and right again after half a minute, in which ids are forgotten."""
+        """Set the clocks of hubs to another day, and right again after half a minute, in which ids are
+        forgotten."""
         for hub in hubs:
             self._set_clock(hub, WRONG_BY)
         await asyncio.sleep(WRONG_FOR)
@@ -327,7 +345,7 @@ class World:
             self._set_clock(hub, -WRONG_BY)
 
     def _replay(self, count: int) -> None:
-        """Somebody recorded frames and sends them again."""
+        """Send recorded frames again."""
         captured = self.network.captured
         chosen = captured if count >= len(captured) else self.rng.sample(captured, count)
         for source, target, packet in list(chosen):
@@ -335,7 +353,7 @@ class World:
             self._deliver(source, target, packet)
 
     def _lie(self) -> None:
-        """Other content under an id that the hub knows, by somebody with the same credentials."""
+        """Send other content under an id that the hub knows, with the credentials of its sender."""
         known = list(self.log.promised.get("hub", {}).values())
         if known:
             self.faults += 1
@@ -344,7 +362,7 @@ class World:
             self._deliver("liar", "hub", SimCommand(message))
 
     def _reinstall(self, sender: SimProcess) -> None:
-        """The app is removed and installed again: its memory is gone, its name is not."""
+        """Remove and install an app again: it loses its memory and keeps its name."""
         if not sender.alive:
             return
         self.log.note(sender.name, "is reinstalled and counts anew")

@@ -77,7 +77,7 @@ async def test_an_apprise_service_is_told(hook: Receiver, caplog: pytest.LogCapt
         await send(url)
         assert json.loads(hook.requests[0][1])["message"] == "Reason: smoke"
         hook.words = ["500"]
-        with pytest.raises(NotSent, match="did not take it"):
+        with pytest.raises(NotSent, match="did not accept it"):
             await send(url)
     assert "hunter2" not in caplog.text
 

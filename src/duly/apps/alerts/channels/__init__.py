@@ -1,9 +1,9 @@
-"""The channels there are, and which address means which.
+"""Opens the channel of an address.
 
-`http(s)://` is the signed webhook, `mailto(s)://` mail, `file:` and `console:` are for trying out; everything
-else is Apprise's. A label is what people see of an address: where it leads, and a few digits of its hash, so
-that two addresses on one host differ. What precedes the `#` names the channel: when one address of it works
-again, all of them are tried.
+`http(s)://` is the signed webhook, `mailto(s)://` is mail, `file:` and `console:` are for trying out;
+Apprise handles everything else. A label is what people see of an address: its host and a few digits of its
+hash, so that two addresses on one host differ. What precedes the `#` names the channel: when one address
+of it works again, all of them are tried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOCAL: Final = frozenset({"file", "console"})
 
 
 def label_of(url: str, key: bytes = b"") -> str:
-    """What people see of an address. Passwords and tokens live in the parts that it leaves out; with a key,
-    not even a guess at them can be checked.
+    """The label of an address. It leaves out the parts that hold passwords and tokens; with a key, not
+    even a guess at them can be checked.
 
     >>> label_of("https://token@hooks.example.com/secret/path")
     'https:hooks.example.com#fa956f'
@@ -38,12 +38,13 @@ def label_of(url: str, key: bytes = b"") -> str:
     elif parts.scheme in WEBHOOK | MAIL:
         where = parts.netloc.rpartition("@")[2]
     else:
-        where = "apprise"  # each service hides its tokens remote, some where a host would be
+        where = "apprise"  # services put their tokens in different parts, some in that of the host
     return f"{parts.scheme}:{where}#{digest}"
 
 
 def check_url(url: str, *, private: bool = True) -> None:
-    """Refuse an address that no channel could use; without `private`, also one inside our own network."""
+    """Raise `Malformed` for an address that no channel can use; without `private`, also for one in a
+    private network."""
     parts = _split(url)
     if parts.scheme in WEBHOOK:
         from duly.apps.alerts.channels.webhook import check_host
@@ -64,7 +65,8 @@ def check_url(url: str, *, private: bool = True) -> None:
 
 
 def declared(url: str) -> DoubtPolicy:
-    """What an attempt in doubt means for this address: `?doubt=resend|repeat|stop`, or its channel's word."""
+    """What follows an attempt in doubt at this address: `?doubt=resend|repeat|stop`, or the default of its
+    channel."""
     parts = _split(url)
     asked = parse_qs(parts.query).get("doubt") if parts.scheme not in WEBHOOK else None
     if asked:
@@ -77,7 +79,7 @@ def declared(url: str) -> DoubtPolicy:
 
 
 def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channel:
-    """The channel of an address."""
+    """Open the channel of an address."""
     parts = _split(url)
     doubt = declared(url)
     if parts.scheme in WEBHOOK:
@@ -100,10 +102,10 @@ def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channe
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        if parts.scheme in WEBHOOK | MAIL:  # others put tokens where a port would be
+        if parts.scheme in WEBHOOK | MAIL:  # other services may put a token in the part of the port
             _ = parts.port
     except ValueError:
-        raise Malformed("this address has a host or port that cannot be one; write scheme://host…") from None
+        raise Malformed("this address has an invalid host or port; write scheme://host…") from None
     if not parts.scheme or ":" not in url:
         raise Malformed("an address begins with its scheme: https://…, mailto://…, file:/…, ntfy://…")
     return parts

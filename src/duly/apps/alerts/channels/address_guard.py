@@ -1,9 +1,9 @@
-"""Which addresses notices may be sent to: judged by what is connected to, not by what is written.
+"""Decides which addresses notifications may be sent to, by the address that a socket connects to.
 
-The law: where private addresses are not allowed, no channel reaches one, however its host is spelled,
-whatever its name leads to, and wherever a redirect points. A text can be spelled in many ways (full-width
-digits, ideographic full stops, `0x7f000001`); the socket's own address cannot. So the last word is spoken
-when a socket connects; what is written is looked at only to say so early.
+Where private addresses are not allowed, no channel reaches one, however its host is spelled, whatever its
+name resolves to, and wherever a redirect points. A host can be spelled in many ways (full-width digits,
+ideographic full stops, `0x7f000001`); the address of a socket cannot. So the decision is made when a
+socket connects; the text of an address is checked only to refuse it early.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from duly.errors import Malformed
@@ -33,11 +33,11 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PrivateAddress(OSError):
-    """A connection to a private address was not made."""
+    """Raised instead of connecting to a private address."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is everybody's. One that only wraps another is judged by that.
+    """Whether an address is public. An address that contains another one counts as that one.
 
     >>> [is_public(ipaddress.ip_address(a)) for a in ("1.1.1.1", "10.0.0.1", "100.64.0.1")]
     [True, False, False]
@@ -56,7 +56,7 @@ def is_public(address: Address) -> bool:
 
 
 def check_address(where: object) -> None:
-    """Refuse a socket's address that is not public. What is no IP address (a Unix socket) is not, either."""
+    """Raise `PrivateAddress` for the address of a socket that is not public; a Unix socket is not, either."""
     host = where[0] if isinstance(where, tuple) and where else ""
     try:
         address = ipaddress.ip_address(str(host).partition("%")[0])
@@ -67,8 +67,8 @@ def check_address(where: object) -> None:
 
 
 def check_written(host: str) -> None:
-    """Refuse a host whose text alone shows that it is private: an address in any spelling, or localhost. Any
-    other name is judged by what it leads to, whenever it is connected to."""
+    """Raise `Malformed` for a host whose text shows that it is private: an address in any spelling, or
+    localhost. Other names are judged by what they resolve to, at every connection."""
     plain = unicodedata.normalize("NFKC", host).replace("\u3002", ".").strip("[]").rstrip(".").casefold()
     if plain == "localhost" or plain.endswith(".localhost"):
         raise Malformed(PRIVATE)
@@ -84,11 +84,11 @@ def check_written(host: str) -> None:
         raise Malformed(PRIVATE)
 
 
-# ── programs that connect by themselves ──────────────────────────────────────────────────────────
+# ── libraries that connect by themselves ─────────────────────────────────────────────────────────
 
 
 class AddressGuard:
-    """What was kept from one channel."""
+    """Remembers whether a channel tried to connect to a private address."""
 
     def __init__(self) -> None:
         self.refused = False
@@ -101,8 +101,8 @@ _CONNECTS: Final = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg
 
 @contextlib.contextmanager
 def public_only() -> Iterator[AddressGuard]:
-    """Within this, this thread and those it starts connect to public addresses only, whatever library does
-    it: Python asks before every connection."""
+    """Let this thread and the threads it starts connect to public addresses only, whatever library
+    connects: Python calls an audit hook before every connection."""
     _hook()
     thread = threading.current_thread()
     guard = _guarded[thread] = AddressGuard()
@@ -114,8 +114,8 @@ def public_only() -> Iterator[AddressGuard]:
 
 @cache
 def _hook() -> None:
-    """Listen to what this process does with sockets, and with threads. A hook stays, so it is set once, when
-    it is first needed."""
+    """Install the hooks on sockets and threads of this process. They cannot be removed, so they are
+    installed once, when they are first needed."""
     start = threading.Thread.start
 
     def inherit(self: threading.Thread) -> None:
@@ -124,11 +124,11 @@ def _hook() -> None:
             _guarded[self] = guard
         start(self)
 
-    threading.Thread.start = inherit  # type: ignore[method-assign]
+    threading.Thread.start = inherit  # type: ignore[method-assign]  # Python offers no hook for threads
     sys.addaudithook(_judge)
 
 
-def _judge(event: str, args: tuple[Any, ...]) -> None:
+def _judge(event: str, args: tuple[object, ...]) -> None:
     if event not in _CONNECTS:
         return
     guard = _guarded.get(threading.current_thread())

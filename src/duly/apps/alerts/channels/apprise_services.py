@@ -1,7 +1,8 @@
-"""Everything else, by Apprise: DingTalk, Feishu, WeCom, ntfy, Telegram … (`apprise --help` lists addresses).
+"""The channel for all other services, by Apprise: DingTalk, Feishu, WeCom, ntfy, Telegram … (`apprise
+--help` lists them).
 
-Apprise says whether a service took a notice, and no more. What it calls a failure is taken as such; an answer
-that does not come in time is in doubt.
+Apprise reports whether a service accepted a notification, and no more. Its failures count as not sent; an
+answer that does not come in time is in doubt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, AddressGuard, check_written, public_only
-from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
@@ -22,18 +23,18 @@ SECONDS: Final = 30.0
 
 
 def check_service(url: str, *, private: bool = True) -> None:
-    """Refuse an address that Apprise does not know; without `private`, also one whose text shows that it
-    leads into our own network. What a name or a redirect leads to is judged when it is connected to."""
+    """Raise `Malformed` for an address that Apprise does not know; without `private`, also for one whose
+    text shows that it is in a private network. Names and redirects are judged at every connection."""
     apprise = _apprise()
     service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
     if service is None:
-        raise Malformed("no service is known that this address could belong to; see Apprise's list of them")
+        raise Malformed("no service is known for this address; see the list of Apprise")
     if not private and isinstance(getattr(service, "host", None), str):
         check_written(service.host)
 
 
-class AppriseChannel:
-    """One address."""
+class AppriseChannel(Channel):
+    """Sends to one address of an Apprise service."""
 
     def __init__(self, url: str, doubt: DoubtPolicy, *, private: bool = False) -> None:
         apprise = _apprise()
@@ -42,25 +43,27 @@ class AppriseChannel:
         self._kinds = apprise.NotifyType
         self._service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
 
-    async def send(self, notice: Notification) -> None:
+    async def send(self, notification: Notification) -> None:
         if self._service is None:
             raise NotSent("Apprise does not know this kind of address")
-        kind = self._kinds.FAILURE if notice.urgent else self._kinds.WARNING
+        kind = self._kinds.FAILURE if notification.urgent else self._kinds.WARNING
         try:
             async with asyncio.timeout(SECONDS):
-                told = await asyncio.to_thread(self._notify, notice, kind)
+                sent = await asyncio.to_thread(self._notify, notification, kind)
         except TimeoutError:
             raise InDoubt(f"the service did not answer within {SECONDS:.0f} s") from None
-        if not told:
-            raise NotSent("the service did not take it")
+        if not sent:
+            raise NotSent("the service did not accept it")
 
-    def _notify(self, notice: Notification, kind: Any) -> bool:
+    def _notify(self, notification: Notification, kind: Any) -> bool:
         with contextlib.nullcontext(AddressGuard()) if self._private else public_only() as guard:
-            # The service itself, not Apprise's pool of threads: what is guarded is this thread.
-            told = bool(self._service.notify(body=notice.text, title=notice.title, notify_type=kind))
-        if not told and guard.refused:
+            # Called directly, not by Apprise's pool of threads: the guard holds for this thread.
+            sent = bool(
+                self._service.notify(body=notification.text, title=notification.title, notify_type=kind)
+            )
+        if not sent and guard.refused:
             raise Declined(PRIVATE)
-        return told
+        return sent
 
     async def close(self) -> None:
         pass
@@ -68,8 +71,8 @@ class AppriseChannel:
 
 @cache
 def _apprise() -> Any:
-    """Apprise, loaded only by those who need it, which takes a while; and silent: it logs addresses, and
-    addresses are secrets."""
+    """The apprise module. It is loaded only when it is needed, since that takes a while, and its log is
+    silenced, since it contains addresses, which are secrets."""
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,14 +1,15 @@
-"""Channel: how a person or a program outside is told something.
+"""The protocol of channels, which notify a person or a program outside.
 
-The laws. A channel says truly how an attempt went: it returns if the other side has taken the notice, raises
-`NotSent` or `Declined` if it surely has not, and `InDoubt` if nobody can tell. It declares what doubt means
-(`DoubtPolicy`). It never shows or logs its address, which may hold a password: only its `label` is for
-people.
+A channel reports truly how an attempt went: `send` returns if the recipient has accepted the notification,
+raises `NotSent` or `Declined` if it certainly has not, and `InDoubt` if that is not known. A channel
+declares what follows doubt (`DoubtPolicy`). It never shows or logs its address, which may hold a password:
+only its `label` is shown.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -16,24 +17,25 @@ from duly.core.fanout.plan import DoubtPolicy
 
 
 class Notification(Struct, frozen=True):
-    """What somebody is told."""
+    """What a recipient is sent."""
 
     id: str
-    """the delivery's: the same in every attempt, so that whoever keeps ids can tell a repeat"""
+    """the id of the delivery, the same in every attempt, so that a receiver recognises a repeat"""
     title: str
     text: str
-    body: dict[str, Any]
-    """the same for programs"""
+    body: Mapping[str, object]
+    """the content for programs"""
     urgent: bool = False
 
 
 class Channel(Protocol):
-    """A way to somebody."""
+    """Sends notifications to one address."""
 
     doubt: DoubtPolicy
 
-    async def send(self, notice: Notification) -> None:
-        """Tell them. Raises a `ChannelError` that says whether they may have been told all the same."""
+    async def send(self, notification: Notification) -> None:
+        """Send a notification; raises a `ChannelError` that says whether it may have arrived all the same."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close connections that the channel keeps."""

@@ -1,4 +1,4 @@
-"""For trying out: a file that notices are appended to, one JSON line each; or the console."""
+"""The channel for trying out: appends notifications to a file, one JSON line each, or prints them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ import sys
 
 import msgspec
 
-from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.core.printable import printable, printable_lines
 from duly.errors import NotSent
 
 
-class LocalChannel:
-    """A file, or standard output if it has no path."""
+class LocalChannel(Channel):
+    """Writes to a file, or to standard output if it has no path."""
 
     def __init__(self, path: str, doubt: DoubtPolicy) -> None:
         self.doubt = doubt
         self._path = path
 
-    async def send(self, notice: Notification) -> None:
+    async def send(self, notification: Notification) -> None:
         if not self._path:
-            # Whoever reported the alert wrote most of this.
-            sys.stdout.write(f"{printable(notice.title)}\n{printable_lines(notice.text)}\n")
+            # Most of this text comes from the sentinel, which may be hostile.
+            sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
             sys.stdout.flush()
             return
-        shown = {"id": notice.id, "title": notice.title, "text": notice.text, **notice.body}
+        shown = {
+            "id": notification.id,
+            "title": notification.title,
+            "text": notification.text,
+            **notification.body,
+        }
         line = msgspec.json.encode(shown) + b"\n"
         try:
             await asyncio.to_thread(self._append, line)

@@ -1,8 +1,10 @@
-"""Mail, by SMTP: `mailto://user:password@host:port?from=a@b&to=c@d&to=e@f`; `mailtos://` insists on TLS.
+"""The channel for mail by SMTP: `mailto://user:password@host:port?from=a@b&to=c@d&to=e@f`; `mailtos://`
+demands TLS.
 
-SMTP tells exactly when a mail is somebody else's: with the answer to its last line. Before that it surely was
-not taken, and what breaks while that answer is awaited is in doubt. So it is spoken here, with the standard
-library, and not through Apprise, which only says that it did not work. A repeat has the same Message-ID.
+SMTP says exactly when a server has accepted a mail: with the answer to its last line. Before that it
+certainly was not accepted, and an error while that answer is awaited leaves it in doubt. So SMTP is spoken
+here, with the standard library, and not by Apprise, which only says that it did not work. A repeat has the
+same Message-ID.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from msgspec import Struct
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, public_only
-from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
-"""For each word of the conversation."""
+"""For each step of the conversation."""
 ALL_SECONDS: Final = 40.0
+"""For the whole conversation."""
 PORTS: Final = {"mailto": 25, "mailtos": 587}
 TLS_PORT: Final = 465
-"""Where TLS comes first and SMTP after it."""
+"""The port at which TLS is set up before SMTP begins."""
 
 
 class MailAddress(Struct, frozen=True):
-    """What a mail's address says."""
+    """A mail server, a sender and recipients, as an address names them."""
 
     host: str
     port: int
@@ -45,11 +48,12 @@ class MailAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, parts: SplitResult) -> MailAddress:
+        """Read an address; raises `Malformed` if it is incomplete."""
         asked = parse_qs(parts.query)
         to = tuple(one for many in asked.get("to", []) for one in many.split(","))
         sender = asked.get("from", ["duly@localhost"])[-1]
         if not parts.hostname or not to:
-            raise Malformed("mail needs a server and somebody to write to: mailto://host:25?from=a@b&to=c@d")
+            raise Malformed("mail needs a server and a recipient: mailto://host:25?from=a@b&to=c@d")
         for one in (*to, sender):
             if "@" not in parseaddr(one)[1] or "\n" in one or "\r" in one:
                 raise Malformed(f"{one[:80]!r} is not a mail address")
@@ -64,24 +68,24 @@ class MailAddress(Struct, frozen=True):
         )
 
 
-class MailChannel:
-    """One mailbox, or several who get the same mail."""
+class MailChannel(Channel):
+    """Sends to one or several mailboxes, which get the same mail."""
 
     def __init__(self, parts: SplitResult, doubt: DoubtPolicy, *, private: bool = False) -> None:
         self.doubt = doubt
         self._private = private
         self._box = MailAddress.parse(parts)
 
-    async def send(self, notice: Notification) -> None:
+    async def send(self, notification: Notification) -> None:
         mail = EmailMessage()
-        mail["Subject"] = " ".join(notice.title.split())
+        mail["Subject"] = " ".join(notification.title.split())
         mail["From"] = self._box.sender
         mail["To"] = ", ".join(self._box.to)
         mail["Date"] = formatdate()
-        mail["Message-ID"] = f"<{notice.id}@{self._box.sender.rpartition('@')[2].rstrip('>')}>"
-        if notice.urgent:
+        mail["Message-ID"] = f"<{notification.id}@{self._box.sender.rpartition('@')[2].rstrip('>')}>"
+        if notification.urgent:
             mail["X-Priority"] = "1"
-        mail.set_content(notice.text)
+        mail.set_content(notification.text)
         try:
             async with asyncio.timeout(ALL_SECONDS):
                 await asyncio.to_thread(self._send, mail)
@@ -100,7 +104,7 @@ class MailChannel:
 
     def _converse(self, mail: EmailMessage) -> None:
         box = self._box
-        begun = False  # whether the mail itself has gone over
+        begun = False  # whether the server has accepted the mail
         try:
             first = smtplib.SMTP_SSL if box.tls and box.port == TLS_PORT else smtplib.SMTP
             with first(box.host, box.port, timeout=SECONDS, local_hostname="localhost") as server:
@@ -109,7 +113,7 @@ class MailChannel:
                 if box.user:
                     server.login(box.user, box.password)
                 self._hand_over(server, mail)
-                begun = True  # taken; what goes wrong with the goodbye is nobody's concern
+                begun = True  # accepted; an error while disconnecting does not matter
         except smtplib.SMTPRecipientsRefused as problem:
             code, _ = next(iter(problem.recipients.values()))
             raise _answered(code) from None
@@ -146,7 +150,7 @@ class MailChannel:
         try:
             code, _ = server.getreply()
         except (smtplib.SMTPException, OSError):
-            raise InDoubt("the connection broke while the mail server had to answer") from None
+            raise InDoubt("the connection broke before the mail server had answered") from None
         if code != 250:
             raise _answered(code)
 

@@ -1,9 +1,9 @@
-"""A webhook, signed after the Standard Webhooks convention.
+"""The channel for webhooks, signed after the Standard Webhooks convention.
 
-`webhook-id` is the delivery's id, the same in every attempt, so that the receiver can tell a repeat; together
-with `webhook-timestamp` and the body it is signed with the endpoint's secret (`whsec_…`, HMAC-SHA256).
-Redirects are not followed. An address inside our own network is refused unless the operator allows it; what
-counts is what is connected to (see `guard`).
+`webhook-id` is the id of the delivery, the same in every attempt, so that the receiver recognises a
+repeat; together with `webhook-timestamp` and the body it is signed with the endpoint's secret (`whsec_…`,
+HMAC-SHA256). Redirects are not followed. An address in a private network is refused unless the operator
+allows it; the address that is connected to decides (see `address_guard`).
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ import socket
 import time
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 import msgspec
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, check_address, check_written
-from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.core.units import HOUR, seconds
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
-"""For all of it: to connect, to send, to be answered."""
+"""For the whole attempt: connecting, sending and the answer."""
 CONNECT_SECONDS: Final = 5.0
 ANSWER_LIMIT: Final = 4_096
-"""So much of an answer is read, and none of it is kept."""
+"""Bytes of an answer that are read; none of them are kept."""
 LONGEST_REST: Final = HOUR
 
 AGAIN: Final = frozenset({408, 409, 423, 425, 429})
-"""Of the 4xx, what may be different the next time."""
+"""The 4xx statuses after which another attempt may succeed."""
 
 PREFIX: Final = "whsec_"
 
 
 def new_secret() -> str:
+    """Make a secret for an endpoint."""
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes of a secret; refuses what is not one."""
+    """The bytes of a secret; raises `Malformed` if it is none."""
     try:
         if not secret.startswith(PREFIX):
             raise ValueError
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except (ValueError, binascii.Error):
         raise Malformed(
-            "a webhook's secret is whsec_ and then base64; leave it out to have one made"
+            "a webhook's secret is whsec_ followed by base64; leave it out to have one made"
         ) from None
     if not 24 <= len(key) <= 64:
         raise Malformed("a webhook's secret has 24 to 64 bytes, in base64; leave it out to have one made")
@@ -62,7 +63,8 @@ def key_of(secret: str) -> bytes:
 
 
 def signature(secret: str, id_: str, timestamp: int, body: bytes) -> str:
-    """
+    """The `webhook-signature` header.
+
     >>> signature("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
     ...           b'{"test": 2432232314}')
     'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
@@ -72,21 +74,23 @@ def signature(secret: str, id_: str, timestamp: int, body: bytes) -> str:
 
 
 def check_host(parts: SplitResult, *, private: bool) -> None:
+    """Raise `Malformed` for an address without a host; without `private`, also for one that is clearly
+    private."""
     if not parts.hostname:
         raise Malformed("a webhook's address needs a host: https://host/path")
     if not private:
         check_written(parts.hostname)
 
 
-def _socket(info: Any) -> socket.socket:
-    """A socket to a public address: whatever was written or looked up, this is what is connected to."""
+def _socket(info: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for a public address: whatever the text or its name was, this address is connected to."""
     family, kind, proto, _, where = info
     check_address(where)
     return socket.socket(family, kind, proto)
 
 
-class WebhookChannel:
-    """One address."""
+class WebhookChannel(Channel):
+    """Sends to one webhook."""
 
     def __init__(self, url: str, secret: str, doubt: DoubtPolicy, *, private: bool) -> None:
         check_host(urlsplit(url), private=private)
@@ -106,18 +110,18 @@ class WebhookChannel:
             )
         return self._session
 
-    async def send(self, notice: Notification) -> None:
-        body = msgspec.json.encode(notice.body)
+    async def send(self, notification: Notification) -> None:
+        body = msgspec.json.encode(notification.body)
         timestamp = int(time.time())
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "duly",
-            "webhook-id": notice.id,
+            "webhook-id": notification.id,
             "webhook-timestamp": str(timestamp),
-            "Idempotency-Key": notice.id,
+            "Idempotency-Key": notification.id,
         }
         if self._secret:
-            headers["webhook-signature"] = signature(self._secret, notice.id, timestamp, body)
+            headers["webhook-signature"] = signature(self._secret, notification.id, timestamp, body)
         try:
             async with self._open().post(
                 self._url, data=io.BytesIO(body), headers=headers, allow_redirects=False
@@ -133,7 +137,7 @@ class WebhookChannel:
         except TimeoutError:
             raise InDoubt(f"no answer within {SECONDS:.0f} s") from None
         except aiohttp.InvalidURL:
-            raise Declined("its address is not one") from None
+            raise Declined("its address is invalid") from None
         except (aiohttp.ClientError, OSError) as problem:
             raise InDoubt(f"the connection broke: {type(problem).__name__}") from None
         if 200 <= status < 300:
@@ -157,7 +161,7 @@ def _private(problem: BaseException | None) -> bool:
 
 
 def _rest(text: str | None) -> int:
-    """How long the other side wants to be left alone: seconds, or a date.
+    """The pause that a `Retry-After` header asks for: seconds, or a date.
 
     >>> _rest("120"), _rest(None), _rest("soon")
     (120000000, 0, 0)

@@ -1,9 +1,9 @@
-"""Critical alerts that nobody could be told of: the people of the profile `default` are told, and it is
-recorded.
+"""Critical alerts that reached no recipient: those of the profile `default` are notified instead, and that
+is recorded.
 
-The law: that somebody else has to be told is noted in the transaction that ends the alert, and taken off in
-the one that plans those deliveries and records the failure. So no crash in between loses it: what is still
-noted is done at the next start, or by another hub on the same ledger, once.
+The need for this is noted in the transaction that ends the alert, and the note is removed in the
+transaction that plans the other deliveries and records the failure. So a crash in between loses nothing:
+what is still noted is done once, at the next start or by another hub on the same ledger.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ _LOG = logging.getLogger("duly.alerts")
 
 
 def note(key: bytes) -> PutItem:
-    """Goes with what ends an alert that nobody was told of."""
+    """The write that notes an alert that reached no recipient; it belongs to the transaction that ends the
+    alert."""
     return PutItem(UNTOLD, name_in_bucket(key), b"")
 
 
 def notes(key: bytes, state: State, *, urgent: bool) -> Group:
-    """What is stored together with the end of an alert."""
+    """The writes that belong to the end of an alert."""
     return (note(key),) if urgent and state in DEAD else ()
 
 
-class Untold:
-    """Those of one hub."""
+class UnnotifiedAlerts:
+    """The critical alerts without a notified recipient, at one hub."""
 
-    def __init__(self, ledger: Ledger, operations: AlertOperations, journal: AuditLog) -> None:
+    def __init__(self, ledger: Ledger, operations: AlertOperations, audit: AuditLog) -> None:
         self._ledger = ledger
         self._operations = operations
-        self._journal = journal
+        self._audit = audit
         self.count = 0
-        """since the start"""
+        """how many there were since the start"""
 
-    async def tell(self, key: bytes) -> None:
-        """Tell those of the default profile, if that is noted; what fails now stays noted."""
+    async def notify(self, key: bytes) -> None:
+        """Notify the recipients of the default profile if that is noted; after a failure it stays noted."""
         with contextlib.suppress(DulyError):
             alert = await self._operations.get(key)
             if alert is None or alert.severity is not Severity.CRITICAL:
                 await self._ledger.write(DropItem(UNTOLD, name_in_bucket(key)))
                 return
-            said = "" if alert.record.answer is None else alert.record.answer.reason
-            reason = said or "nobody was told"
+            known = "" if alert.record.answer is None else alert.record.answer.reason
+            reason = known or "nobody was told"
             if not await self._operations.fall_back(alert, reason):
-                return  # it has been done
+                return  # it was done before
             self.count += 1
             message = alert.record.message
             _LOG.error("nobody was told of the critical alert %s/%s: %s", message.scope, message.id, reason)
-            self._journal.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
+            self._audit.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
 
     async def catch_up(self) -> None:
-        """Do what is noted: whoever noted it has died since, or the ledger could not be written to."""
+        """Do what is still noted, after a crash or a failure of the ledger."""
         with contextlib.suppress(DulyError):
             for name in await self._ledger.bucket(UNTOLD):
                 scope, _, id_ = name.partition("/")
-                await self.tell(key_of(scope, id_))
+                await self.notify(key_of(scope, id_))

@@ -1,0 +1,273 @@
+"""Answers questions about accounts and grants: who a caller is, and what it may do.
+
+A hub that is the only writer of its ledger answers every question from memory. Where several hubs write
+the ledger, memory alone never lets a caller in: a caller that connects is confirmed by a read (`identify`,
+`confirm`), what a live connection sends is admitted only if its account is unchanged (`proof`, checked in
+the transaction of the admission), and what memory does not know is read from the ledger before it is
+refused (`find_role`, `find_grant`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from duly.core.operations import CheckItem
+from duly.core.quota import Quota, Rate
+from duly.errors import NotAuthenticated
+from duly.identity.account_book import NO_NAMES, AccountBook, Principal, Role, StoredAccount
+from duly.identity.account_names import NAME
+from duly.storage.item_loader import ItemLoader
+from duly.storage.ledger import Ledger
+
+PRINCIPALS: Final = "principals"
+"""The bucket of accounts, by name."""
+GRANTS: Final = "grants"
+"""The bucket of grants, named by `grant_name`."""
+TOKENS: Final = "tokens"
+"""The bucket that names the owner of each token's SHA-256, so that any hub finds a token with one read."""
+VERSIONS: Final = "versions"
+"""A bucket whose items change together with what they are named after: one read shows whether to read it
+again."""
+ACCOUNTS_VERSION: Final = (VERSIONS, "accounts")
+MISSES: Final = Rate(20)
+"""Reads of the ledger that may find nothing, per second and asking account."""
+
+decode_account: Final = msgspec.json.Decoder(StoredAccount).decode
+
+
+class AccountDirectory:
+    """The accounts and grants of one ledger, for reading; it knows nothing before `refresh` was called
+    once."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.items = ItemLoader(ledger)
+        self._misses = Quota(MISSES)
+        self._book = AccountBook()
+        self._loaded = False
+        self.version: bytes | None = None
+        """changes with every change of an account or a grant, at whichever hub it is made"""
+        self._lapsed: set[str] = set()
+        """accounts that were valid and no longer are, until `refresh` or `catch_up` reports them"""
+        self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
+
+    # ── from memory ──────────────────────────────────────────────────────────────────────────────
+
+    def authenticate(self, token: str) -> Principal | None:
+        """The owner of a token. It is found by its hash, so the time this takes reveals nothing about
+        tokens."""
+        return self._book.by_token.get(digest(token))
+
+    def may(self, principal: Principal, device: str) -> bool:
+        """Whether the principal may command the device. A connection can outlive its account: a principal
+        whose account was removed or disabled since may do nothing."""
+        if not self.stands(principal):
+            return False
+        return principal.role is Role.ADMIN or device in self._book.granted.get(principal.name, NO_NAMES)
+
+    def stands(self, principal: Principal) -> bool:
+        """Whether the principal's account still is the one it logged in to."""
+        standing = self._book.standing.get(principal.name)
+        if standing is None or standing.role is not principal.role:
+            return False
+        return principal.epoch in (0, standing.epoch)
+
+    def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
+        """The checks that the ledger has to pass for the principal to be valid and, if it is an app, to
+        command the device. There are none where this process alone writes the ledger: memory is enough
+        then."""
+        body = self._book.bodies.get(principal.name)
+        if self._ledger.sole or body is None:
+            return ()
+        needed = [CheckItem(PRINCIPALS, principal.name, body)]
+        if device and principal.role is Role.APP:
+            needed.append(CheckItem(GRANTS, grant_name(principal.name, device)))
+        if principal.login:
+            needed.append(CheckItem(sessions(principal.name), principal.login))
+        return tuple(needed)
+
+    def unchanged(self, name: str) -> CheckItem:
+        """The check that an account in the ledger is what it is in memory."""
+        return CheckItem(PRINCIPALS, name, self._book.bodies.get(name, b""))
+
+    def epoch(self, name: str) -> int:
+        """The epoch of an account; 0 if there is no such account."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.epoch
+
+    def born(self, name: str) -> int:
+        """The time at which an account was made; 0 if there is no such account."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.created
+
+    def predecessor(self, name: str) -> int:
+        """The time at which an earlier account of this name was removed; 0 if there was none."""
+        return self._book.after.get(name, 0)
+
+    def allows(self, sender: str, device: str) -> bool:
+        """Whether the device exists and the sender of a command may still command it."""
+        book = self._book
+        standing = book.standing.get(sender)
+        if standing is None or device not in book.stored:
+            return False
+        return standing.role is Role.ADMIN or device in book.granted.get(sender, NO_NAMES)
+
+    def granted(self, app: str) -> frozenset[str]:
+        """The devices that this app may command."""
+        return self._book.granted.get(app, NO_NAMES)
+
+    def apps_of(self, device: str) -> frozenset[str]:
+        """The apps that may command this device, and so receive what it pushes."""
+        return self._book.apps_of.get(device, NO_NAMES)
+
+    def is_sent_once(self, device: str) -> bool:
+        """Whether a device has no memory of its own, so that each command is sent to it once."""
+        return device in self._book.once
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of an account; None if there is no such account or it is disabled."""
+        one = self._book.stored.get(name)
+        return None if one is None or one.disabled else one.role
+
+    def key_of(self, name: str) -> str:
+        """The public key with which a device must sign what it sends over MQTT; empty if it need not sign."""
+        one = self._book.stored.get(name)
+        return "" if one is None else one.key
+
+    # ── from the ledger, where other hubs write it too ───────────────────────────────────────────
+
+    async def identify(self, token: str) -> Principal | None:
+        """The owner of a token, by what the ledger holds now."""
+        key = digest(token)
+        who = self._book.by_token.get(key)
+        if self._ledger.sole:
+            return who
+        if who is None:
+            (owner,) = await self.items.get((TOKENS, key.hex()))
+            name = "" if owner is None else owner.decode()
+        else:
+            name = who.name
+        one = await self.confirmed(name) if name else None
+        if one is None or one.disabled or one.token != key.hex():
+            return None
+        return self._book.standing.get(name)
+
+    async def confirmed(self, name: str) -> StoredAccount | None:
+        """An account as the ledger holds it now; memory is corrected by it."""
+        while not self._ledger.sole:
+            before = self._book.bodies.get(name)
+            (body,) = await self.items.get((PRINCIPALS, name))
+            if self._book.bodies.get(name) == before:  # else it was changed here meanwhile: read again
+                if body != before:
+                    self._learn(name, body)
+                break
+        return self._book.stored.get(name)
+
+    def _learn(self, name: str, body: bytes | None) -> None:
+        book = self._book
+        before = book.standing.get(name)
+        one: StoredAccount | None = None
+        with suppress(msgspec.DecodeError):  # a role that only a newer duly knows
+            one = None if body is None else decode_account(body)
+        if one is None or body is None:
+            book.forget(name)
+        else:
+            book.put(name, one, body)
+        if before is not None and book.standing.get(name) != before:
+            self._lapsed.add(name)
+
+    async def confirm(self, principal: Principal) -> None:
+        """Raises `NotAuthenticated` if the principal is no longer valid, by what the ledger holds now."""
+        login: bytes | None = b""
+        if not self._ledger.sole:
+            await self.confirmed(principal.name)
+            if principal.login:
+                (login,) = await self.items.get((sessions(principal.name), principal.login))
+        if login is None or not self.stands(principal):
+            raise NotAuthenticated("your login is no longer valid; log in again")
+
+    async def find_role(self, name: str, asker: str = "") -> Role | None:
+        """The role of an account, also of one that another hub has just made. `asker` is the account that
+        asks: only so many of its questions about unknown names are read from the ledger."""
+        unknown = self._book.stored.get(name) is None
+        if unknown and self._may_read(name, asker) and await self.confirmed(name) is not None:
+            self._misses.give_back(asker)
+        return self.role_of(name)
+
+    async def find_grant(self, principal: Principal, device: str) -> bool:
+        """`may`, which also counts a grant that another hub has just made."""
+        app = principal.name
+        if not self.may(principal, device) and self._may_read(device, app):
+            (grant,) = await self.items.get((GRANTS, grant_name(app, device)))
+            if grant is not None:
+                await asyncio.gather(self.confirmed(app), self.confirmed(device))
+                self._book.link(app, device)
+                self._misses.give_back(app)
+        return self.may(principal, device)
+
+    def _may_read(self, name: str, asker: str) -> bool:
+        """Whether the ledger may know more about a name than memory, and the asker has reads left; one is
+        taken."""
+        if self._ledger.sole or not NAME.fullmatch(name):
+            return False
+        return not self._misses.take(asker, self._ledger.clock.now())
+
+    # ── keeping memory up to date ────────────────────────────────────────────────────────────────
+
+    async def refresh(self) -> frozenset[str]:
+        """Read everything again. Returns the accounts that were valid before and no longer are (removed,
+        disabled, given another token): their connections have to be closed."""
+        async with self._changing:
+            await self._load()
+            return self._take_lapsed()
+
+    async def catch_up(self) -> frozenset[str]:
+        """`refresh` if anything has changed: one small read, cheap enough to be made often."""
+        (version,) = await self.items.get(ACCOUNTS_VERSION)
+        if version != self.version:
+            return await self.refresh()
+        return self._take_lapsed()
+
+    def _take_lapsed(self) -> frozenset[str]:
+        lapsed, self._lapsed = frozenset(self._lapsed), set()
+        return lapsed
+
+    async def _load(self) -> None:
+        book = AccountBook()
+        version = await self._ledger.item(
+            *ACCOUNTS_VERSION
+        )  # first: what changes while we read is read again
+        principals, grants = await self._ledger.bucket(PRINCIPALS), await self._ledger.bucket(GRANTS)
+        for name, body in principals.items():
+            try:
+                book.put(name, decode_account(body), body)
+            except msgspec.DecodeError:
+                continue  # a role that only a newer duly knows: such an account is not let in
+        for grant in grants:
+            app, _, device = grant.partition("/")
+            book.link(app, device)
+        before = self._book
+        self._book, self._loaded, self.version = book, True, version
+        self._lapsed |= {name for name, who in before.standing.items() if book.standing.get(name) != who}
+        self._lapsed |= {who.name for key, who in before.by_token.items() if book.by_token.get(key) != who}
+
+
+def sessions(name: str) -> str:
+    """The bucket of a user's logins."""
+    return f"sessions/{name}"
+
+
+def grant_name(app: str, device: str) -> str:
+    """The name of a grant in its bucket; the name of an account has no slash."""
+    return f"{app}/{device}"
+
+
+def digest(token: str) -> bytes:
+    """The SHA-256 of a token, which is all that is kept of it."""
+    # A stranger may send any text, also text that UTF-8 cannot carry.
+    return sha256(token.encode(errors="surrogatepass")).digest()

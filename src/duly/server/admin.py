@@ -1,0 +1,96 @@
+"""Carries out the verbs of the command line at a running hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from duly.apps.alerts import retention
+from duly.apps.alerts import verbs as alert_verbs
+from duly.apps.alerts.heartbeats import presence
+from duly.errors import DulyError, Malformed, NotAllowed
+from duly.identity.accounts import Principal, Role, administer
+from duly.server import diagnostics
+from duly.server.policies import control_policy, deliveries_kept
+from duly.transports.http import bodies, messages
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+
+class Admin:
+    """The administration of one hub, over HTTP at `/v1/admin/{verb}`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer one request of an admin."""
+        try:
+            who = await messages.entered(self._hub, request)
+            if who.role is not Role.ADMIN:
+                raise NotAllowed("only an admin may do that")
+            wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
+            result = await self.run(who, request.match_info["verb"], wanted)
+        except DulyError as problem:
+            return messages.problem(problem)
+        except (msgspec.DecodeError, KeyError, ValueError) as problem:
+            return messages.problem(Malformed(str(problem)))
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+    async def run(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:
+        """Carry out one verb, with its arguments, on behalf of an admin."""
+        hub = self._hub
+        match verb:
+            case "borrow":
+                return {"token": await hub.authenticator.temporary_token(wanted["name"])}
+            case "login":
+                name = wanted["name"]
+                if await hub.accounts.find_role(name) is not Role.USER:
+                    raise NotAllowed(f"there is no user {name}; 'duly add user {name}' makes one")
+                return {"token": await hub.people.let_in(name, wanted.get("device", ""))}
+            case "list":
+                return await self._list(wanted)
+            case "floor":
+                return await hub.floor.administer(wanted)
+            case "doctor":
+                policy = control_policy(hub.settings)
+                return hub.state() | await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
+            case "prune" if "dry" in wanted:
+                return await retention.would_prune(hub.ledger, hub.archive, deliveries_kept(hub.settings))
+            case "prune":
+                return await hub.prune()
+            case _ if "." in verb:
+                return await alert_verbs.administer(
+                    hub.alerts.operations, hub.alerts.profiles, verb, wanted, who.name
+                )
+            case _:
+                return await self._change_accounts(verb, wanted)
+
+    async def _list(self, wanted: dict[str, str]) -> dict[str, object]:
+        """All accounts and grants, with what is known of the presence of devices and sentinels."""
+        hub = self._hub
+        devices = [one.name for one in hub.accounts.list() if one.role is Role.DEVICE]
+        sentinels = {one.name for one in hub.accounts.list() if one.role is Role.SENTINEL}
+        seen = await presence(hub.ledger, sentinels)
+        online = hub.alerts.online | set(seen["keeping"])
+        result = await administer(hub.accounts, "list", wanted)
+        return result | {
+            "online": sorted({*hub.gateway.presence(), *online}),
+            "heard": await hub.gateway.devices.last_heard(devices) | seen["heard"],
+            "silent": seen["silent"],
+        }
+
+    async def _change_accounts(self, verb: str, wanted: dict[str, str]) -> dict[str, object]:
+        hub = self._hub
+        result = await administer(hub.accounts, verb, wanted)
+        await hub.gateway.review()
+        hub.announce_accounts()
+        if verb == "remove":
+            await hub.people.log_out_everywhere(wanted["name"])
+        if verb in ("add", "remove"):
+            hub.disconnect(frozenset({wanted["name"]}))  # connections that used a token that is void now
+            await hub.chat.remove_from_chat()
+        return result

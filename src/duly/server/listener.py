@@ -1,0 +1,131 @@
+"""The HTTP and WebSocket port of a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from duly.errors import Malformed
+from duly.settings import LOOPBACK, Settings
+from duly.transports import connections, websocket
+from duly.transports.http import alerts, bodies, logins, messages, static
+from duly.transports.http.fast_path import FastPath
+from duly.transports.http.gate import RequestGate
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+IDLE_SECONDS: Final = 75.0
+"""How long a connection may take for its first request, and between requests."""
+
+RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Listener:
+    """Serves one hub over HTTP and WebSocket on one port."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tls = server_tls(settings)
+        self._closing = contextlib.AsyncExitStack()
+        self.url = ""
+        room = connections.raise_descriptor_limit() - connections.RESERVE
+        self.connections = connections.ClientConnections(room, settings.connections_per_address, IDLE_SECONDS)
+
+    async def start(self, hub: Hub, administer: RequestHandler) -> None:
+        """Accept connections; `administer` answers the requests of the command line."""
+        settings = self._settings
+        names = frozenset({settings.listen}) if settings.listen in LOOPBACK else None
+        gate = RequestGate(settings.origins, names)
+        post = messages.MessagesEndpoint(hub)
+        server = await self._serve(self._application(hub, gate, post, administer))
+        fast_path = FastPath(
+            post.express,
+            lambda connection: connections.Handler(server, connection),
+            self.connections,
+            gate.answers_to,
+        )
+        self._closing.push_async_callback(fast_path.close)
+        try:
+            listener = await asyncio.get_running_loop().create_server(
+                fast_path, settings.listen, settings.port, ssl=self._tls, backlog=1024,
+                ssl_handshake_timeout=connections.GUEST_SECONDS if self._tls else None,
+            )  # fmt: skip
+        except OSError as problem:
+            raise self._cannot_listen(problem) from problem
+        self._closing.callback(listener.close)
+        port = listener.sockets[0].getsockname()[1]
+        host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
+        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+
+    def _application(
+        self, hub: Hub, gate: RequestGate, post: messages.MessagesEndpoint, administer: RequestHandler
+    ) -> web.Application:
+        app = web.Application(middlewares=[gate.middleware])
+        app[bodies.BODIES] = bodies.Bodies()
+        sockets = websocket.WebSockets(hub)
+        app.on_shutdown.append(sockets.close)
+        app.add_routes(
+            [
+                web.get("/v1/ws", sockets.serve),
+                *messages.routes(post),
+                *logins.routes(hub),
+                *alerts.routes(hub),
+                *static.routes(),
+                web.post("/v1/admin/{verb}", administer),
+            ]
+        )
+        return app
+
+    async def _serve(self, app: web.Application) -> web.Server:
+        runner = web.AppRunner(
+            app, access_log=None, logger=messages.LOG, shutdown_timeout=0.5, keepalive_timeout=IDLE_SECONDS,
+            lingering_time=1.0, read_bufsize=16 * 1024,
+        )  # fmt: skip
+        await runner.setup()
+        self._closing.push_async_callback(runner.cleanup)
+        server = runner.server
+        assert server is not None
+        return server
+
+    async def stop(self) -> None:
+        """Accept no more connections, and close those that are open."""
+        await self._closing.aclose()
+
+    def check_port(self) -> None:
+        """Raise `Malformed` if the port cannot be used."""
+        listen = self._settings.listen
+        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        try:
+            socket.create_server((listen, self._settings.port), family=family).close()
+        except OSError as problem:
+            raise self._cannot_listen(problem) from problem
+
+    def _cannot_listen(self, problem: OSError) -> Malformed:
+        listen, port = self._settings.listen, self._settings.port
+        if problem.errno != errno.EADDRINUSE:
+            return Malformed(f"cannot listen on {listen} port {port}: {problem.strerror}")
+        return Malformed(
+            f"port {port} on {listen} is taken; stop the other program, or use another port, "
+            f"--port {port % 65_535 + 1} or --port 0 for any free one"
+        )
+
+
+def server_tls(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS context of a hub with a certificate; None for a hub without one."""
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as problem:
+        files = f"{settings.tls_cert} with {settings.tls_key}"
+        raise Malformed(f"the TLS certificate {files} cannot be used: {problem}") from None
+    return context

@@ -1,0 +1,53 @@
+"""Derives the policies of the applications from the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from duly.apps.alerts.archive import Archive
+from duly.apps.alerts.operations import CHANNEL
+from duly.apps.gateway.control import ControlPolicy
+from duly.apps.gateway.policy import GatewayPolicy
+from duly.core.backlog import BacklogPolicy
+from duly.core.fanout.plan import FanoutPolicy
+from duly.core.horizon import Horizon
+from duly.core.units import DAY, seconds
+from duly.settings import Settings
+
+
+def control_policy(settings: Settings) -> ControlPolicy:
+    """How commands are ordered, remembered and given up."""
+    return ControlPolicy(
+        window=seconds(settings.window),
+        max_age=seconds(settings.max_age),
+        remember=seconds(settings.remember),
+        patience=seconds(settings.patience),
+    )
+
+
+def gateway_policy(settings: Settings) -> GatewayPolicy:
+    """How the gateway treats commands, and how many it keeps for a device that is offline."""
+    return GatewayPolicy(
+        control=control_policy(settings),
+        backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
+        max_exp=seconds(settings.max_exp),
+    )
+
+
+def fanout_policy(settings: Settings) -> FanoutPolicy:
+    """How long alerts and their ids are kept."""
+    return FanoutPolicy(
+        CHANNEL,
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=3_660 * DAY),
+        keep=round(settings.alerts_kept * DAY),
+    )
+
+
+def deliveries_kept(settings: Settings) -> int:
+    """How long the deliveries of an alert are kept, in microseconds."""
+    return round(settings.deliveries_kept * DAY)
+
+
+def archive_of(settings: Settings) -> Archive:
+    """The archive of alerts that the ledger has forgotten."""
+    return Archive(Path(settings.data) / "archive", round(settings.archives_kept * DAY))
