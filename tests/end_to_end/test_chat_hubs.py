@@ -60,7 +60,7 @@ async def test_typing_and_presence_pass_from_hub_to_hub(towns: tuple[Town, Town]
             back = await ann.first(lambda f: f["type"] == "presence" and f["data"] == {"online": True})
             assert back["from"] == "bob"
             there_too = await bob.first(lambda f: f["type"] == "presence" and f["data"] == {"online": True})
-            assert there_too["from"] == "ann", "who comes learns who is remote"
+            assert there_too["from"] == "ann", "who comes learns who is at another hub"
 
 
 async def test_a_note_with_the_word_false_is_no_departure(towns: tuple[Town, Town]) -> None:

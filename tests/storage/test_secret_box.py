@@ -25,7 +25,7 @@ def test_what_is_sealed_opens_at_its_place_and_shows_nothing_of_itself() -> None
 def test_it_opens_nowhere_else_with_no_other_key_and_not_when_it_was_changed() -> None:
     box = SecretBox(KEY)
     sealed = box.seal("hunter2", "addresses/home")
-    with pytest.raises(SecretKeyMissing, match="belongs remote"):
+    with pytest.raises(SecretKeyMissing, match="belongs to another ledger"):
         box.open(sealed, "addresses/office")
     with pytest.raises(SecretKeyMissing, match="the key at hand is"):
         SecretBox(b"x" * 32).open(sealed, "addresses/home")

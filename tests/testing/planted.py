@@ -371,7 +371,7 @@ def ends_are_not_looked_for(patch: Patch) -> None:
     patch.setattr(GatewayRemoteHubs, "_learn_ends", ignore)
 
 
-PLANTED_IN_TOWN: dict[str, Callable[[Patch], None]] = {
+PLANTED_BETWEEN_HUBS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         restores_what_is_others, follows_nothing, takes_what_is_others, no_attempt_fence, no_takeover,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from duly.testing.sim import hush
 from duly.testing.sim.plan import SimPlan, plan
 from duly.testing.sim.runner import _run
-from tests.testing.planted import PLANTED, PLANTED_IN_TOWN
+from tests.testing.planted import PLANTED, PLANTED_BETWEEN_HUBS
 from tests.testing.planted_in_chat import PLANTED as PLANTED_IN_CHAT
 from tests.testing.planted_in_delivery import PLANTED as PLANTED_IN_DELIVERY
 from tests.testing.planted_in_nodes import PLANTED as PLANTED_IN_NODES
@@ -44,7 +44,7 @@ class BugFamily(NamedTuple):
     def plan(self, number: int) -> SimPlan:
         """The run of this number. Between hubs each seed counts twice: as drawn, and where half of everything
         is lost, since a hub that forgets what it left to another is caught only where the ring got lost."""
-        if self.world != "town":
+        if self.world != "hubs":
             return plan(number)
         drawn = plan(number // 2)
         return replace(drawn, drop=max(drawn.drop, 0.5)) if number % 2 else drawn
@@ -61,7 +61,7 @@ KERNEL = BugFamily("kernel", PLANTED)
 CHAT = BugFamily("chat", PLANTED_IN_CHAT)
 SENTINELS = BugFamily("sentinels", PLANTED_IN_SENTINELS, 100)
 NODES = BugFamily("nodes", PLANTED_IN_NODES, 100)
-BETWEEN_HUBS = BugFamily("town", PLANTED_IN_TOWN)
+BETWEEN_HUBS = BugFamily("hubs", PLANTED_BETWEEN_HUBS)
 DELIVERY = BugFamily("gateway", PLANTED_IN_DELIVERY)
 FAMILIES: Final = (KERNEL, CHAT, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY)
 

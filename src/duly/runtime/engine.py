@@ -530,7 +530,7 @@ class Engine:
 
     def _check_running(self) -> None:
         if self._stopping or self._task is None or self._task.done():
-            raise Stopped("this engine is not running; nothing was taken in, try again remote or later")
+            raise Stopped("this engine is not running; nothing was taken in, try again at another hub, or later")
 
     def _set_timer(self, wake: int | None, now: int) -> None:
         """Wake up then at the latest. A timer that rings too early is left alone: most of what is waited for

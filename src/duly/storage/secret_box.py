@@ -64,7 +64,7 @@ class SecretBox:
         with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
             raw = base64.b64decode(text, validate=True)
             return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
-        raise SecretKeyMissing(f"{place} cannot be opened: it was changed, or belongs remote")
+        raise SecretKeyMissing(f"{place} cannot be opened: it was changed, or belongs to another ledger")
 
 
 def is_sealed(value: str) -> bool:
