@@ -83,7 +83,11 @@ class Machine(Protocol):
         ended: Sequence[Ended],
         marks: Mapping[str, tuple[int, int]],
         now: int,
-    ) -> list[Todo]: ...
+    ) -> list[Todo]:
+        """Begin again from what the ledger holds, and return what to do: go on with open deliveries, report
+        messages that have ended."""
+        ...
+
     @property
     def keys(self) -> list[bytes]:
         """What is under way here."""
@@ -123,6 +127,7 @@ class _Group:
 
     @property
     def through(self) -> bool:
+        """Whether the ledger has committed or refused these steps."""
         return self._commit is not None and self._commit.done()
 
     @property
@@ -136,6 +141,7 @@ class _Group:
 
     @property
     def results(self) -> list[Results]:
+        """What the ledger returned, per step; raises what the commit failed of."""
         assert self._commit is not None
         return self._commit.result()
 
@@ -158,7 +164,7 @@ class Engine:
     `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
     before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
     restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
-    take turns; otherwise everything is handled in the order it came, whoever it is from.
+    take turns; otherwise everything is handled in the order it came, from any sender.
     """
 
     def __init__(
@@ -494,7 +500,7 @@ class Engine:
         still = {item.message.key for item in open_}
         ended: list[Ended] = []
         for key in machine.keys:
-            # A commit that failed may have gone through all the same; whoever waits must still hear of it.
+            # A commit that failed may have gone through all the same; its sender must still hear of it.
             record = None if key in still else await ledger.find(key)
             if record is not None and record.state.terminal:
                 ended.append(Ended(key, record.state, record.answer or Answer()))
@@ -530,7 +536,9 @@ class Engine:
 
     def _check_running(self) -> None:
         if self._stopping or self._task is None or self._task.done():
-            raise Stopped("this engine is not running; nothing was taken in, try again at another hub, or later")
+            raise Stopped(
+                "this engine is not running; nothing was taken in, try again at another hub, or later"
+            )
 
     def _set_timer(self, wake: int | None, now: int) -> None:
         """Wake up then at the latest. A timer that rings too early is left alone: most of what is waited for

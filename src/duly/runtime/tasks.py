@@ -153,7 +153,7 @@ class SupervisedTask:
 
     def _begin_again(self) -> None:
         if self.task is not None and self.task.cancelled() and self._problem is not None:
-            # Said only now: at the end of a loop everything is cancelled, and that is nobody's failure.
+            # Said only now: at the end of a loop everything is cancelled, and that is not a failure.
             self._supervisor.failed(self.name, self._problem)
         self._begin()
 
@@ -224,7 +224,7 @@ class Supervisor:
             owner = owner._parent
 
     def give_up(self, name: str, problem: BaseException) -> None:
-        """This cannot be started again; whoever waits for the end hears of it."""
+        """Log that this work is not started again, and raise its error in every `ended` that waits."""
         LOG.error(f"{name} is given up: %r", problem)
         owner: Supervisor | None = self
         while owner is not None:
@@ -252,6 +252,7 @@ class Supervisor:
         await asyncio.shield(self._ended)
 
     def forget(self, life: SupervisedTask) -> None:
+        """Supervise this task no longer: it has ended or is being stopped."""
         if life in self.lives:
             self.lives.remove(life)
 

@@ -68,6 +68,7 @@ class SecretBox:
 
 
 def is_sealed(value: str) -> bool:
+    """Whether a stored value is encrypted, and not a secret in plain text."""
     return value.startswith(PREFIX)
 
 

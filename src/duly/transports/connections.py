@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from duly.core.networks import network_of
 
 GUEST_SECONDS: Final = 10.0
-"""How long somebody who has not said who they are may take for a request."""
+"""How long a client that has not logged in may take for a request, in seconds."""
 RESERVE: Final = 128
 """Descriptors that are kept for the ledger, the broker and files."""
 _FULL: Final = (
@@ -117,11 +117,13 @@ class ClientConnection:
             self._timer = loop.call_at(over, self.watch)
 
     def leave(self) -> None:
+        """Stop the timer and remove this connection from the hub's; it has ended."""
         if self._timer is not None:
             self._timer.cancel()
         self._visitors.forget(self)
 
     def abort(self) -> None:
+        """Close the connection at once, without sending what is still buffered."""
         self._transport.abort()
 
 
@@ -166,6 +168,7 @@ class ClientConnections:
                 del self._strangers[visitor.place]
 
     def forget(self, visitor: ClientConnection) -> None:
+        """Remove a connection that has ended, and count it no longer for its address."""
         self.recognised(visitor)
         self._count -= 1
         here = self._places.get(visitor.place, 0) - 1
@@ -202,6 +205,7 @@ class Handler(RequestHandler):
         self.visitor = visitor
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the transport from asyncio, and start the timer for silent clients."""
         super().connection_made(transport)
         self.visitor.watch()
 
@@ -221,6 +225,7 @@ class Handler(RequestHandler):
         return super().handle_error(request, status, exc, message)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """End aiohttp's work on this connection, and remove it from the hub's."""
         super().connection_lost(exc)
         self.visitor.leave()
 

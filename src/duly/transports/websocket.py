@@ -60,12 +60,17 @@ class WebSocketBackend(Protocol):
 
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
-    ) -> None: ...
+    ) -> None:
+        """Greets a session that has logged in, and sends what it missed since its cursors."""
+        ...
+
     def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> bool | Awaitable[object]:
         """Takes a frame; returns what is to be awaited before the next one, if anything."""
         ...
 
-    async def disconnected(self, session: WebSocketSession, who: Principal) -> None: ...
+    async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
+        """Forgets a session that has ended."""
+        ...
 
 
 class WebSocketSession:
@@ -254,6 +259,7 @@ class _Socket(web.WebSocketResponse):
     """A WebSocket that says why it closes after a frame that is too large to be read."""
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        """Closes the socket; the client learns the limit if it has sent a frame that is too large."""
         if code == WSCloseCode.MESSAGE_TOO_BIG:
             message = message or TOO_LARGE
         return await super().close(code=code, message=message, drain=drain)

@@ -72,6 +72,7 @@ class FdPending(Struct, frozen=True):
 
     @property
     def form(self) -> Form | None:
+        """How the peer wrote the payload; None if the payload does not show it."""
         return self.payload.form
 
 
@@ -96,6 +97,7 @@ class FdComplete(Struct, frozen=True):
 
     @property
     def form(self) -> Form | None:
+        """How the peer wrote the value; None if the value does not show it."""
         return self.value.form
 
 
@@ -110,6 +112,7 @@ class FdFailed(Struct, frozen=True):
 
     @property
     def form(self) -> Form | None:
+        """How the peer wrote the error; None if the error does not show it."""
         return self.error.form
 
 
@@ -215,6 +218,7 @@ def decode(kind: FdKind, text: bytes, form: Form | None = None) -> Fd | None:
 
 
 def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
+    """Reads a task; raises `Malformed`."""
     w = _wire(text)
     msg_id, old = _id(w)
     receiver = w.receiver or w.receiver_client_id or ""
@@ -234,24 +238,28 @@ def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
 
 
 def decode_ack(text: bytes, form: Form | None = None) -> FdAck:
+    """Reads the ack of a task; raises `Malformed`."""
     w = _wire(text)
     msg_id, old = _id(w)
     return FdAck(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> FdComplete:
+    """Reads the result of a task that is done; raises `Malformed`."""
     w = _wire(text)
     msg_id, old = _id(w)
     return FdComplete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> FdFailed:
+    """Reads the error of a task that has failed; raises `Malformed`."""
     w = _wire(text)
     msg_id, old = _id(w)
     return FdFailed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
 
 
 def decode_status(text: bytes, form: Form | None = None) -> FdStatus | None:
+    """Reads the status of a node; None if it is empty, by which a node removes its own."""
     if not text:
         return None
     w = _wire(text)

@@ -3,7 +3,7 @@
 The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
 Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
 neither), the id, and per kind action, times in whole seconds, content, and `order` or `heartbeat` if there is
-one. So an `ack` is no `complete`, B's task is not C's, and nobody but the receiver of a task can answer it. A
+one. So an `ack` is no `complete`, B's task is not C's, and only the receiver of a task can answer it. A
 repeat of the same message passes: the inbox knows its id, and what is older than it remembers has expired,
 which is covered too.
 
@@ -68,7 +68,7 @@ class FdSignatures:
 
     def sign(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> SignedFd:
         """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status
-        is for everybody. Without a key for that reader it stays unsigned, unless signing is required."""
+        is for all readers. Without a key for that reader it stays unsigned, unless signing is required."""
         signer = self._shared.get(to, self._own)
         if signer is None:
             if self.required and to:
@@ -108,7 +108,7 @@ class FdSignatures:
         return True
 
     def open_status(self, text: bytes, by: str) -> fd.FdStatus | None:
-        """A status, checked; None if it was removed, which nobody can sign."""
+        """Returns a status, checked; None if it was removed, which cannot be signed."""
         status = fd.decode_status(text)
         if status is not None:
             self.check(status, by)

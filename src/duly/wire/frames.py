@@ -151,7 +151,7 @@ _DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astu
 _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
 
 
-class _Named(Struct, frozen=True, gc=False):
+class _FrameId(Struct, frozen=True, gc=False):
     """A frame of which nothing but its id is read."""
 
     seq_id: str | int | None = None
@@ -159,7 +159,7 @@ class _Named(Struct, frozen=True, gc=False):
 
 _decode: Final = msgspec.json.Decoder(Frame).decode
 _decode_fields: Final = msgspec.json.Decoder(Fields).decode
-_decode_name: Final = msgspec.json.Decoder(_Named).decode
+_decode_name: Final = msgspec.json.Decoder(_FrameId).decode
 _decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -36,14 +36,14 @@ class TaskId(Struct, frozen=True):
     tag: str
 
 
-class _Named(Struct):
-    """An answer of which only the name is read."""
+class _AnswerId(Struct):
+    """An answer of which only the msg_id is read."""
 
     msg_id: str | None = None
     message_id: str | None = None
 
 
-_read_name: Final = msgspec.json.Decoder(_Named).decode
+_read_name: Final = msgspec.json.Decoder(_AnswerId).decode
 
 
 def answered_id(text: bytes) -> str:

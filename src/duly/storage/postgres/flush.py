@@ -201,6 +201,7 @@ class _Flush:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def load(self) -> None:
+        """Read every row that the operations of this flush need."""
         await self._load_messages()
         await self._load_deliveries()
         await self._load_streams()
@@ -271,6 +272,7 @@ class _Flush:
     # ── writing back ─────────────────────────────────────────────────────────────────────────────
 
     async def store(self) -> None:
+        """Write every row that the operations of this flush have changed."""
         await self._store_messages()
         await self._store_deliveries()
         await self._store_streams()

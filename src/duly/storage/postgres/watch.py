@@ -1,13 +1,13 @@
 """Watches what is asked of PostgreSQL: a server that does not answer is told apart from one that is slow.
 
-The laws. A statement may take its time as long as the server lets somebody in: when one takes longer than
+The laws. A statement may take its time as long as the server accepts connections: when one takes longer than
 `SLOW_SECONDS`, a connection of its own is made to find that out. If that is not answered within
-`ANSWER_SECONDS` either, the server is behind a black hole, and every connection that waits is hung up on: who
-waits there hears it within five seconds, and nobody waits for a TCP connection that nobody has closed.
+`ANSWER_SECONDS` either, the server is unreachable, and every connection that waits is closed: its statements
+fail within five seconds, and none waits for a TCP connection that the other side never closes.
 
-A commit that was hung up on is in doubt: its bytes may be on their way, and arrive when the server is back.
-So before anything is read again its server process is ended (`DoubtfulCommits`): from then on what is in the
-tables is what is true.
+A commit on a connection that was closed in this way is in doubt: its bytes may be on their way, and arrive
+when the server is back. So before anything is read again its server process is ended (`DoubtfulCommits`):
+from then on what is in the tables is what is true.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class StatementWatch:
             del self._waiting[number]
 
     def close(self) -> None:
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
         if self._heartbeat is not None:
@@ -102,7 +103,7 @@ class StatementWatch:
 
 
 class DoubtfulCommits:
-    """The server processes whose last commit nobody knows the outcome of."""
+    """The server processes whose last commit has an unknown outcome."""
 
     def __init__(self, url: str, connecting: dict[str, Any]) -> None:
         self._url, self._connecting = url, connecting
@@ -113,6 +114,7 @@ class DoubtfulCommits:
         return bool(self._processes)
 
     def add(self, process: tuple[int, Any]) -> None:
+        """Note a server process that has to end before anything is read again."""
         self._processes.add(process)
 
     async def settle(self) -> None:
@@ -139,7 +141,7 @@ class DoubtfulCommits:
             try:
                 found = await connection.fetch(sql.queries("postgres")["end_backend"], *process)
             except asyncpg.InsufficientPrivilegeError:
-                return  # it is somebody else's by now: we are behind a pool
+                return  # it belongs to another user by now: we are behind a pool
             if not found:
                 return
             await asyncio.sleep(0.02)

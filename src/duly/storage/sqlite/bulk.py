@@ -204,7 +204,7 @@ class BulkWriter:
         self._db = db
         self._run = db.cursor().execute
         self._lasts: OrderedDict[str, int] = OrderedDict()
-        """the last numbers of streams, as committed; nobody else writes"""
+        """the last numbers of streams, as committed; no other connection writes"""
 
     def begin(self) -> OptimisticFlush:
         """Return an empty flush."""

@@ -358,7 +358,7 @@ class _Writer:
             with suppress(RuntimeError):
                 batches[0].future.get_loop().call_soon_threadsafe(gather.flushed, batches)
             if self._wal_pages > CHECKPOINT_PAGES:
-                with suppress(apsw.Error):  # somebody reads: the next one will do
+                with suppress(apsw.Error):  # another connection reads: the next checkpoint will do
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 self._wal_pages = 0
 
@@ -390,7 +390,7 @@ class _Writer:
                 self._refuse_if_unfit()
                 self._db.execute("VACUUM")
                 self._file.settled()
-                with suppress(apsw.BusyError):  # somebody reads: the log is cut off when we close
+                with suppress(apsw.BusyError):  # another connection reads: the log is cut off when we close
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except Exception as problem:
             batch.error = as_duly(problem)

@@ -1,6 +1,7 @@
-"""HTTP for whoever looks at alerts: `GET /v1/alerts`, by page, and one of them.
+"""Shows alerts over HTTP: `GET /v1/alerts`, by page, and one of them.
 
-The law: a sentinel sees its own alerts, an admin all of them, anybody else none. Addresses are never shown.
+The law: a sentinel sees its own alerts, an admin all of them, any other account none. Addresses are never
+shown.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class AlertsBackend(http.MessagesBackend, Protocol):
         """A page of alerts accepted since then, newest first, and where the next one begins."""
         ...
 
-    async def show_alert(self, key: bytes) -> dict[str, Any] | None: ...
+    async def show_alert(self, key: bytes) -> dict[str, Any] | None:
+        """Returns one alert as JSON values; None if the ledger has none with this key."""
+        ...
 
 
 def routes(server: AlertsBackend) -> list[web.RouteDef]:
+    """Returns the routes for lists of alerts and for single alerts."""
     lists = _Lists(server)
     guarded = http.MessagesEndpoint(server).guarded
     return [
@@ -45,6 +49,7 @@ class _Lists:
         self._server = server
 
     async def page(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with a page of alerts, newest first, and a cursor to the next page."""
         query = request.query
         limit, before = http.number(query.get("limit"), 100, MOST), query.get("before")
         cursors, since = self._server.cursors, self._server.born(who)
@@ -60,6 +65,7 @@ class _Lists:
         return http.as_json({"alerts": alerts, "next": begins})
 
     async def one(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with one alert, or 404 if it does not exist or belongs to another account."""
         sentinel, event = request.match_info["sentinel"], request.match_info["event"]
         found = None
         if _sees_all(who) or who.name == sentinel:

@@ -15,11 +15,11 @@ from duly.errors import Overloaded, TooLarge
 from duly.transports.connections import waiting_for
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
-"""Of a request by somebody we know."""
+"""The largest body of a request by a client that has logged in, in bytes."""
 GUEST_LIMIT: Final = 16 * 1024
-"""Of a request by anybody: a name, a password, a device's name."""
+"""The largest body of a request that any client may make, in bytes: a name, a password, a device's name."""
 ALL_LIMIT: Final = 128 * 1024 * 1024
-"""Of all bodies that are being read or worked on."""
+"""The size of all bodies together that are being read or worked on."""
 READ_SECONDS: Final = 30.0
 GUEST_SECONDS: Final = 10.0
 
@@ -32,11 +32,13 @@ class Bodies:
         self._taken = 0
 
     def take(self, size: int) -> None:
+        """Reserves memory for a body; raises `Overloaded` if all bodies together would exceed the limit."""
         if self._taken + size > self._limit:
             raise Overloaded("the hub is busy with large requests; try again in a moment")
         self._taken += size
 
     def give_back(self, size: int) -> None:
+        """Releases memory that `take` has reserved."""
         self._taken -= size
 
 

@@ -1,11 +1,11 @@
-"""The express way of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
+"""The fast path of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
 
-That is what almost everybody who sends over HTTP does, and a framework spends 47 µs on each of them (request,
-routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
+That is what almost every client that sends over HTTP does, and a framework spends 47 µs on each request
+(routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
 piece, and has nothing in its head but what is listed below, each once. With the first one that is anything
 else the connection, with every byte of it, is handed over to the framework for good: so there is one place
-that reads HTTP in all its forms, and it is not this one. One request at a time; whoever does not read his
-answers is not read from.
+that reads HTTP in all its forms, and it is not this one. One request at a time; a client that does not
+read its answers is not read from.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class KeepAliveConnection(asyncio.Protocol):
         self.serving: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Registers the connection with the hub, which may refuse it, and starts its timer."""
         self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
@@ -109,6 +110,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._visitor.watch()
 
     def connection_lost(self, problem: Exception | None) -> None:
+        """Removes the connection from the hub's."""
         self._express.connections.discard(self)
         if self._visitor is not None:
             self._visitor.leave()
@@ -116,6 +118,10 @@ class KeepAliveConnection(asyncio.Protocol):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
+        """Starts serving a request that is complete and simple; hands any other to the framework.
+
+        Bytes that come while a request is being served are kept until it is answered.
+        """
         visitor = self._visitor
         if visitor is None:
             return  # turned away
@@ -167,7 +173,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """With what came while somebody had to wait for somebody."""
+        """Handles what came while a request was served or the client did not read its answers."""
         if self.serving is None and not self._stalled:
             data, self._kept = self._kept, b""
             self._transport.resume_reading()
@@ -182,10 +188,12 @@ class KeepAliveConnection(asyncio.Protocol):
     # ── the other side reads, or does not ────────────────────────────────────────────────────────
 
     def pause_writing(self) -> None:
+        """Stops reading: the client does not read its answers."""
         self._stalled = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        """Reads again: the client has read its answers."""
         self._stalled = False
         self._go_on()
 
@@ -196,6 +204,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
+        """Closes the connection at once, without sending what is still buffered."""
         self._transport.abort()
 
 

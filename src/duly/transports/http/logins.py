@@ -23,20 +23,42 @@ T = TypeVar("T")
 class PeopleRegistry(Protocol):
     """Who registers people and logs them in."""
 
-    async def register(self, name: str, password: str, address: str) -> None: ...
-    async def log_in(self, name: str, password: str, address: str, device: str = "") -> str: ...
-    async def log_out(self, token: str) -> bool: ...
-    async def log_out_everywhere(self, name: str) -> int: ...
-    async def change_password(self, name: str, old: str, new: str, address: str) -> None: ...
+    async def register(self, name: str, password: str, address: str) -> None:
+        """Creates a user."""
+        ...
+
+    async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
+        """Checks a password and begins a session; returns its token."""
+        ...
+
+    async def log_out(self, token: str) -> bool:
+        """Ends one session; returns whether there was one."""
+        ...
+
+    async def log_out_everywhere(self, name: str) -> int:
+        """Ends all sessions of a user; returns how many there were."""
+        ...
+
+    async def change_password(self, name: str, old: str, new: str, address: str) -> None:
+        """Replaces a user's password, and ends all sessions of that user."""
+        ...
 
 
 class LoginsBackend(Protocol):
+    """What the login routes need of their hub."""
+
     @property
-    def people(self) -> PeopleRegistry: ...
-    async def login(self, token: str | None, address: str) -> Principal: ...
+    def people(self) -> PeopleRegistry:
+        """The registry of users and their sessions."""
+        ...
+
+    async def login(self, token: str | None, address: str) -> Principal:
+        """Returns the account that a token belongs to; raises `NotAuthenticated`."""
+        ...
 
 
 def routes(server: LoginsBackend) -> list[web.RouteDef]:
+    """Returns the routes to register, log in, log out and change a password."""
     logins = _Logins(server)
     return [
         web.post("/v1/people", _guarded(logins.register)),
@@ -51,11 +73,13 @@ class _Logins:
         self._server = server
 
     async def register(self, request: web.Request) -> web.Response:
+        """Creates a user, and answers 201 with its name."""
         wanted = await _body(request, Credentials)
         await self._server.people.register(wanted.name, wanted.password, _address(request))
         return _json({"name": wanted.name}, 201)
 
     async def log_in(self, request: web.Request) -> web.Response:
+        """Checks a password, and answers with the token of a new session."""
         wanted = await _body(request, Credentials)
         token = await self._server.people.log_in(
             wanted.name, wanted.password, _address(request), wanted.device
@@ -63,6 +87,7 @@ class _Logins:
         return _json({"name": wanted.name, "token": token})
 
     async def log_out(self, request: web.Request) -> web.Response:
+        """Ends this session, or all sessions of the user, and answers how many have ended."""
         token, who = await self._who(request)
         leaving = await _body(request, LogoutRequest) if request.can_read_body else LogoutRequest()
         people = self._server.people
@@ -70,6 +95,7 @@ class _Logins:
         return _json({"ended": int(ended)})
 
     async def change_password(self, request: web.Request) -> web.Response:
+        """Replaces the password of the caller."""
         _, who = await self._who(request)
         wanted = await _body(request, PasswordChange)
         await self._server.people.change_password(who.name, wanted.old, wanted.new, _address(request))

@@ -81,14 +81,20 @@ class MessagesBackend(TokenCheck, Protocol):
     """What HTTP needs of its hub."""
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> Ledger:
+        """The ledger that outcomes and lists are read from."""
+        ...
+
     async def receive_all(
         self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
     ) -> None:
         """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
         ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """Returns the state of the hub, as an admin sees it."""
+        ...
+
     @property
     def down(self) -> str | None:
         """Why nothing can be accepted now."""
@@ -100,7 +106,10 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
     @property
-    def cursors(self) -> PageCursors: ...
+    def cursors(self) -> PageCursors:
+        """Encrypts and decrypts the cursors of lists."""
+        ...
+
     def born(self, who: Principal) -> int:
         """When an account was made (µs); what is older belongs to another of that name."""
         ...
@@ -149,6 +158,7 @@ class FrameBatch:
             self.news()
 
     def news(self) -> None:
+        """Wakes the request, which then checks whether it still has to wait."""
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
@@ -241,6 +251,7 @@ class MessagesEndpoint:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
+        """Accepts one frame or a list of frames, and answers with a `server_ack` for each."""
         raw = await bodies.read(request)
         wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
@@ -277,6 +288,7 @@ class MessagesEndpoint:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def outcome(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with one message, its deliveries and its hops, or 404 if the caller may not see it."""
         scope, id_ = request.match_info["scope"], request.match_info["id"]
         key = key_of(scope, id_)
         record = await self._server.ledger.find(key)
@@ -290,6 +302,7 @@ class MessagesEndpoint:
         return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with a page of messages and a cursor to the next; with `id`, the messages of that id."""
         if (id_ := request.query.get("id")) is not None:
             return await self._list_under(id_, who)
         limit = number(request.query.get("limit"), 100, 1_000)
@@ -306,7 +319,7 @@ class MessagesEndpoint:
         return as_json({"messages": [show(record) for record in found], "next": begins})
 
     async def _list_under(self, id_: str, who: Principal) -> web.Response:
-        """The messages with this id, whoever made it; for others than an admin, their own."""
+        """Answers with the messages of this id: an admin gets all, any other account its own."""
         if who.role is Role.ADMIN:
             found = await self._server.ledger.with_id(id_)
         else:
@@ -335,6 +348,7 @@ class MessagesEndpoint:
         return found, place
 
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with recent refusals: an admin gets all, any other account its own."""
         limit = number(request.query.get("limit"), 100, 10_000)
         found = await self._server.ledger.refusals(limit)
         born = self._server.born(who)
@@ -342,11 +356,13 @@ class MessagesEndpoint:
         return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
 
     async def devices(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers with a page of the devices that the caller may see."""
         limit = number(request.query.get("limit"), 100, 1_000)
         devices, following = await self._server.list_devices(who, request.query.get("after", ""), limit)
         return as_json({"devices": devices, "next": following})
 
     async def state(self, request: web.Request, who: Principal) -> web.Response:
+        """Answers an admin with the state of the hub."""
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
         return as_json(self._server.state())
@@ -362,6 +378,7 @@ class MessagesEndpoint:
         return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
 
     async def openapi(self, request: web.Request) -> web.Response:
+        """Answers with the OpenAPI description of these routes; it needs no token."""
         return as_json(OPENAPI)
 
 
@@ -390,6 +407,7 @@ def show(record: Record) -> dict[str, Any]:
 
 
 def show_delivery(delivery: Delivery) -> dict[str, Any]:
+    """Returns a delivery as JSON values, with times in milliseconds."""
     shown: dict[str, Any] = {
         "channel": delivery.ref.channel,
         "recipient": delivery.ref.recipient,
@@ -481,6 +499,7 @@ def _seconds(text: str | None) -> float:
 
 
 def number(text: str | None, default: int, most: int) -> int:
+    """Reads the option `limit`: a number from 1 to `most`, or `default` if it is absent."""
     if text is None:
         return default
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
@@ -489,15 +508,18 @@ def number(text: str | None, default: int, most: int) -> int:
 
 
 def response(said: FastAnswer) -> web.Response:
+    """Turns an answer of the fast path into one of aiohttp."""
     headers = _JSON | {"Retry-After": str(said.later)} if said.later else _JSON
     return web.Response(body=said.body, status=said.status, headers=headers)
 
 
 def as_json(value: object, status: int = 200) -> web.Response:
+    """Returns a response with this value as JSON."""
     return response(FastAnswer(status, msgspec.json.encode(value)))
 
 
 def error(status: int, word: str, detail: str) -> web.Response:
+    """Returns a response with an error as JSON."""
     return response(_trouble(status, word, detail))
 
 
@@ -510,10 +532,12 @@ def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
 
 
 def problem(trouble: DulyError) -> web.Response:
+    """Returns the response that reports this error to the client."""
     return response(said_of(trouble))
 
 
 def said_of(trouble: DulyError) -> FastAnswer:
+    """Returns the answer that reports this error, with the HTTP status for its kind."""
     match trouble:
         case TooManyLogins() | RateLimited():
             status = 429

@@ -1,8 +1,8 @@
 """Where the next page of a list begins, as its reader is told.
 
 The law: a cursor is opaque, of one length, and good for one list and one account alone. It may stand for a
-row that its reader may not see, so it is encrypted; what was not sealed here, or for somebody else, is
-refused. Its key is in the ledger: every hub on it reads every other's.
+row that its reader may not see, so it is encrypted; one that was not sealed here, or that was sealed for
+another account, is refused. Its key is in the ledger: every hub on it reads every other's.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from aiohttp import web
 
 
 def routes() -> list[web.RouteDef]:
+    """Returns the routes of the client libraries that the hub serves as files."""
     return [
         web.get("/duly.js", _file("clients/js/duly.js", "text/javascript")),
         web.get("/duly_device.py", _file("clients/micropython/duly_device.py", "text/x-python")),
@@ -21,7 +22,7 @@ def routes() -> list[web.RouteDef]:
 
 def _file(path: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     body = files("duly").joinpath(path).read_bytes()
-    # A page from remote may import it, too; and after an upgrade nobody runs the old one.
+    # A page of another origin may import it, too; and after an upgrade no browser keeps the old one.
     headers = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-cache"}
 
     async def serve(_: web.Request) -> web.Response:

@@ -81,6 +81,7 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
         )
 
     def tls_context(self) -> ssl.SSLContext | bool:
+        """Returns the TLS settings for a connection to this broker; False for one without TLS."""
         if not self.tls:
             return False
         if self.pinned:

@@ -38,8 +38,8 @@ from duly.wire.session import OnMessage
 __all__ = ["MqttLink", "Will"]
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND, jitter=0.5)
-"""How soon to try again. Strong jitter: after a broker's restart everybody comes at once. Never long: whoever
-has a command under way waits for us, and a broker that dies a few times in a row must not make us sleep."""
+"""How soon to try again. Strong jitter: after a broker's restart all its clients connect at once. Never long:
+the sender of a command waits for us, and a broker that dies a few times in a row must not make us sleep."""
 
 STABLE: Final = 10.0
 """Seconds after which a connection counts as a success. Two programs with one client id throw each other out
@@ -54,8 +54,8 @@ class MqttLink:
     """A persistent session with a broker.
 
     `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they
-    are heard at QoS 0, and wait for nobody. `before` is waited for before every connect, and `will` asked
-    for at it. `clean`: the broker forgets the session when the connection ends.
+    are heard at QoS 0, without acknowledgements. `before` is waited for before every connect, and `will`
+    asked for at it. `clean`: the broker forgets the session when the connection ends.
     `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
     was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
     acknowledged, and the connection is made anew.
@@ -116,6 +116,7 @@ class MqttLink:
 
     @property
     def up(self) -> bool:
+        """Whether the link is connected and its subscriptions are in force."""
         return self._ready.is_set()
 
     async def start(self) -> None:
@@ -170,7 +171,7 @@ class MqttLink:
 
     def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
         """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
-        confirmed it. Without a connection it is lost at once: whoever wants it sent repeats it."""
+        confirmed it. Without a connection it is lost at once, and the caller has to repeat it."""
         session = self._session
         if session is None or not session.open_for_more:
             if done is not None:

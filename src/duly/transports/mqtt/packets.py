@@ -79,6 +79,7 @@ def subscribe(number: int, filters: Mapping[str, int]) -> bytes:
 
 
 def unsubscribe(number: int, filters: Sequence[str]) -> bytes:
+    """UNSUBSCRIBE from these filters."""
     return _packet(_UNSUBSCRIBE, number.to_bytes(2, "big") + b"".join(text(f) for f in filters))
 
 

@@ -33,7 +33,7 @@ CLOSE_WITHIN: Final = 2.0
 
 RUSH: Final = 100
 """Packets handled in a row; then everything else in the process gets a turn. uvloop reads on for as long as
-there is more, so a broker that has much for us would make the process deaf to everybody else."""
+there is more, so a broker that has much for us would keep the process from reading all other connections."""
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
@@ -64,6 +64,7 @@ class IncomingPublish:
         self.committed = False
 
     def ack(self) -> None:
+        """Mark the message as committed; its PUBACK goes out when all before it are committed too."""
         self.committed = True
         self.session.release()
 
@@ -154,9 +155,10 @@ class MqttSession(asyncio.Protocol):
         for answered in (self._welcome, *(each for _, each in self._answers.values())):
             if not answered.done():
                 answered.set_exception(ConnectionLost(self.reason))
-                answered.exception()  # seen: nobody may be waiting for it
+                answered.exception()  # retrieved, as there may be no task that awaits it
 
     async def close(self, reason: str) -> None:
+        """Disconnect from the broker, and report every publish that it has not confirmed as lost."""
         self.end(reason)
         if self._watch is not None:
             self._watch.cancel()
@@ -179,6 +181,7 @@ class MqttSession(asyncio.Protocol):
 
     @property
     def lost(self) -> str:
+        """The error text for a publish that was not confirmed before the connection ended."""
         return f"{self.reason}; nobody knows whether the broker has it, send it again"
 
     def _look_after(self) -> None:
@@ -197,9 +200,11 @@ class MqttSession(asyncio.Protocol):
     # ── what asyncio tells ───────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport that asyncio has connected."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, problem: Exception | None) -> None:
+        """End the session: the broker or the network has closed the connection."""
         self._gone.set()
         # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
         missed = self._address.tls and not self._address.cert and not self.connected
@@ -207,6 +212,7 @@ class MqttSession(asyncio.Protocol):
         self.end(f"{self._address!r} closed the connection{hint}")
 
     def data_received(self, data: bytes) -> None:
+        """Handle the packets that are complete, and keep the rest until more bytes arrive."""
         self._heard_at = self._loop.time()
         if self._rest:
             self._rest += data
@@ -272,6 +278,7 @@ class MqttSession(asyncio.Protocol):
 
     @property
     def open_for_more(self) -> bool:
+        """Whether the broker has accepted the connection, and it has not ended."""
         return self.connected and not self._over
 
     def publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
@@ -311,6 +318,7 @@ class MqttSession(asyncio.Protocol):
             await self._confirmed_all.wait()
 
     async def subscribe(self, filters: Mapping[str, int]) -> None:
+        """Subscribe, each filter at its QoS; raises `ConnectionRefused` if the broker denies one of them."""
         number = self._next_number()
         granted = (await self._ask(packets.SUBACK, number, packets.subscribe(number, filters)))[2:]
         if len(granted) != len(filters):
@@ -322,6 +330,7 @@ class MqttSession(asyncio.Protocol):
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
 
     async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Unsubscribe, and wait until the broker has confirmed it."""
         number = self._next_number()
         await self._ask(packets.UNSUBACK, number, packets.unsubscribe(number, filters))
 
