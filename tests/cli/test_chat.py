@@ -136,7 +136,7 @@ def test_a_script_chats_through_pipes_and_is_watched(place: Place) -> None:
     assert "ann → bob" in watching.line("one_chat accepted, number 2")
 
 
-def test_with_a_password_from_remote(place: Place, tmp_path: Path) -> None:
+def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
     hub = place.up()
     url = f"http://127.0.0.1:{place.port}"
     env = place.env | {"DULY_PASSWORD": "correct horse"}

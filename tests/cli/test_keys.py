@@ -6,7 +6,7 @@ import shlex
 from tests.cli.conftest import Place
 
 
-def test_what_new_prints_can_be_run_remote(place: Place) -> None:
+def test_what_new_prints_can_be_run_elsewhere(place: Place) -> None:
     made = place.duly("keys", "new", "A", "--keys", "a.json")
     assert made.returncode == 0
     (line,) = made.stdout.splitlines()

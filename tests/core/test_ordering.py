@@ -124,7 +124,7 @@ def test_a_late_message_does_not_pass_for_one_that_counts_anew() -> None:
     assert numbers(lanes.offer(message(2), T + 2 * SECOND)) == ([], [2])
 
 
-def test_the_hub_says_what_went_before_so_the_receiver_need_not_wait_for_what_went_remote() -> None:
+def test_the_hub_says_what_went_before_so_the_receiver_need_not_wait_for_what_went_elsewhere() -> None:
     hub, device = Lanes(), Lanes()
     hub.offer(message(0, recipient="lock"), T)
     for n in (1, 2, 5):

@@ -186,7 +186,7 @@ async def test_a_device_may_answer_at_another_hub_than_it_was_asked_at(town: Tow
             assert (await ends(phone, seq_id))["data"] == "done meanwhile"
 
 
-async def test_silence_is_unknown_and_a_late_answer_settles_it_for_an_app_remote(town: Town) -> None:
+async def test_silence_is_unknown_and_a_late_answer_settles_it_for_an_app_elsewhere(town: Town) -> None:
     async with town.join(0, "phone") as phone, town.join(1, "lock") as lock:
         seq_id = await phone.command("lock")
         command = await lock.hear()

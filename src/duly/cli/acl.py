@@ -150,22 +150,15 @@ def try_(
         raise CommandFailed(Exit.UNREACHABLE, str(problem)) from None
     except ConnectionRefused as problem:
         raise CommandFailed(Exit.NOT_ALLOWED, str(problem)) from None
-    wrong = [one for one in found if not one.ok]
+    shown = [one for one in found if everything or not one.ok]
+    wrong = sum(not one.ok for one in found)
     if json:
-        print_json(
-            {
-                "ok": not wrong,
-                "tried": len(found),
-                "findings": [_row(f) for f in found if everything or not f.ok],
-            }
-        )
+        print_json({"ok": not wrong, "tried": len(found), "findings": [_row(one) for one in shown]})
     else:
-        _show([one for one in found if everything or not one.ok])
+        _show(shown)
         who = " and ".join(login.name for login in users)
-        say(
-            f"{count(len(found), 'operation')} tried as {who}: "
-            + (f"{len(wrong)} not as the rules say" if wrong else "all as the rules say")
-        )
+        outcome = f"{wrong} not as the rules say" if wrong else "all as the rules say"
+        say(f"{count(len(found), 'operation')} tried as {who}: {outcome}")
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
 
 

@@ -379,15 +379,7 @@ def silence(
             _show_silences(found)
         return
     if end is not None:
-        gone = do("alert.unsilence", {"silence": end}, at)
-        if not gone["changed"]:
-            raise CommandFailed(
-                Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them"
-            )
-        if json:
-            print_json(gone)
-        else:
-            say(f"silence {end} has ended")
+        _end_silence(end, at, json=json)
         return
     wanted = {
         "lasts": str(3_600.0 if lasts is None else lasts),
@@ -404,6 +396,18 @@ def silence(
         print_json(made)
     else:
         say(f"silence {made['silence']}, until {clock(made['until'])}")
+
+
+def _end_silence(end: str, at: LedgerOptions, *, json: bool) -> None:
+    gone = do("alert.unsilence", {"silence": end}, at)
+    if not gone["changed"]:
+        raise CommandFailed(
+            Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them"
+        )
+    if json:
+        print_json(gone)
+    else:
+        say(f"silence {end} has ended")
 
 
 def _show_silences(found: list[JsonObject]) -> None:

@@ -36,17 +36,34 @@ CURSORS: Final = "cursors"
 T = TypeVar("T")
 
 
-class Link(Protocol):
+class HubLink(Protocol):
     """A connection to a hub: it carries frames while it is up, and loses them while it is down."""
 
     @property
-    def connected(self) -> bool: ...
+    def connected(self) -> bool:
+        """Whether frames can be sent now."""
+        ...
+
     @property
-    def denial(self) -> NotAuthenticated | None: ...
-    async def start(self) -> None: ...
-    async def ready(self) -> Frame: ...
-    async def stop(self) -> None: ...
-    def send(self, frame: bytes) -> None: ...
+    def denial(self) -> NotAuthenticated | None:
+        """The refusal of the login at the last attempt; None if it was not refused."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to connect."""
+        ...
+
+    async def ready(self) -> Frame:
+        """Wait for the first connection, and return its welcome."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect for good."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame. While the link is down it is lost."""
+        ...
 
 
 class Chores:
@@ -125,7 +142,7 @@ class Client(Lifecycle):
 
     _ledger: Ledger
     _engine: Engine
-    _link: Link
+    _link: HubLink
 
     def __init__(self, url: str, token: str, data: str | None, access: Access | None) -> None:
         self._url, self._token, self._data = url, token, data
@@ -207,7 +224,7 @@ class Client(Lifecycle):
 
     # ── connection ───────────────────────────────────────────────────────────────────────────────
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         return WebSocketLink(
             self._url, self._token, up=self._up, heard=self._heard, down=self._down,
             cursors=self._positions, access=self._access,

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from duly.clients.base import Client, Link
+from duly.clients.base import Client, HubLink
 from duly.clients.media import MediaStore
 from duly.clients.pushes import PushOutbox, PushUnderWay
 from duly.clients.websocket_link import Access
@@ -147,7 +147,7 @@ class Device(Client):
     async def _end_handlers(self) -> None:
         await self.tasks.finish(0)
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         if not self._url.startswith("mqtt"):
             return super()._open_link()
         from duly.clients.mqtt_link import MqttDeviceLink

@@ -54,30 +54,45 @@ class Media(Struct, frozen=True):
         return -(-self.size // self.chunk)
 
 
-class Ended(Protocol):
+class MediaAnswer(Protocol):
     """What a download reads of an answer."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether the device has carried out the command."""
+        ...
+
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """The state in which the command ended, as a word."""
+        ...
+
     @property
-    def data(self) -> object: ...
+    def data(self) -> object:
+        """The payload of the answer; None if it has none."""
+        ...
+
     @property
-    def detail(self) -> str: ...
+    def detail(self) -> str:
+        """The reason for the state, in a sentence; may be empty."""
+        ...
 
 
 class Asker(Protocol):
     """What a download needs of an app."""
 
-    def send(self, device: str, type: str, data: object = None) -> Awaitable[Ended]: ...
+    def send(self, device: str, type: str, data: object = None) -> Awaitable[MediaAnswer]:
+        """Send a command to a device; its answer can be awaited."""
+        ...
 
 
 class Question(Protocol):
     """What a device's store reads of a command."""
 
     @property
-    def data(self) -> Any: ...
+    def data(self) -> Any:
+        """The payload of the command, decoded from JSON."""
+        ...
 
 
 class _Chunk(Struct, frozen=True):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
-from duly.clients.base import Client, Link, fail, settle
+from duly.clients.base import Client, HubLink, fail, settle
 from duly.clients.http_link import HttpLink
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
@@ -272,7 +272,7 @@ class Sentinel(Client):
             for alert in alerts:
                 alert.abandon(closed)
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         make: type[WebSocketLink] | type[HttpLink] = WebSocketLink
         if self._transport == "http":
             make = HttpLink

@@ -40,7 +40,7 @@ def test_quiet_hours_over_midnight(now: str, then: str) -> None:
     assert due("22:00-07:00", at(now)) == at(then)
 
 
-def test_quiet_hours_within_a_day_and_remote() -> None:
+def test_quiet_hours_within_a_day_and_elsewhere() -> None:
     assert due("13:00-14:30", at("2026-03-01 14:00")) == at("2026-03-01 14:30")
     assert due("13:00-14:30", at("2026-03-01 15:00")) == at("2026-03-01 15:00")
     tokyo = at("2026-03-01 13:30", "Asia/Tokyo")

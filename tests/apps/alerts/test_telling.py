@@ -54,7 +54,7 @@ async def test_retry_after_is_respected(place: Tower, hook: Receiver) -> None:
 
 
 @pytest.mark.parametrize("status", ["400", "401", "404", "410", "302"])
-async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_remote(
+async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_elsewhere(
     place: Tower, hook: Receiver, status: str
 ) -> None:
     await place.profile("home", hook.url)

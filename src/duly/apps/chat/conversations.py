@@ -61,6 +61,7 @@ class Rank(Enum):
 
     @property
     def body(self) -> bytes:
+        """The rank as it is stored in the item of a member."""
         return self.value.encode()
 
 
@@ -110,10 +111,12 @@ def known_form(conv: str) -> str:
 
 
 def notes(name: str) -> str:
+    """The conversation that only this person reads: requests and invitations to them."""
     return f"~{name}"
 
 
 def is_group(conv: str) -> bool:
+    """Whether a conversation is a group."""
     return conv.startswith("#")
 
 
@@ -123,14 +126,17 @@ def group_of(key: bytes) -> str:
 
 
 def stream(conv: str) -> str:
+    """The stream with the lines of a conversation."""
     return f"chat/{conv}"
 
 
 def convs(name: str) -> str:
+    """The bucket with the conversations of a person, except their notes."""
     return f"convs/{name}"
 
 
 def members(group: str) -> str:
+    """The bucket with the members of a group and their ranks."""
     return f"members/{group}"
 
 
@@ -140,18 +146,22 @@ def waiting(conv: str) -> str:
 
 
 def invited(group: str) -> str:
+    """The bucket with the people who are invited to a group, each with the member who invited them."""
     return f"invited/{group}"
 
 
 def friends(name: str) -> str:
+    """The bucket with the friends of a person."""
     return f"friends/{name}"
 
 
 def asked(name: str) -> str:
+    """The bucket with the people who have asked this person to be their friend."""
     return f"asked/{name}"
 
 
 def blocks(name: str) -> str:
+    """The bucket with the people whom this person has blocked."""
     return f"blocks/{name}"
 
 

@@ -73,6 +73,7 @@ class Groups:
         self._may_add = may_add
 
     async def request(self, frame: Frame, me: str) -> Request:
+        """Returns the request that carries out a group frame of the person `me`."""
         match frame.type:
             case "group_create":
                 return await self._create(frame, me)
@@ -202,6 +203,7 @@ class Groups:
         return shown | {"group": group, "members": {name: rank.decode() for name, rank in ranks.items()}}
 
     async def name_of(self, group: str) -> str:
+        """Returns the name of a group; empty if there is no such group."""
         info = await self._info(group)
         return "" if info is None else info.name
 

@@ -38,10 +38,21 @@ class RequestOrigin(Struct, frozen=True, eq=False):
 class ChatTimers(Protocol):
     """What the subscriptions have to do in time."""
 
-    def wake(self, now: int) -> None: ...
-    def next_wake(self) -> int | None: ...
-    def shift(self, by: int) -> None: ...
-    def restored(self) -> None: ...
+    def wake(self, now: int) -> None:
+        """Do what is due."""
+        ...
+
+    def next_wake(self) -> int | None:
+        """Return when something is due next; None if nothing is."""
+        ...
+
+    def shift(self, by: int) -> None:
+        """Move all timers: the wall clock was set."""
+        ...
+
+    def restored(self) -> None:
+        """Catch up after a failure of the ledger: lines may have been stored that no subscriber was sent."""
+        ...
 
 
 class LineStore:
@@ -53,6 +64,7 @@ class LineStore:
         self._timers = timers
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        """Return the one step that stores a request, or refuses it if its id is too old."""
         if not isinstance(event, Arrived):
             return []  # a session came or went: only the timers are looked at
         message, origin = event.message, cast("RequestOrigin", event.origin)
@@ -68,13 +80,16 @@ class LineStore:
         return [Step(writes, done, (Reply(origin, message, UNABLE),))]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """Return the reply to the repeat of a stored request: the verdict on the first."""
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
+        """Return the refusal of a request that could not be stored; its sender may repeat it."""
         return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
 
     @property
     def keys(self) -> list[bytes]:
+        """The keys of the messages under way, of which there are none."""
         return []
 
     def restore(
@@ -84,17 +99,21 @@ class LineStore:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
+        """Report the restart to the timers; there is nothing else to restore."""
         self._timers.restored()
         return []
 
     def wake(self, now: int) -> list[Todo]:
+        """Run the timers that are due."""
         self._timers.wake(now)
         return []
 
     def next_wake(self) -> int | None:
+        """Return when a timer is due next; None if there is no timer."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
+        """Move all timers: the wall clock was set."""
         self._timers.shift(by)
 
 

@@ -178,6 +178,7 @@ class MqttDevices:
         return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
 
     async def stop(self) -> None:
+        """Stops reading from the broker, and stores the refusals that are not stored yet."""
         await self._reader.stop()
         with suppress(DulyError):
             await self.refusals.stop()

@@ -82,7 +82,7 @@ export class Closed extends Error {
 
 /**
  * The connection of a client to its hub, made again with back-off whenever it breaks. It carries frames while
- * it can and loses them while it cannot; whoever uses it repeats what was lost. Several hubs may be named, with
+ * it can and loses them while it cannot; the client repeats what was lost. Several hubs may be named, with
  * commas between: when one no longer answers, the next is tried. Which is the first is told by the token, so
  * that they share their clients.
  */
@@ -272,7 +272,7 @@ class Command {
       this.resolve = resolve;
       this.reject = reject;
     });
-    this.accepted.catch(() => {}); // whoever wants to know awaits them; nobody has to
+    this.accepted.catch(() => {}); // a caller may await them, and need not: no warning follows
     this.ended.catch(() => {});
   }
 
@@ -659,7 +659,7 @@ export class Chat {
   /** @type {(problem: Error) => void} */
   #isRefused = () => {};
 
-  /** Become somebody, where the hub lets strangers in.
+  /** Create an account, at a hub with open registration.
    * @param {string} url @param {string} name @param {string} password */
   static async register(url, name, password) {
     await post(url, "people", { name, password });

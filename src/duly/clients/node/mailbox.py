@@ -108,7 +108,12 @@ class Mailbox:
         self._settling: asyncio.TimerHandle | None = None
         self._mine = self.topic(self.name, FdKind.STATUS)
         self._topics = {self.topic(self.name, kind): kind for kind in kinds}
-        self.link = MqttLink(
+        self.link = self._make_link(address, clean=clean)
+
+    def _make_link(self, address: BrokerAddress, *, clean: bool) -> MqttLink:
+        """Returns the link to the broker, not started. Without `serve` it has no status, will or claim."""
+        serve = self._serve
+        return MqttLink(
             address,
             self._arrived,
             subscriptions=self._topics,

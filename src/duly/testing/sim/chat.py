@@ -40,7 +40,7 @@ from duly.wire import frames
 from duly.wire.session import Session
 
 if TYPE_CHECKING:
-    from duly.clients.base import Link
+    from duly.clients.base import HubLink
 
 DIRECT, IN_GROUP = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
@@ -140,7 +140,7 @@ class _SimChat(Chat):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         return SimLink(self.node, self._up, self._heard, self._positions)
 
     async def _submit(self, message: Message) -> None:

@@ -43,7 +43,7 @@ from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import Session, UncongestedSession
 
 if TYPE_CHECKING:
-    from duly.clients.base import Link
+    from duly.clients.base import HubLink
 
 LOCK, LAMP = "lock_control", "dev_control"
 """Kinds of commands: opening a lock must happen at most once, lighting a lamp may be repeated."""
@@ -356,7 +356,7 @@ class _SimApp(App):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         return SimLink(self.node, self._up, self._heard, self._positions)
 
     def _perform(self, effect: Effect) -> None:
@@ -411,7 +411,7 @@ class _SimDevice(Device):
     async def _open_ledger(self) -> Ledger:
         return self.node.ledger
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         return SimLink(self.node, self._up, self._heard, down=self._down)
 
     def _send(self, frame: bytes) -> None:

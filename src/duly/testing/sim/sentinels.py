@@ -52,7 +52,7 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 
 if TYPE_CHECKING:
-    from duly.clients.base import Link
+    from duly.clients.base import HubLink
     from duly.testing.sim.plan import SimPlan
 
 POLICY: Final = SentinelPolicy(
@@ -103,7 +103,7 @@ class _SimSentinel(Sentinel):
     def _draw(self) -> bytes:
         return f"{self.node.name}-{self.node.world.epochs[self.node.name]}".encode()
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> HubLink:
         return SimLink(self.node, self._up, self._heard, down=self._down)
 
     def _perform(self, effect: Effect) -> None:
