@@ -4,26 +4,26 @@ The law: the tables below are all there is; what they do not allow is denied. Ev
 them: the rules for each kind of broker, the users of the embedded one, and the questions `duly acl test`
 asks.
 
-A node reads its own letterbox, writes into every other node's, and speaks for itself alone about how it is:
+A node reads its own topics, writes to those of every other node, and publishes only its own status:
 
     nodes/{me}/pending ack complete failed    subscribe
     nodes/{any node}/pending ack complete failed    publish
     nodes/{me}/status    publish
-    nodes/{anybody}/status    subscribe
+    nodes/{any name}/status    subscribe
 
-A device is commanded by the hub alone. It answers the hub, tells how it is, and reads its own letterbox, into
+A device is commanded by the hub alone. It answers the hub, publishes its status, and reads its own topics, to
 which only the hub writes:
 
     nodes/{me}/pending ack complete failed    subscribe
     nodes/hub/ack complete failed    publish
     nodes/{me}/status    publish and subscribe
 
-The hub commands devices and says that it has stored what they told, or why not; it reads their answers and
-what they tell:
+The hub commands devices and confirms that it has stored their status, or says why not; it reads their answers
+and their status:
 
     nodes/{any device}/pending ack failed    publish
     nodes/hub/ack complete failed    subscribe
-    nodes/{anybody}/status    subscribe
+    nodes/{any name}/status    subscribe
 
 Where devices and nodes share a broker, the nodes are named (`peers`): "any node" means one of them.
 """
@@ -48,12 +48,14 @@ HUB: Final = "hub"
 
 
 class Act(Enum):
+    """What an account wants to do with a topic."""
+
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
 
 
 class AccountClass(Enum):
-    """What kind of account at the broker it is."""
+    """The kind of an account at the broker."""
 
     NODE = "node"
     DEVICE = "device"
@@ -61,7 +63,7 @@ class AccountClass(Enum):
 
 
 class Whose(Enum):
-    """In whose letterbox a topic lies."""
+    """The account under whose name a topic lies."""
 
     OWN = "own"
     PEERS = "peers"
@@ -71,14 +73,15 @@ class Whose(Enum):
 
 
 class Rule(Struct, frozen=True):
-    """An account of some class may do this with topics of this kind."""
+    """Allows an account of some class to do this with topics of this kind."""
 
     act: Act
     whose: Whose
     kind: str
 
     def topics(self, prefix: str, me: str, peers: Sequence[str] | None = None) -> list[str]:
-        """The topic filters this rule allows; `me` may be a broker's own placeholder for the username."""
+        """Return the topic filters this rule allows; `me` may be a broker's own placeholder for the
+        username."""
         match self.whose:
             case Whose.OWN:
                 names: Sequence[str] = (me,)
@@ -115,7 +118,7 @@ RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
 
 
 class Permission(Struct, frozen=True):
-    """Whether it is allowed, and why not."""
+    """Whether an act is allowed, and why not."""
 
     allowed: bool
     reason: str = ""

@@ -23,7 +23,7 @@ class BacklogPolicy(Struct, frozen=True):
 
 
 class Backlog:
-    """What waits.
+    """Counts the messages that wait, by sender and by recipient.
 
     >>> backlog = Backlog(BacklogPolicy(messages=1))
     >>> backlog.add(b"key", "phone", "lock", 10)
@@ -34,17 +34,18 @@ class Backlog:
     def __init__(self, policy: BacklogPolicy | None = None) -> None:
         self.policy = policy or BacklogPolicy()
         self.waiting: dict[bytes, tuple[str, str, int]] = {}
-        """(sender, recipient, bytes) by key; for others to look at"""
+        """(sender, recipient, bytes) by key; read by others, changed only here"""
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
     def add(self, key: bytes, sender: str, recipient: str, size: int) -> None:
+        """Count a message that waits; harmless if it is counted already."""
         if key not in self.waiting:
             self.waiting[key] = (sender, recipient, size)
             self._count(("of", sender), 1, size)
             self._count(("for", recipient), 1, size)
 
     def remove(self, key: bytes) -> None:
-        """Harmless if it is not there."""
+        """Stop counting a message; harmless if it is not counted."""
         known = self.waiting.pop(key, None)
         if known is not None:
             sender, recipient, size = known
@@ -52,7 +53,7 @@ class Backlog:
             self._count(("for", recipient), -1, -size)
 
     def excess(self, sender: str, recipient: str) -> str | None:
-        """Why nothing more of this sender for this recipient may wait; None if it may."""
+        """Return why no more messages of this sender for this recipient may wait; None: they may."""
         if not self.waiting:
             return None
         policy = self.policy
@@ -72,6 +73,7 @@ class Backlog:
             del self._counts[name]
 
     def clear(self) -> None:
+        """Forget every message."""
         self.waiting.clear()
         self._counts.clear()
 

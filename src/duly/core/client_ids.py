@@ -37,7 +37,7 @@ class ClientIds:
         """an id has got another owner since this was set to False"""
 
     def restore(self, used: Mapping[str, Iterable[str]]) -> None:
-        """What `used` said before."""
+        """Take over what `used` returned before."""
         for user, client_ids in used.items():
             for client_id in client_ids:
                 if self._owners.get(client_id, user) == user:
@@ -45,11 +45,11 @@ class ClientIds:
         self.changed = False
 
     def used(self) -> dict[str, list[str]]:
-        """The ids of each account that do not begin with its name, oldest use first."""
+        """Return the ids of each account that do not begin with its name, oldest use first."""
         return {user: list(client_ids) for user, client_ids in self._used.items()}
 
     def owner(self, client_id: str, user: str) -> str:
-        """Whose this client id is. One that is nobody's becomes this user's."""
+        """Return the account that owns a client id. An id without an owner becomes this user's."""
         named = self._named(client_id, user)
         if named:
             return named
@@ -61,7 +61,7 @@ class ClientIds:
         return owner
 
     def forget(self, user: str) -> None:
-        """This account is gone, and its ids are free."""
+        """Free the ids of an account that is gone."""
         self.changed |= user in self._used
         for client_id in self._used.pop(user, ()):
             if self._owners.get(client_id) == user:

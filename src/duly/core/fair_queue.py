@@ -4,8 +4,8 @@ The law: senders take turns, so that one who floods delays the others by one ite
 flood. Within one sender the order is that of arrival. Each has a share, in items and bytes; the queue is full
 for a sender whose share is used up, or who has something in it when the whole is.
 
-What has no sender (what recipients say, who comes and goes) gets every second turn and has no share: it ends
-work, where the rest begins it.
+Items without a sender (answers of recipients, connects and disconnects) get every second turn and have no
+share: they end work, where the other items begin it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_SENDER: Final = ""
 
 
 class FairQueue(Generic[T]):
-    """Items by sender.
+    """A queue of items by sender.
 
     >>> queue = FairQueue()
     >>> for sender, item in (("ann", 1), ("ann", 2), ("ann", 3), ("bob", 4)):
@@ -44,7 +44,7 @@ class FairQueue(Generic[T]):
         self._length = 0
 
     def room(self, sender: str) -> int:
-        """How many more items of this sender are taken now."""
+        """Return how many more items of this sender fit now."""
         if sender == NO_SENDER:
             return self._capacity - len(self._unsent)
         queue = self._queues.get(sender)
@@ -55,7 +55,8 @@ class FairQueue(Generic[T]):
         return self._share - len(queue)
 
     def offer(self, sender: str, item: T, size: int, reserved: int) -> bool:
-        """Take an item in if there is room; of that for items without a sender so much is reserved."""
+        """Add an item if there is room, and return whether there was. `reserved` is how much of the room
+        for items without a sender is kept free."""
         if sender == NO_SENDER:
             if len(self._unsent) + reserved >= self._capacity:
                 return False
@@ -75,6 +76,7 @@ class FairQueue(Generic[T]):
         return True
 
     def append(self, sender: str, item: T, size: int = 0) -> None:
+        """Add an item of this sender, whether or not there is room."""
         self._length += 1
         if sender == NO_SENDER:
             self._unsent.append(item)
@@ -89,7 +91,7 @@ class FairQueue(Generic[T]):
             self._sizes[sender] += size
 
     def popleft(self) -> T:
-        """The next item of the sender whose turn it is."""
+        """Remove and return the next item of the sender whose turn it is."""
         turns = self._turns
         self._length -= 1
         if self._unsent and (self._turn or not turns):
@@ -109,12 +111,13 @@ class FairQueue(Generic[T]):
         return item
 
     def put_back(self, items: Iterable[T]) -> None:
-        """Items without a sender that were taken out, and come before the others again."""
+        """Put items without a sender that were taken out back before the others."""
         again = list(items)
         self._unsent.extendleft(reversed(again))
         self._length += len(again)
 
     def clear(self) -> None:
+        """Remove every item."""
         for part in (self._unsent, self._queues, self._sizes, self._turns):
             part.clear()
         self._length = 0

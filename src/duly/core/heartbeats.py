@@ -1,9 +1,9 @@
-"""Heartbeats: which sentinels have promised a sign of life, and which of them owe one.
+"""Heartbeats: which sentinels have promised them, and which are overdue.
 
 The laws. Only the watcher's own monotonic clock measures a silence, from the moment it first saw the last
 sign of life, so no two clocks need agree, and none that is set makes a sentinel silent. A watcher that did
-not look for a while (it has just started, was asleep, or could not read the ledger) has nothing to say about
-that while: every silence begins anew.
+not check for a while (it has just started, was asleep, or could not read the ledger) cannot judge that
+while: every silence begins anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duly.core.monitor.signals import SILENT, Severity
 from duly.core.units import SECOND
 
 BLINK: Final = 15 * SECOND
-"""Not having looked for so long, one has to begin anew."""
+"""After a pause this long between two checks, every silence begins anew."""
 
 
 class Promise(Struct, frozen=True, omit_defaults=True):
@@ -37,7 +37,8 @@ class Promise(Struct, frozen=True, omit_defaults=True):
     """the alert about its silence, until that is taken back"""
 
     def missed(self, now: int, severity: Severity) -> Promise:
-        """It has fallen silent. The alert's id is made here, once: all hubs report the same one."""
+        """Return the promise of a sentinel that has fallen silent. The alert's id is made here, once: all
+        hubs report the same one."""
         event = event_id(
             sentinel=self.sentinel, tower="", profile=self.profile, reason=SILENT, session="", device="",
             window_start=self.heard,
@@ -45,12 +46,13 @@ class Promise(Struct, frozen=True, omit_defaults=True):
         return Promise(self.sentinel, self.profile, self.every, self.heard, now, severity, event)
 
     def kept(self, now: int, every: int) -> Promise:
-        """A sign of life. The alert about its silence, if there is one, is still to be taken back."""
+        """Return the promise after a heartbeat. An alert about the silence, if there is one, is still to
+        be taken back."""
         return Promise(self.sentinel, self.profile, every, now, 0, self.severity, self.event)
 
 
 class HeartbeatWatch:
-    """One hub's view of the promises."""
+    """Measures, at one hub, how long each sentinel has been silent."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
@@ -64,8 +66,8 @@ class HeartbeatWatch:
         elapsed: int,
         now: int,
     ) -> list[str]:
-        """Look at the promises: the names of those that were not kept. `patience` says how long after a sign
-        of life the next one may come, None: for ever. `elapsed` is monotonic, `now` is not."""
+        """Return the names of the promises that were not kept. `patience` says how long after a heartbeat
+        the next one may come, None: for ever. `elapsed` is monotonic, `now` is not."""
         anew = self._blinked(elapsed, now)
         before, self._seen = self._seen, {}
         late: list[str] = []

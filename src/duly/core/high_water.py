@@ -43,32 +43,34 @@ class HighWaterMarks:
         return mark in self._at
 
     def get(self, mark: str) -> tuple[int, int] | None:
-        """(number, ms) of the newest message handed over that counts."""
+        """Return (number, ms) of the newest message handed over that counts; None: none is known."""
         return self._at.get(mark)
 
     def last(self, mark: str) -> int:
-        """The number last handed over: what a receiver is told came before. -1 if none is known."""
+        """Return the number last handed over, which the next message comes after; -1: none is known."""
         return self._last.get(mark, -1)
 
     def follow(self, mark: str, n: int) -> int:
-        """This number is handed over; the one before it, -1 if none is known."""
+        """Record that this number is handed over, and return the one before it; -1: none is known."""
         last = self._last.get(mark, -1)
         self._last[mark] = n
         return last
 
     def is_late(self, mark: str, n: int, ms: int) -> bool:
-        """Whether something later was handed over, and counts."""
+        """Return whether a later message that counts was handed over."""
         return not is_later(n, ms, self._at.get(mark))
 
     def restore(self, mark: str, n: int, ms: int) -> None:
-        """What the ledger says. What is under way since before is not known, and counts if it fails, too."""
+        """Set a mark to the ledger's value. A message that was under way before is not known, and counts
+        even if it fails."""
         self._at[mark] = (n, ms)
         self._last[mark] = n
         self._going.pop(mark, None)
         self._of.setdefault(names_in(mark)[0], set()).add(mark)
 
     def hand_over(self, mark: str, key: bytes, n: int, ms: int) -> bool:
-        """Raise a mark for a message that is handed over; False if something later was before it."""
+        """Raise a mark for a message that is handed over; return False if a later one was handed over
+        before."""
         before = self._at.get(mark)
         if not is_later(n, ms, before):
             return False
@@ -114,7 +116,7 @@ class HighWaterMarks:
         return n, ms
 
     def settled(self, mark: str, key: bytes, *, counts: bool) -> None:
-        """A message that was handed over has ended; it counts unless it failed."""
+        """Record the end of a message that was handed over; it counts unless it failed."""
         going = self._going.get(mark)
         ended = None if going is None else going.get(key)
         if going is None or ended is None:
@@ -130,7 +132,7 @@ class HighWaterMarks:
             del self._going[mark]
 
     def forget(self, recipient: str) -> set[str]:
-        """Drop what is known of a recipient's lanes; their marks."""
+        """Drop what is known of a recipient's lanes, and return their marks."""
         marks = self._of.pop(recipient, set())
         for mark in marks:
             self._at.pop(mark, None)
@@ -157,10 +159,11 @@ def mark_name(message: Message) -> str:
 
 
 def names_in(mark: str) -> tuple[str, str, str]:
-    """(recipient, order key, scope) of a mark's name."""
+    """Return (recipient, order key, scope) of a mark's name."""
     return msgspec.json.decode(mark, type=tuple[str, str, str])
 
 
 @lru_cache(maxsize=4096)
 def name_of(recipient: str, key: str, scope: str) -> str:
+    """Return the name of the mark of one sender (`scope`) in one lane."""
     return msgspec.json.encode((recipient, key, scope)).decode()

@@ -1,14 +1,12 @@
 """The inbox: dedup → order → run once → remember the answer.
 
-The law: a message is admitted, ordered and started in one atomic step, and nobody is told before it is
-committed. A repeat never starts anything: it gets the state and the answer of the first; while the first
-is still under way it attaches to it, and hears the end when it comes.
+The law: a message is admitted, ordered and started in one atomic step, and no reply goes out before the
+commit. A repeat never starts anything: it gets the state and the answer of the first one. While the first one
+is under way, the repeat's sender is added to those that get its outcome.
 
-What "run" means is the outbox's business: hand it to a device (the hub), or to a handler of our own (a
-receiver). Either way the inbox ends the message once, and tells everyone who asked.
-
-Where hubs share a ledger, a message for a recipient who is not here is booked and left: the hub that has him
-finds it there, orders it and takes it.
+The outbox runs a message: it hands it to a device (the hub) or to a local handler (a receiver). The inbox
+ends it once and reports the outcome to every sender that asked. Where hubs share a ledger, a message for a
+recipient that is not connected here is only stored: its hub finds it in the ledger, orders it and runs it.
 """
 
 from __future__ import annotations
@@ -76,15 +74,15 @@ from duly.core.units import FOREVER, MS
 
 
 class _Live(Struct, eq=False, gc=False):
-    """A message under way here."""
+    """A message that is being admitted, or was and has not ended."""
 
     message: Message
     origins: list[Origin]
     committed: bool
     away: bool = False
-    """it is left to another hub as soon as it is booked"""
+    """another hub runs it as soon as it is stored"""
     given: tuple[CheckItem, ...] = ()
-    """what has to be so when it is admitted"""
+    """conditions that must hold when it is admitted"""
 
 
 def _same_horizon(_: str) -> Horizon:
@@ -106,12 +104,12 @@ def _allow(_: Message) -> str | None:
 class Inbox:
     """The receiver's machine.
 
-    `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` is its
-    say over a message that is new: a repeat of what was accepted is answered whatever it says. `shared`:
-    other workers serve the same channel, each the recipients that it can reach. `permit(message)` is asked
-    again when a message that waited gets its turn: why it may not be handed over any more, or None. `minted`
-    names the mark that keeps the last id, for a sender of its own that mints `SeqId`s. What waits is counted
-    in `backlog`.
+    `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` may refuse
+    a new message; a repeat of an accepted one is answered all the same. `shared`: other workers serve the
+    same channel, each the recipients that it can reach. `permit(message)` is asked again when a message that
+    waited gets its turn; it returns why the message may no longer be handed over, or None. `minted` names the
+    mark that keeps the last id of a local sender that mints `SeqId`s. `backlog` counts the messages that
+    wait.
     """
 
     def __init__(
@@ -147,32 +145,35 @@ class Inbox:
 
     @property
     def channel(self) -> str:
+        """The name of this inbox's deliveries in the ledger."""
         return self.outbox.channel
 
     @property
     def live(self) -> int:
-        """How many messages are under way: what memory holds besides bounded caches."""
+        """The number of messages that have not ended: what memory holds besides bounded caches."""
         return len(self._live)
 
     def is_live(self, key: bytes) -> bool:
+        """Return whether the message with this key is here and has not ended."""
         return key in self._live
 
     def message(self, key: bytes) -> Message | None:
-        """The message here under this key, whether or not its turn has come."""
+        """Return the message with this key, whether or not its turn has come."""
         live = self._live.get(key)
         return None if live is None else live.message
 
     def under_way(self, key: bytes) -> Message | None:
-        """The message under this key, if it was handed to its recipient."""
+        """Return the message with this key if it was handed to its recipient."""
         return self.outbox.message(key)
 
     def all_under_way(self, recipient: str) -> list[Message]:
-        """Everything that was handed to a recipient and has not ended."""
+        """Return the messages that were handed to a recipient and have not ended."""
         return self.outbox.messages(recipient)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        """Handle an event; return what to commit and what to do."""
         if type(event) is Answered:  # half of them: not to be found out last
             return self.outbox.answered(event, now)
         match event:
@@ -206,6 +207,7 @@ class Inbox:
                 return []
 
     def receive(self, event: Arrived, now: int) -> list[Todo]:
+        """Admit a new message, attach a repeat to the message it repeats, or refuse."""
         message, origin = event.message, event.origin
         live = self._live.get(message.key)
         if live is not None and live.message.fingerprint == message.fingerprint:
@@ -225,7 +227,7 @@ class Inbox:
         for move in moves:
             if move.message is message:
                 own = move
-                # In its place among the others: they are committed and started in this order.
+                # In its position among the others: they are committed and started in this order.
                 todo.append(self._admit(live, move, horizon, now))
             else:
                 todo += self._move_all([move], now)
@@ -235,13 +237,15 @@ class Inbox:
         return todo
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """A repeat of something that has ended, which memory could answer."""
+        """Answer a repeat of an ended message with the verdict that memory holds."""
         return [Reply(origin, message, verdict), *self._count(message, now)]
 
     def unable(self, event: Event) -> list[Effect]:
+        """Return the replies to an event that cannot be stored now."""
         return unable(event)
 
     def wake(self, now: int) -> list[Todo]:
+        """Resend, release and expire what is due."""
         todo = self.outbox.wake(now)
         todo += self._move_all(self.lanes.wake(now), now)
         for key in self._expiries.due(now):
@@ -251,6 +255,7 @@ class Inbox:
         return todo
 
     def next_wake(self) -> int | None:
+        """Return when `wake` has something to do; None: nothing is timed."""
         wake, gap = self.outbox.next_wake(), self.lanes.next_wake()
         if gap is not None and (wake is None or gap < wake):
             wake = gap
@@ -260,12 +265,14 @@ class Inbox:
         return wake
 
     def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much."""
         self.outbox.shift(by)
         self.lanes.shift(by)
         self._expiries.shift(by)
 
     @property
     def keys(self) -> list[bytes]:
+        """The keys of the messages that have not ended here."""
         return list(self._live)
 
     def restore(
@@ -275,8 +282,7 @@ class Inbox:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Begin from what the ledger holds: go on with what was started, put what was waiting back into
-        its lane, and tell who still listens how the rest ended."""
+        """Start from what the ledger holds: continue, queue again, and report what has ended."""
         before, self._live = self._live, {}
         reachable = self.lanes.reachable
         self.lanes = Lanes(self._lane_policy, marks)
@@ -304,7 +310,7 @@ class Inbox:
         return todo
 
     def _queue(self, message: Message, now: int) -> list[Todo]:
-        """Put a message that was booked into its lane."""
+        """Put a stored message into its lane."""
         if message.expires and message.expires <= now:
             return [self._finish(message, State.EXPIRED, EXPIRED, now), *self._count(message, now)]
         self._wait(message)
@@ -312,13 +318,13 @@ class Inbox:
         return todo + self._move_all(self.lanes.catch_up(message), now)
 
     def _wait(self, message: Message) -> None:
-        """While it waits for its turn it is counted, and nobody else watches its clock."""
+        """Count a message that waits for its turn, and set the timer of its expiry."""
         self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
         if message.expires:
             self._expiries.set(message.key, FOREVER, until=message.expires)
 
     def _stop_waiting(self, key: bytes) -> None:
-        """Stop counting a message, and watching its expiry; harmless if it does not wait."""
+        """Stop counting a message and cancel its expiry; harmless if it does not wait."""
         self.backlog.remove(key)
         self._expiries.cancel(key)
 
@@ -335,7 +341,7 @@ class Inbox:
         return self.outbox.state(live.message.key) or State.ACCEPTED
 
     def _count(self, message: Message, now: int) -> list[Todo]:
-        """A refused number has arrived all the same: nobody need wait for it."""
+        """Note that a refused number has arrived, so that no message waits for it."""
         if message.order is None or message.order.n is None or message.order.after is not None:
             return []
         return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made, now), now)
@@ -418,7 +424,7 @@ class Inbox:
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
     def _leave(self, event: Arrived, horizon: Horizon, now: int) -> list[Todo]:
-        """Book a message for a recipient who is not here."""
+        """Store a message for a recipient that is not connected here."""
         message, moves = self.lanes.leave(event.message, now)
         self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
         live = _Live(message, [event.origin], committed=False, away=True, given=event.given)
@@ -426,7 +432,7 @@ class Inbox:
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
     def _find(self, item: OpenDelivery, now: int) -> list[Todo]:
-        """See to a delivery that others have left."""
+        """Take up a delivery that another hub left in the ledger."""
         message = item.message
         live = self._live.get(message.key)
         if item.delivery.attempt:
@@ -441,8 +447,7 @@ class Inbox:
         return self._queue(message, now)
 
     def _forget(self, recipient: str) -> None:
-        """A recipient has left, perhaps for another hub. What was handed over goes on being watched here
-        until somebody takes it over; what waits is in the ledger, for whichever hub has him next."""
+        """Drop what waits for a recipient that has left: the ledger has it. Messages under way stay."""
         self.lanes.forget(recipient)
         waiting = [
             key for key, live in self._live.items()
@@ -455,7 +460,7 @@ class Inbox:
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
     def _move_all(self, moves: list[Move], now: int) -> list[Todo]:
-        """Messages that were booked have got their turn, or lost it."""
+        """Start or end stored messages whose turn has come or that were superseded."""
         if not moves:
             return []
         todo: list[Todo] = []
@@ -512,7 +517,8 @@ class Inbox:
         return Step((finish,), done)
 
     def _step_back(self, message: Message) -> Group:
-        """What failed does not count for what comes late: its mark goes back to what counts before it."""
+        """Return the write that lowers the mark of a failed message to the newest one before it that
+        counts."""
         back = self.lanes.without(message)
         return () if back is None else (RaiseMark(back.mark, back.n, back.ms),)
 
@@ -520,7 +526,7 @@ class Inbox:
         return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
 
     def _lost(self, message: Message, now: int) -> list[Todo]:
-        """Another worker has it; or it has just started, and nothing is lost."""
+        """Forget a message that another worker has; do nothing if it has just started here."""
         if self.outbox.state(message.key) is not None:
             return []
         self._live.pop(message.key, None)
@@ -528,7 +534,7 @@ class Inbox:
         return self._next(message, now)
 
     def _cancel(self, messages: Sequence[Message], reason: str, now: int) -> list[Todo]:
-        """End messages that wait, here or for another hub. One that has just started is not among them."""
+        """End messages that wait, here or at another hub; a message that has just started is left alone."""
         return [
             self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)
             for message in messages
@@ -536,7 +542,7 @@ class Inbox:
         ]
 
     def waiting(self) -> list[Message]:
-        """The messages that are stored and wait for their turn."""
+        """Return the messages that are stored and wait for their turn."""
         return [
             live.message
             for key, live in self._live.items()
@@ -558,8 +564,8 @@ class Inbox:
 
 
 def _in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
-    """The same deliveries, each sender's own in the order of its numbers: a ledger keeps what was accepted in
-    one moment by its key, where 10 comes before 9."""
+    """Return the deliveries with each sender's own in the order of its numbers. A ledger sorts what was
+    accepted in one moment by key, where 10 comes before 9."""
     places: dict[str, list[int]] = {}
     for place, item in enumerate(open_):
         if item.message.order is not None and item.message.order.n is not None:
@@ -586,7 +592,7 @@ REVOKED: Final = Verdict(
     reason="you may not do that (any more); ask for a grant, or log in again",
     cause="not_allowed",
 )
-"""What a sender is told whose right was taken away before its message was admitted."""
+"""The reply to a sender that lost its permission before its message was admitted."""
 _TOO_LATE: Final = Answer(TIMED_OUT, b"", LATE)
 
 

@@ -19,8 +19,8 @@ TIDY_AFTER: Final = 32
 
 
 class Release(Struct, frozen=True, gc=False):
-    """This message's turn. `n` and `ms` are what its lane's mark is raised to; `after` is the number
-    that went before it in the lane, -1 if none is known."""
+    """A message whose turn has come. `n` and `ms` are what its lane's mark is raised to; `after` is the
+    number before it in the lane, -1 if none is known."""
 
     message: Message
     mark: str
@@ -30,8 +30,8 @@ class Release(Struct, frozen=True, gc=False):
 
 
 class Supersede(Struct, frozen=True):
-    """This message must not take effect any more. One that is late says for which mark: where several hubs
-    raise it, only the ledger can tell."""
+    """A message that must not take effect any more. A late one names the mark: where several hubs raise
+    it, only the ledger can decide."""
 
     message: Message
     reason: str
@@ -44,13 +44,13 @@ Move: TypeAlias = Release | Supersede
 
 
 class Lane:
-    """A lane that has something under way, or queues."""
+    """The messages under way and the queue of one lane."""
 
     __slots__ = ("_newest", "_queue", "_waiting", "holders", "width")
 
     def __init__(self, width: int) -> None:
         self.width = width
-        """how many may be under way at once; 0: nobody counts"""
+        """how many may be under way at once; 0: any number"""
         self.holders: set[bytes] = set()
         self._queue: deque[Release] = deque()
         self._waiting: dict[bytes, Release] = {}
@@ -59,7 +59,7 @@ class Lane:
         """the newest that was queued, by its mark"""
 
     def add(self, release: Release) -> None:
-        """Queue it: behind the others, but before what the same sender sent later."""
+        """Queue a message: behind the others, but before what the same sender sent later."""
         mark, at = release.mark, (release.n, release.ms)
         queue = self._queue
         place = len(queue)
@@ -76,20 +76,20 @@ class Lane:
         self._waiting[release.message.key] = release
 
     def drop(self, key: bytes) -> None:
-        """Something queued has ended; harmless if it is not queued."""
+        """Remove a queued message that has ended; harmless if it is not queued."""
         ended = self._waiting.pop(key, None)
         if ended is not None and len(self._queue) > 2 * len(self._waiting) + TIDY_AFTER:
             self._queue = deque(queued for queued in self._queue if self._waits(queued))
 
     def peek(self, now: int) -> Release | None:
-        """What would be handed over next."""
+        """Return the message that would be handed over next, without removing it."""
         for queued in self._queue:
             if self._waits(queued) and not is_over(queued, now):
                 return queued
         return None
 
     def pop(self) -> Release | None:
-        """The next that has not ended; it waits no longer."""
+        """Remove and return the next message that has not ended."""
         while self._queue:
             queued = self._queue.popleft()
             if self._waits(queued):
@@ -102,34 +102,37 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many wait here."""
+        """The number of messages queued here."""
         return len(self._waiting)
 
     @property
     def empty(self) -> bool:
-        """Nothing waits here."""
+        """Whether no message is queued here."""
         return not self._waiting
 
     @property
     def free(self) -> bool:
+        """Whether another message may be under way."""
         return not self.width or len(self.holders) < self.width
 
 
 def lane_key(message: Message) -> str | None:
-    """Messages without order share a queue that no order key can name."""
+    """Return the order key of a message's lane; None for messages without order, which share one queue."""
     order = message.order
     return None if order is None or order.mode is Mode.ANY else order.key
 
 
 def is_latest(release: Release) -> bool:
+    """Return whether only the newest message of its order key counts."""
     order = release.message.order
     return order is not None and order.mode is Mode.LATEST
 
 
 def is_over(release: Release, now: int) -> bool:
+    """Return whether the message has expired."""
     return 0 < release.message.expires <= now
 
 
 def precedes(at: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a sender sent this before the other."""
+    """Return whether a sender sent one position before the other."""
     return at != other and not is_later(*at, other)

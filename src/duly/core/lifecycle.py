@@ -18,7 +18,7 @@ from duly.errors import IllegalTransition
 
 
 class State(IntEnum):
-    """Numbers are what the ledger stores: never reuse one."""
+    """How far a message has come. Numbers are what the ledger stores: never reuse one."""
 
     ACCEPTED = 0
     """committed here"""
@@ -32,14 +32,16 @@ class State(IntEnum):
     SUPERSEDED = 13
     CANCELLED = 14
     UNKNOWN = 15
-    """nobody can tell whether it took effect; a late result settles it"""
+    """it may have taken effect; a late result settles it"""
 
     @property
     def word(self) -> str:
+        """The name of the state in JSON and in sentences."""
         return _WORDS[self]
 
     @property
     def terminal(self) -> bool:
+        """Whether the message has ended."""
         return self >= State.DONE
 
 
@@ -67,6 +69,7 @@ SOURCES: Final[Mapping[State, frozenset[State]]] = {
 
 
 def can_move(current: State, to: State) -> bool:
+    """Return whether a message may move from one state to another."""
     return to in TRANSITIONS[current]
 
 

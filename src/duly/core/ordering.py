@@ -44,7 +44,7 @@ from duly.errors import Malformed
 
 CHAINS_KEPT: Final = 50_000
 AHEAD_KEPT: Final = 1_024
-"""A sender whose numbers stay ahead of a gap that nobody waits for: then the gap is given up."""
+"""Most numbers of one sender beyond a gap that no message waits for; with more, the gap is given up."""
 
 LATE: Final = "a later one took effect, or is under way, before it arrived"
 NEWER: Final = "a newer one was handed over in its place"
@@ -55,6 +55,8 @@ _NEVER: Final = 1 << 62
 
 
 class LanePolicy(Struct, frozen=True):
+    """How lanes wait for gaps, and how much they hand over at once."""
+
     window: int = 300 * MS
     """how long a gap is waited for"""
     drift: int = 2 * SECOND
@@ -90,7 +92,7 @@ class _Waiting(Struct, frozen=True, order=True):
 
     @property
     def number(self) -> int:
-        """Its own number, if it has one, also where its time has put it in its place."""
+        """Its own number if it has one, even where it is sorted by its time."""
         order = self.message.order
         return self.n if order is None or order.n is None else order.n
 
@@ -120,7 +122,7 @@ class _Chain:
 
 
 class Lanes:
-    """All lanes of one inbox."""
+    """The lanes of one inbox."""
 
     def __init__(
         self, policy: LanePolicy | None = None, marks: Mapping[str, tuple[int, int]] | None = None
@@ -156,7 +158,7 @@ class Lanes:
     # ── what comes in ────────────────────────────────────────────────────────────────────────────
 
     def offer(self, message: Message, now: int) -> list[Move]:
-        """A message has come. What may move now, in order; nothing if it has to wait."""
+        """Take in a message, and return what may move now, in order; nothing if it has to wait."""
         order = message.order
         if order is None:
             return self._start(message)
@@ -203,7 +205,8 @@ class Lanes:
         return bool(order.key) or 0 < abs(ms - chain.top_ms) < BURST
 
     def _sort(self, message: Message, mark: str, now: int) -> list[Move]:
-        """A message that only its time can put in order. `replay` waits the window out for older ones."""
+        """Sort in a message that only its time can put in order. `replay` waits the window out for older
+        ones."""
         assert message.order is not None
         ms = min(message.made or now, now + self._policy.drift) // MS
         if message.order.mode is Mode.LATEST:
@@ -215,7 +218,7 @@ class Lanes:
         return []
 
     def _stop_sorting(self, scope: str) -> list[Move]:
-        """A sender counts after all: what was held for its time goes before what it counts."""
+        """Release what was held to be sorted by time, since its sender counts after all."""
         moves: list[Move] = []
         for name in self._timed.pop(scope, ()):
             if name in self._chains:
@@ -223,8 +226,8 @@ class Lanes:
         return moves
 
     def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
-        """A number of this sender has come that needs no lane here: it was refused, wants no order, or went
-        to another hub."""
+        """Note a number of this sender that needs no lane here: it was refused, wants no order, or went to
+        another hub."""
         ms = made // MS
         chain = self._chain(scope)
         moves = self._count_anew(chain, n, ms, n - 1)
@@ -240,8 +243,8 @@ class Lanes:
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
     def leave(self, message: Message, now: int) -> tuple[Message, list[Move]]:
-        """A message whose lane another hub keeps has come here. If everything before it has, too, it says
-        from now on what it comes after: the other hub does not see what went remote."""
+        """Pass on a message whose lane another hub keeps. If all numbers before it have arrived, the
+        returned message says what it comes after, since the other hub does not see the rest."""
         order = message.order
         if order is None or order.n is None or order.after is not None:
             return message, []
@@ -262,8 +265,8 @@ class Lanes:
         return msgspec.structs.replace(message, order=Order(order.key, order.mode, n, after)), moves
 
     def catch_up(self, message: Message) -> list[Move]:
-        """A message that another hub left to us has been offered. If it says what it comes after, everything
-        of its sender before it has arrived there, and nobody here need wait for that."""
+        """Stop waiting for numbers before a message that another hub passed on. If it says what it comes
+        after, everything of its sender before it has arrived at that hub."""
         order = message.order
         if order is None or order.n is None or order.after is None:
             return []
@@ -281,13 +284,13 @@ class Lanes:
         return moves
 
     def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
-        """How far lanes have come that were another hub's until now."""
+        """Take over the marks of lanes that another hub kept until now."""
         for mark, (n, ms) in marks.items():
             if not self._marks.is_late(mark, n, ms):
                 self._restore(mark, n, ms)
 
     def forget(self, recipient: str) -> None:
-        """A recipient's lanes are no longer ours: what waits in them is dropped, and what we know of them."""
+        """Drop a recipient's lanes, which another hub may keep now, with what waits in them."""
         self.lose(recipient)
         self._lanes.pop(recipient, None)
         for mark in self._marks.forget(recipient):
@@ -298,26 +301,26 @@ class Lanes:
                 chain.held = [held for held in chain.held if held.message.recipient != recipient]
 
     def occupy(self, message: Message) -> None:
-        """A message that was released before a restart is still under way."""
+        """Count a message that was released before a restart as under way."""
         if self._width(message):
             self._lane(message).holders.add(message.key)
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
 
     def acknowledged(self, message: Message, now: int = 0) -> list[Move]:
-        """The recipient has a released message: its window has room for the next."""
+        """Free the window of a message that its recipient has, and return what may move now."""
         recipient, outstanding = message.recipient, self._outstanding
         if outstanding is None or not outstanding.release(recipient, message.key):
             return []
         return self._advance(recipient, now) if recipient in self._lanes else []
 
     def has_room(self, recipient: str) -> bool:
-        """Whether a message for this recipient would go at once, as far as its window is concerned."""
+        """Return whether the window of this recipient has room for a message."""
         return self._outstanding is None or self._outstanding.has_room(recipient)
 
     def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
-        """A message is through: the next one starts, if it waited for that. It counts for what comes late
-        unless it failed. One that was never released is taken out of its queue."""
+        """Record the end of a message, and return what may move now. A message that failed (`counts` off)
+        does not make a late one late; one that was never released is taken out of its queue."""
         order = message.order
         if order is not None and order.mode is not Mode.ANY:
             mark = name_of(message.recipient, order.key, message.scope)
@@ -338,7 +341,7 @@ class Lanes:
         return self._advance(recipient, now)
 
     def without(self, message: Message) -> Release | None:
-        """Where the mark of a message under way belongs if it fails; None if it stays where it is."""
+        """Return the position that a mark goes back to if this message fails; None: it stays."""
         order = message.order
         if order is None or order.mode is Mode.ANY:
             return None
@@ -347,25 +350,25 @@ class Lanes:
         return None if at is None else Release(message, mark, *at, -1)
 
     def drop(self, message: Message) -> None:
-        """A message that was queued has ended, so that it supersedes nothing."""
+        """Remove a queued message that has ended, so that it supersedes nothing."""
         lanes = self._lanes.get(message.recipient)
         lane = None if lanes is None else lanes.get(lane_key(message))
         if lane is not None:
             lane.drop(message.key)
 
     def reach(self, recipient: str, now: int = 0) -> list[Move]:
-        """A recipient can be reached: what was queued for it starts, in order."""
+        """Start what is queued for a recipient that can be reached now, in order."""
         self.reachable.add(recipient)
         return self._advance(recipient, now)
 
     def lose(self, recipient: str) -> None:
-        """A recipient can no longer be reached: what comes now is queued."""
+        """Queue what comes from now on for a recipient that can no longer be reached."""
         self.reachable.discard(recipient)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Move]:
-        """Gaps that were waited for long enough are given up."""
+        """Give up the gaps that were waited for long enough, and return what may move now."""
         moves: list[Move] = []
         for name in self._deadlines.due(now):
             chain = self._chains.get(name)
@@ -393,6 +396,7 @@ class Lanes:
             self._timed.pop(scope, None)
 
     def next_wake(self) -> int | None:
+        """Return when the next gap is given up; None: there is none."""
         while (first := self._deadlines.first()) is not None:
             name, deadline = first
             chain = self._chains.get(name)
@@ -403,7 +407,7 @@ class Lanes:
         return None
 
     def shift(self, by: int) -> None:
-        """The wall clock was set; windows go on as if it had not been."""
+        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
         self._deadlines.shift(by)
         for chain in self._chains.values():
             if not chain.idle:
@@ -412,7 +416,7 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for a gap or for their lane."""
+        """The number of messages that wait for a gap or in a lane."""
         held = sum(len(chain.held) for chain in self._chains.values())
         lanes = [lane for lanes in self._lanes.values() for lane in lanes.values()]
         return held + sum(lane.waiting for lane in lanes)
@@ -558,7 +562,7 @@ class Lanes:
         return max(n, before[0] + 1) if before is not None and ms == before[1] else n
 
     def _width(self, message: Message) -> int:
-        """How many of its kind may be under way at once; 0: nobody counts."""
+        """Return how many of its kind may be under way at once; 0: any number."""
         if lane_key(message) is None:
             return self._policy.width or 0
         return 1 if self._policy.serial else 0

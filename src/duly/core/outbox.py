@@ -1,14 +1,14 @@
 """The outbox: gets a message to its recipient, and finds out how it ended.
 
-The law: the same id again and again until it is answered, expired or given up; and whatever happens, it
-ends. Repeating is harmless because the recipient's inbox makes it so. Where the recipient is a handler
-of our own that must not run twice, an attempt that a crash cut off is not repeated: it ends as `unknown`.
+The law: the outbox repeats the same id until it is answered, expired or given up, and every message ends.
+Repeating is harmless because the recipient's inbox recognises the id. Where the recipient is a local handler
+that must not run twice, an attempt that a crash cut off is not repeated: it ends as `unknown`.
 
-What was transmitted and never answered is `unknown`, not `expired`: nobody can tell whether it took
-effect, and a late answer may still settle it. Only what never left us expires or fails.
+What was transmitted and never answered is `unknown`, not `expired`: it may have taken effect, and a late
+answer may still settle it. Without an answer, a message expires or fails only if it had no effect.
 
-A recipient at work may say so, again and again: each time it has its whole patience anew. A recipient without
-a memory of its own is sent each message once, whatever happens; then silence is `unknown` at the deadline.
+A recipient that is working on a message may say so repeatedly; each time its patience starts anew. A
+recipient without a memory of its own is sent each message once; silence is then `unknown` at the deadline.
 """
 
 from __future__ import annotations
@@ -74,19 +74,21 @@ TOOK_EFFECT: Final = frozenset({State.DONE, State.UNKNOWN})
 
 
 class OutboxPolicy(Struct, frozen=True):
+    """How an outbox repeats, waits and gives up."""
+
     channel: str
     """the name of this outbox's deliveries in the ledger"""
     resend: RetryPolicy | None = COMMAND
-    """repeat while no answer comes; None for a handler of our own, whose silence means it is at work"""
+    """repeat while no answer comes; None for a local handler, whose silence means that it is working"""
     retry: RetryPolicy = RetryPolicy.never()
-    """try again after a `AttemptFailed`"""
+    """try again after an `AttemptFailed`"""
     patience: int = 10 * SECOND
     """from the first transmission, or the receipt, until the outcome is called unknown; `FOREVER` for a
-    handler of our own"""
+    local handler"""
     beyond_expiry: bool = False
     """patience begins at the message's expiry, if it has one: the recipient may wait that long itself"""
     quiet: bool = False
-    """what the recipient says it has is repeated only when the recipient comes back"""
+    """a message that the recipient has acknowledged is repeated only when the recipient reconnects"""
     remember: int = FOREVER
     """how long a sender keeps what it has sent, from now or from the message's expiry if that is later"""
 
@@ -105,14 +107,14 @@ class _Entry(Struct, eq=False, gc=False):
     """this attempt was transmitted by this process"""
     received: bool = False
     resting: bool = False
-    """given back after a `AttemptFailed`, waiting for its next try"""
+    """its attempt failed, and it waits for the next one"""
     own: int = 0
     """the message's own patience; 0: the policy's"""
     give_up: int = FOREVER
     next_try: int = FOREVER
     tries: int = 0
-    """transmissions since we started, or since the recipient came back: what `resend` counts. The number
-    of the attempt goes on over restarts, and only fences"""
+    """transmissions since the start, or since the recipient reconnected: what `resend` counts. `attempt` goes
+    on over restarts, and only fences"""
 
 
 def _always(_: Message) -> bool:
@@ -120,10 +122,12 @@ def _always(_: Message) -> bool:
 
 
 def never(_: Message) -> bool:
+    """Return False for every message: the default of `once`."""
     return False
 
 
 def no_time(_: Message) -> int:
+    """Return 0 for every message: the default of `patience`, no time of its own."""
     return 0
 
 
@@ -142,13 +146,12 @@ def _report(message: Message, state: State, answer: Answer, now: int) -> list[To
 class Outbox:
     """The sender's machine.
 
-    `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is
-    told of every end, after it is committed; `lost` of every message that turns out to be another worker's
-    now, or to have been ended by one. `minted` names the mark that keeps the last id sent, for a
-    sender that mints `SeqId`s: committed with the message, so no id leaves that a restart could repeat.
-    `once(message)` says whether its recipient is sent everything once only, `patience(message)` how long it
-    may take if the message itself says so (else 0). `fails(message)` is what is committed with an end that
-    means that nothing took effect.
+    `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is called
+    with every end, after it is committed; `lost` with every message that another worker has taken over or
+    ended. `minted` names the mark that keeps the last id sent, for a sender that mints `SeqId`s: it is
+    committed with the message, so no id leaves that a restart could repeat. `once(message)` says whether its
+    recipient is sent everything once only, `patience(message)` how long it may take if the message itself
+    says so (else 0). `fails(message)` returns what is committed with an end that had no effect.
     """
 
     def __init__(
@@ -181,11 +184,13 @@ class Outbox:
 
     @property
     def channel(self) -> str:
+        """The name of this outbox's deliveries in the ledger."""
         return self.policy.channel
 
     # ── a sender of its own ──────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        """Handle an event; return what to commit and what to do."""
         match event:
             case Arrived(message=message, origin=origin):
                 return [self._send(message, origin, now)]
@@ -203,10 +208,11 @@ class Outbox:
                 return [todo for item in open_ for todo in self.resume(item, now)]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """The sender asks again for something that has ended, which memory could answer."""
+        """Answer a repeat of an ended message with the verdict that memory holds."""
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
+        """Return the replies to an event that cannot be stored now."""
         return unable(event)
 
     def _send(self, message: Message, origin: Origin, now: int) -> Step:
@@ -227,6 +233,7 @@ class Outbox:
 
     @property
     def keys(self) -> list[bytes]:
+        """The keys of the messages under way."""
         return list(self._entries)
 
     def restore(
@@ -236,7 +243,7 @@ class Outbox:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Begin from what the ledger holds: go on with everything that has not ended."""
+        """Start from what the ledger holds: continue every message that has not ended."""
         before, self._entries = self._entries, {}
         self._timers.clear()
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
@@ -247,22 +254,23 @@ class Outbox:
     # ── building blocks for an inbox ─────────────────────────────────────────────────────────────
 
     def ref(self, message: Message) -> DeliveryRef:
+        """Return the reference of a message's delivery."""
         return DeliveryRef(message.key, self.policy.channel, message.recipient)
 
     def book(self, message: Message) -> Deliver:
-        """The delivery of a message whose turn has not come."""
+        """Return the write that creates the delivery of a message whose turn has not come."""
         return Deliver(self.ref(message), FOREVER, message.expires)
 
     def launch(self, message: Message, now: int) -> Deliver:
-        """The delivery of a message that starts at once."""
+        """Return the write that creates the delivery of a message that starts at once."""
         return Deliver(self.ref(message), self._next_try(message, 1, now), message.expires, 1, self.worker)
 
     def relaunch(self, message: Message, attempt: int, now: int) -> Take:
-        """Start the attempt after `attempt`."""
+        """Return the write that starts the attempt after `attempt`."""
         return Take(self.ref(message), attempt, self.worker, self._next_try(message, attempt + 1, now))
 
     def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
-        """A launch was committed: transmit, and watch over it."""
+        """Track an attempt that was committed, and return its transmission."""
         entry = self._entries.get(message.key)
         if entry is None:
             entry = self._entries[message.key] = _Entry(message, attempt, after)
@@ -276,7 +284,7 @@ class Outbox:
         return Transmit(message, attempt, entry.after, again=attempt > 1)
 
     def resume(self, item: OpenDelivery, now: int) -> list[Todo]:
-        """Take over what another worker began; what we have begun since it was read is ours already."""
+        """Take over a delivery that another worker began; do nothing if a newer attempt is under way here."""
         known = self._entries.get(item.message.key)
         if known is not None and known.attempt >= item.delivery.attempt:
             return []
@@ -287,7 +295,7 @@ class Outbox:
         ours = delivery.worker == self.worker
         begun = known is not None and known.begun and known.attempt == delivery.attempt
         if known is not None and begun and ours and self.policy.resend is None:
-            # Our handler is at work on it; what it has said since is still to be heard.
+            # Our handler is working on it; its answer is still to come.
             known.resting = False
             self._entries[message.key] = known
             return []
@@ -304,35 +312,35 @@ class Outbox:
             entry.begun = True  # it may have been sent, and is not sent twice
             self._set_timer(entry, FOREVER)
             return []
-        # An attempt of ours that we know nothing of was committed but never begun.
+        # An attempt of this worker that it does not know was committed but never begun.
         if entry.resting or ours or self._repeatable(message):
             return self._try_again(entry, now)
         return self._end(entry, State.UNKNOWN, CRASHED, delivery.attempt, now)
 
     def state(self, key: bytes) -> State | None:
-        """How far a message under way has come."""
+        """Return the state of a message under way: sent or delivered; None: it is not under way."""
         entry = self._entries.get(key)
         return None if entry is None else State.DELIVERED if entry.received else State.SENT
 
     def message(self, key: bytes) -> Message | None:
-        """The message under way under this key."""
+        """Return the message under way with this key."""
         entry = self._entries.get(key)
         return None if entry is None else entry.message
 
     def messages(self, recipient: str) -> list[Message]:
-        """The messages under way to this recipient."""
+        """Return the messages under way to this recipient."""
         return [e.message for e in self._entries.values() if e.message.recipient == recipient]
 
     def recipient(self, key: bytes) -> str | None:
-        """For whom the message under way under this key is."""
+        """Return the recipient of the message under way with this key."""
         entry = self._entries.get(key)
         return None if entry is None else entry.message.recipient
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
     def reached(self, recipient: str, now: int) -> list[Todo]:
-        """A recipient is back (or, with no name, whoever carries everything): what was not answered is
-        repeated at once, in order, and as patiently as at first."""
+        """Repeat at once, in order, what a recipient that has connected did not answer; an empty name
+        means every recipient. Its resends are counted anew."""
         if self.policy.resend is None:
             return []
         again: list[Todo] = []
@@ -344,7 +352,7 @@ class Outbox:
         return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
-        """The recipient has it, or says again that it is at work: it has its patience anew."""
+        """Note that the recipient has a message, or is still working on it; its patience starts anew."""
         entry = self._entries.get(key)
         if entry is None:
             return []
@@ -356,6 +364,7 @@ class Outbox:
         return [Step((Advance(key, State.DELIVERED, now),), _nothing)]
 
     def answered(self, event: Answered, now: int) -> list[Todo]:
+        """End a message with the recipient's answer. A late answer settles an `unknown`."""
         key, state, answer = event.key, event.state, event.answer
         entry = self._entries.get(key)
         if entry is not None:
@@ -370,7 +379,7 @@ class Outbox:
             return [ReportOutcome(key, state, answer, recipient=event.by)] if settled else []
 
         stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
-        # Nobody here waits for it any more: it may settle an `unknown`, or end what another worker has;
+        # No sender waits here for it any more: it may settle an `unknown`, or end what another worker has;
         # otherwise the first end stands.
         advance = Advance(key, state, now, stored)
         end: Group = (advance,)
@@ -382,6 +391,7 @@ class Outbox:
         return [Step(end, done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
+        """Postpone an attempt that failed without effect, or end the message if that was the last one."""
         entry = self._entries.get(key)
         if entry is None or entry.attempt != attempt or entry.resting:
             return []
@@ -395,6 +405,7 @@ class Outbox:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:
+        """Repeat, expire or give up the messages that are due."""
         todo: list[Todo] = []
         for key in self._timers.due(now):
             entry = self._entries[key]
@@ -407,10 +418,11 @@ class Outbox:
         return todo
 
     def next_wake(self) -> int | None:
+        """Return when `wake` has something to do; None: nothing is timed."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """The wall clock was set; timers go on as if it had not been."""
+        """Follow a wall clock that was set by this much: timers go on as if it had not been."""
         self._timers.shift(by)
         for entry in self._entries.values():
             if entry.give_up < FOREVER:
@@ -431,14 +443,14 @@ class Outbox:
         return min(FOREVER, begins + (entry.own or self.policy.patience))
 
     def _deadline(self, entry: _Entry) -> int:
-        """When it ends, whatever else. One that says itself how long it may take is given that long once it
-        was sent."""
+        """Return when a message ends at the latest. One that says itself how long it may take has that
+        long from its transmission."""
         if entry.own and not entry.resting:
             return entry.give_up
         return min(entry.give_up, self._expiry(entry))
 
     def _expiry(self, entry: _Entry) -> int:
-        """When its expiry ends it: not once the recipient has it, or a handler of ours is at work on it."""
+        """Return when a message expires: never once the recipient has it or a local handler works on it."""
         if entry.received or (self.policy.resend is None and not entry.resting):
             return FOREVER
         return entry.message.expires or FOREVER
@@ -500,8 +512,8 @@ class Outbox:
         return self._ended(message, finish.state, answer, now)
 
     def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
-        """The fence held us back. A newer attempt of our own is under way, or we have ended it already; if
-        not, it was taken over or ended by another worker, and is no longer ours."""
+        """Handle a refusal by the fence. Unless a newer attempt is under way here or the message has ended
+        here, another worker has taken it over or ended it: forget it."""
         message = entry.message
         if self._entries.get(message.key) is not entry or attempt not in (None, entry.attempt):
             return []
@@ -511,10 +523,10 @@ class Outbox:
 
 
 def heard(key: bytes, verdict: Verdict) -> Event | None:
-    """What the verdict of a recipient's inbox means to the sender's outbox.
+    """Translate the verdict of a recipient's inbox into an event for the sender's outbox.
 
-    `stale` is no refusal to a sender that has sent before: an earlier transmission may have taken effect
-    and been forgotten since.
+    `stale` is no refusal to a sender that has sent before: an earlier transmission may have taken effect and
+    been forgotten since.
     """
     match verdict.word:
         case Word.FRESH:
@@ -534,8 +546,8 @@ def heard(key: bytes, verdict: Verdict) -> Event | None:
 
 
 def unable(event: Event) -> list[Effect]:
-    """What to tell when an event cannot be stored now. Only a message is refused: what a recipient said
-    will be said again, since we ask again."""
+    """Return the replies to an event that cannot be stored now. Only a message is refused: a recipient
+    repeats its answer when it is asked again."""
     return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
 
 

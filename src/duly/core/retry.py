@@ -1,7 +1,7 @@
 """Retry: when to try again, as one value.
 
-The law: **the next attempt's time is worked out here and stored in the ledger**; nobody else holds a
-timer or a backoff loop of his own. Jitter only ever shortens a delay, so that ``span`` is a true upper
+The law: **the next attempt's time is worked out here and stored in the ledger**; no other code has a
+timer or a backoff loop of its own. Jitter only ever shortens a delay, so that ``span`` is a true upper
 bound and the horizon can be checked against it. It comes from a hash of the message's own salt: messages
 that failed together spread out, and the same run can be repeated exactly.
 """

@@ -5,7 +5,7 @@ have the same canonical bytes, and no JSON library has to write anything the sam
 for the one username it was trusted for: that a signature is valid says nothing until it is clear whose it is.
 A key's id is a hash of the key, so an id can be neither chosen nor mistaken.
 
-Two algorithms. With Ed25519 a node signs for everybody, and whoever verifies cannot sign. With HMAC-SHA256
+Two algorithms. With Ed25519 a node signs for all others, and a verifier cannot sign. With HMAC-SHA256
 two nodes share a secret, so it proves something to these two only; for devices too small for Ed25519.
 """
 
@@ -30,6 +30,8 @@ KEY_SIZE: Final = 32
 
 
 class Algorithm(Enum):
+    """The algorithms of signatures."""
+
     ED25519 = "ed25519"
     HMAC = "hmac-sha256"
 
@@ -68,19 +70,19 @@ class Key(Struct, frozen=True, omit_defaults=True):
 
     @property
     def shown(self) -> str:
-        """What others may see of it."""
+        """The text of the key that others may see."""
         if self.algorithm is Algorithm.HMAC:
             return f"{self.algorithm.value} (secret)"
         return f"{self.algorithm.value}:{binascii.b2a_base64(self.public, newline=False).decode()}"
 
     @property
     def trusted(self) -> Key:
-        """What a peer keeps of it: the secret stays here, unless it is a shared one."""
+        """The key as a peer keeps it: without its secret, unless that is a shared one."""
         return self if self.algorithm is Algorithm.HMAC else replace(self, secret=b"")
 
     @property
     def signer(self) -> Callable[[bytes], bytes]:
-        """Bytes → signature."""
+        """The function that signs bytes with this key."""
         if not self.secret:
             raise Malformed(f"key {self.kid} has no secret half here; it cannot sign")
         if self.algorithm is Algorithm.ED25519:
@@ -90,7 +92,7 @@ class Key(Struct, frozen=True, omit_defaults=True):
 
     @property
     def verifier(self) -> Callable[[bytes, bytes], bool]:
-        """(signature, bytes) → whether this key made that of these."""
+        """The function (signature, bytes) → whether this key made the signature of these bytes."""
         if self.algorithm is Algorithm.HMAC:
             make = self.signer
             return lambda signature, text: hmac.compare_digest(signature, make(text))
@@ -133,7 +135,7 @@ class TrustedKey(Struct, frozen=True):
 
 
 class Keyring(Struct, frozen=True):
-    """Who we are, what we sign with, and whom we believe.
+    """Our own username, the key that signs, and the keys of others that are believed.
 
     >>> key = Key(Algorithm.ED25519, secret=bytes(32))
     >>> ring = Keyring("A").trust("B", key)
@@ -147,21 +149,23 @@ class Keyring(Struct, frozen=True):
 
     @property
     def believed(self) -> dict[tuple[str, str], Key]:
-        """Each key under (username, key id). We believe ourselves."""
+        """The believed keys by (username, key id), our own among them."""
         ours = [] if self.own is None else [TrustedKey(self.name, self.own)]
         return {(peer.name, peer.key.kid): peer.key for peer in (*self.peers, *ours)}
 
     @property
     def shared(self) -> dict[str, Key]:
-        """The newest secret shared with each username: it signs for him, our own key for everybody else."""
+        """The newest secret shared with each username. It signs what goes to that username; our own key
+        signs the rest."""
         return {peer.name: peer.key for peer in self.peers if peer.key.secret}
 
     def trust(self, name: str, key: Key) -> Keyring:
+        """Return a keyring that also believes this key for this username."""
         kept = (p for p in self.peers if (p.name, p.key.kid) != (name, key.kid))
         return replace(self, peers=(*kept, TrustedKey(name, key.trusted)))
 
     def forget(self, name: str, kid: str = "") -> Keyring:
-        """Believe this key, or every key of this username, no longer."""
+        """Return a keyring that no longer believes this key, or any key, of this username."""
         return replace(
             self, peers=tuple(p for p in self.peers if p.name != name or kid not in ("", p.key.kid))
         )

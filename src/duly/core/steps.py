@@ -17,14 +17,14 @@ from duly.core.messages import Answer, Message, Verdict
 from duly.core.operations import CheckItem, Group, OpenDelivery, Results
 
 Origin: TypeAlias = Hashable
-"""Where an answer goes: a connection, a peer's name. The core never looks inside."""
+"""Where an answer goes: a connection, a peer's name. The core never reads it."""
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class Arrived(Struct, frozen=True, gc=False):
-    """A message has come in. `patient`: it may wait for a recipient that is away. `given`: what has to be so
-    when it is admitted, or its sender may not have it done (any more)."""
+    """A message has come in. `patient`: it may wait for a recipient that is away. `given`: conditions that
+    must hold when it is admitted; otherwise its sender may not send it (any more)."""
 
     message: Message
     origin: Origin = None
@@ -33,17 +33,17 @@ class Arrived(Struct, frozen=True, gc=False):
 
 
 class Received(Struct, frozen=True, gc=False):
-    """The recipient has it durably."""
+    """The recipient has stored the message."""
 
     key: bytes
 
 
 class Answered(Struct, frozen=True, gc=False):
-    """How it ended, by the recipient's word. `attempt` fences the end of a local run; None for an answer
-    from the network, which is true whichever transmission it answers. `effects` are a handler's own
-    writes: they commit with the end, or not at all. `by` is who says so; a word of somebody else than the
-    recipient is ignored. With `keep` off the answer's data is passed on but not stored; with `burn` off the
-    recipient never took it, and the id is free again."""
+    """How a message ended, as its recipient reports it. `attempt` fences the end of a local run; None for
+    an answer from the network, which is true whichever transmission it answers. `effects` are a handler's
+    own writes: they commit with the end, or not at all. `by` is the account that answers; an answer of
+    another account than the recipient is ignored. With `keep` off the answer's data is passed on but not
+    stored; with `burn` off the recipient never took the message, and its id is free again."""
 
     key: bytes
     state: State
@@ -56,7 +56,7 @@ class Answered(Struct, frozen=True, gc=False):
 
 
 class AttemptFailed(Struct, frozen=True, gc=False):
-    """This attempt came to nothing and had no effect; it may be tried again."""
+    """An attempt failed without effect; it may be tried again."""
 
     key: bytes
     attempt: int
@@ -76,7 +76,7 @@ class Unreachable(Struct, frozen=True, gc=False):
 
 
 class NumberRefused(Struct, frozen=True, gc=False):
-    """A sender's number was refused before it came here: it has arrived all the same, and leaves no gap."""
+    """A sender's number was refused before it came here: it counts as arrived, and leaves no gap."""
 
     scope: str
     n: int
@@ -84,21 +84,21 @@ class NumberRefused(Struct, frozen=True, gc=False):
 
 
 class MachineEvent(Struct, frozen=True, gc=False):
-    """Something that only this machine understands."""
+    """An event that only this machine understands."""
 
     what: object
 
 
 class DeliveriesFound(Struct, frozen=True, gc=False):
-    """Deliveries in the ledger that are ours to see to, and that others have left: booked by another hub for
-    a recipient who is here, or begun by one that is gone. `marks` is how far their lanes have come."""
+    """Deliveries in the ledger that this worker takes over: stored by another hub for a recipient that is
+    connected here, or begun by a hub that is gone. `marks` is how far their lanes have come."""
 
     open_: tuple[OpenDelivery, ...]
     marks: Mapping[str, tuple[int, int]] = {}
 
 
 class CancelMessages(Struct, frozen=True, gc=False):
-    """These messages must not be handed over any more, as far as they still wait."""
+    """These messages must not be handed over any more, unless they have started."""
 
     messages: tuple[Message, ...]
     reason: str
@@ -123,7 +123,7 @@ class Transmit(Struct, frozen=True, gc=False):
 
 
 class Reply(Struct, frozen=True, gc=False):
-    """Tell one origin what became of its message on arrival."""
+    """Tell one origin the verdict on its message."""
 
     origin: Origin
     message: Message
@@ -131,7 +131,7 @@ class Reply(Struct, frozen=True, gc=False):
 
 
 class ReportOutcome(Struct, frozen=True, gc=False):
-    """Tell everyone who asked how it ended. No origins: they are gone, find them by the message's scope."""
+    """Report an end to every origin that asked. Without origins, they are found by the message's scope."""
 
     key: bytes
     state: State
@@ -149,7 +149,7 @@ class Ended(Struct, frozen=True, gc=False):
 
 
 class MachineEffect(Struct, frozen=True, gc=False):
-    """Something that only this machine's own application understands."""
+    """An effect that only this machine's application understands."""
 
     what: object
 

@@ -41,17 +41,17 @@ class Floor(Struct, frozen=True):
     """how far that one had risen: up to there, only what was made after the mending is fresh"""
 
     def covers(self, until: int, made: int) -> bool:
-        """Whether a message that could be accepted until then may have been forgotten."""
+        """Return whether a message that could be accepted until then may have been forgotten."""
         return until <= self.until or (until <= self.barrier and made <= self.mended)
 
     @property
     def top(self) -> int:
-        """Above it, nothing was ever forgotten."""
+        """The time above which nothing was ever forgotten."""
         return max(self.until, self.barrier)
 
     def mend(self, now: int, *, everything: bool = False) -> Floor:
-        """The floor of a clock that is right now. With `everything`, also what is older than the mending is
-        fresh again, though its id may have been forgotten."""
+        """Return the floor for a clock that is right now. With `everything`, what is older than the
+        mending is fresh again too, though its id may have been forgotten."""
         if self.until <= now and not (everything and self.barrier):
             return self
         until, trusted = min(self.until, now), min(self.trusted, now)
@@ -75,12 +75,12 @@ class TrustedClock:
         self._mended = 0
 
     def begin(self, floor: Floor) -> None:
-        """This is the floor that was stored when the ledger was opened."""
+        """Start from the floor that was stored when the ledger was opened."""
         self._anchor = (floor.trusted, self._opened[1])
         self._mended = floor.mended
 
     def judge(self, floor: Floor, now: int, steady: int) -> Floor:
-        """The floor as it may stand now, given the one that is stored."""
+        """Return the floor as it may stand now, given the stored one."""
         reached = self._reached(floor, steady)
         if now <= reached + DRIFT:
             trusted, claim = self._in_step(now, reached, steady), 0
@@ -124,7 +124,7 @@ class TrustedClock:
         return trusted, claim
 
     def _standing(self, stored: int, now: int, steady: int) -> tuple[int, int]:
-        """The claim that nobody has contradicted yet, and since when it stands."""
+        """Return the claim that was not contradicted yet, and since when it stands."""
         if self._first:
             shown, opened = self._opened
             if 0 < stored <= now:

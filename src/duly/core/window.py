@@ -15,7 +15,7 @@ from duly.errors import Malformed
 
 
 class Window(Struct, frozen=True):
-    """The most that one recipient has unacknowledged."""
+    """The most that one recipient may have unacknowledged."""
 
     frames: int = 256
     bytes: int = 1024 * 1024
@@ -26,7 +26,7 @@ class Window(Struct, frozen=True):
 
 
 class Outstanding:
-    """What is on its way, by recipient.
+    """The messages that are unacknowledged, by recipient.
 
     >>> outstanding = Outstanding(Window(frames=2))
     >>> for key in (b"1", b"2"):
@@ -42,11 +42,12 @@ class Outstanding:
         self._sizes: dict[str, int] = {}
 
     def has_room(self, recipient: str) -> bool:
+        """Return whether one more message may be handed to this recipient."""
         held = self._held.get(recipient)
         return held is None or (len(held) < self._frames and self._sizes[recipient] < self._bytes)
 
     def take(self, recipient: str, key: bytes, size: int) -> None:
-        """This message is on its way; harmless if it was already."""
+        """Count a message as unacknowledged; harmless if it is counted already."""
         held = self._held.get(recipient)
         if held is None:
             self._held[recipient] = {key: size}
@@ -56,7 +57,7 @@ class Outstanding:
             self._sizes[recipient] += size
 
     def release(self, recipient: str, key: bytes) -> bool:
-        """This message was acknowledged, or has ended; whether it was on its way."""
+        """Stop counting a message that was acknowledged or has ended; return whether it was counted."""
         held = self._held.get(recipient)
         size = None if held is None else held.pop(key, None)
         if held is None or size is None:

@@ -38,7 +38,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import MachineEffect, ReportOutcome, Step, Todo
 
 AT_ONCE: Final = 500
-"""Most writes of a large parcel in one commit, so that others can store something in between."""
+"""Most writes of a large attempt in one commit, so that other commits can come in between."""
 
 Ends: TypeAlias = list[tuple[QueuedDelivery, State, Answer]]
 
@@ -60,7 +60,7 @@ def _nothing(_: Message, __: State) -> Group:
 
 
 class FanoutQueries(Struct, frozen=True):
-    """What a fanout asks its application."""
+    """The questions that a fanout asks its application."""
 
     plan: Callable[[Message, int], DeliveryPlan]
     traits: Callable[[Message], GroupingTraits]
@@ -95,6 +95,7 @@ class Attempts:
         self._sole = sole
 
     def carried(self, carried: AttemptEnded, now: int) -> list[Todo]:
+        """End or repeat the deliveries of an attempt, by how it went."""
         parcel, fate, reason = carried.parcel, carried.fate, carried.reason
         where = (parcel.recipient, parcel.urgent)
         queue = self._active.queues[where]
@@ -107,7 +108,7 @@ class Attempts:
         ]
         todo: list[Todo] = []
         if fate in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
-            # A refusal is an answer, too: the way is open.
+            # A refusal is an answer, too: the recipient can be reached.
             if queue.arrived():
                 self._active.queues.hurry(parcel.recipient, now)
         elif fate is AttemptResult.CALLED_OFF:
@@ -141,7 +142,7 @@ class Attempts:
         return min((delay for delay in delays if delay is not None), default=self._retry().first)
 
     def _again(self, item: QueuedDelivery, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
-        """This attempt came to nothing: the next one, if there is one; at once if `rest` is None."""
+        """Postpone a delivery whose attempt had no effect, or end it; with `rest` None it is due at once."""
         if item.in_doubt:
             reason = DOUBT + reason  # this one, or an earlier one, may have arrived all the same
         item.error = reason
@@ -244,8 +245,8 @@ class Attempts:
         return todo + self.end_all(ends, now)
 
     def lose(self, item: QueuedDelivery, now: int) -> list[Todo]:
-        """Somebody ended it in the ledger, or another worker has it. If it was the last of its message here,
-        and nobody else could have others, the message is over."""
+        """Drop a delivery that was ended in the ledger or that another worker has. If it was the last one
+        of its message here, and no other worker can have others, the message ends."""
         live = self._active.lives.get(item.ref.key)
         self._active.strike(item)
         if live is None or live.items or not self._sole:
@@ -259,5 +260,5 @@ class Attempts:
 
 
 def given_up(item: QueuedDelivery, state: State, reason: str) -> tuple[QueuedDelivery, State, Answer]:
-    """The end of what is not tried any more. If one attempt was in doubt, nobody can tell."""
+    """Return the end of a delivery that is not tried any more: `unknown` if an attempt was in doubt."""
     return item, State.UNKNOWN if item.in_doubt else state, Answer(EXPIRED.code, b"", reason)

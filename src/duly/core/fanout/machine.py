@@ -1,9 +1,9 @@
-"""The fanout: brings one message to many recipients, each once, and knows how it ended for each.
+"""The fanout: delivers one message to many recipients, each once, and records how it ended for each.
 
-The laws. A message and its deliveries are committed together, before anybody is told. A delivery is claimed
-(an attempt's number, a lease) before it goes out, and its end is recorded before anything builds on it. What
-may go out at once is born claimed: one commit. The message ends when its last delivery has: `done` if
-somebody was reached, `failed` if nobody could be, `unknown` if nobody can tell.
+The laws. A message and its deliveries are committed together, before any reply. A delivery is claimed (an
+attempt's number, a lease) before it goes out, and its end is recorded before anything builds on it. One that
+may go out at once is created claimed: one commit. The message ends when its last delivery has ended: `done`
+if a recipient was reached, `failed` if none could be, `unknown` if that is in doubt.
 
 The application's plan says to whom and when. `RecipientQueue` decides what goes out together, `Attempts` what
 follows an attempt, and `ActiveMessages` holds what is under way. This module takes messages in, sends them
@@ -63,11 +63,11 @@ from duly.core.steps import (
 )
 
 LISTENERS: Final = 16
-"""Of those who ask again while it is under way, so many hear how it ended."""
+"""Most senders that get the outcome of a message they repeated while it was under way."""
 
 
 class Fanout:
-    """The machine. `sole`: no other worker delivers from the same ledger."""
+    """The machine of a fanout. `sole`: no other worker delivers from the same ledger."""
 
     def __init__(self, policy: FanoutPolicy, worker: str, asks: FanoutQueries, *, sole: bool = True) -> None:
         self.policy = policy
@@ -80,19 +80,22 @@ class Fanout:
 
     @property
     def channel(self) -> str:
+        """The name of this fanout's deliveries in the ledger."""
         return self.policy.channel
 
     @property
     def keys(self) -> list[bytes]:
+        """The keys of the messages that have open deliveries here."""
         return [*self._active.lives]
 
     def __len__(self) -> int:
-        """How many deliveries are open here."""
+        """Return how many deliveries are open here."""
         return len(self._active.items)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        """Handle an event; return what to commit and what to do."""
         match event:
             case Arrived():
                 return self._receive(event.message, event.origin, now)
@@ -106,10 +109,12 @@ class Fanout:
                 return []
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """Answer a repeat of an ended message with the verdict that memory holds."""
         self.counts.duplicates += 1
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
+        """Return the replies to an event that cannot be stored now."""
         return unable(event)
 
     def _receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
@@ -143,7 +148,7 @@ class Fanout:
         return max(horizons.remember_until(message, self.policy.horizon), now + self.policy.keep)
 
     def _note(self, message: Message, plan: DeliveryPlan, origin: Origin, now: int) -> Step:
-        """A message for nobody: it is stored, and has ended."""
+        """Store a message without recipients, which ends at once."""
         end, answer = plan.end
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -226,7 +231,7 @@ class Fanout:
     def _item(
         self, ref: DeliveryRef, message: Message, due: int, expires: int, traits: GroupingTraits
     ) -> QueuedDelivery:
-        # What is urgent, and what follows a message that somebody was told of, waits for nobody.
+        # An urgent delivery, and one that follows up on an earlier one, does not wait for others.
         alone = traits.urgent or ref.kind not in PLANNED
         urgent = traits.urgent or ref.kind is DeliveryKind.RAISED
         return QueuedDelivery(ref, message, due, expires, "" if alone else traits.episode, urgent)
@@ -242,7 +247,7 @@ class Fanout:
         return MachineEffect(StartAttempt(parcel[0].ref.recipient, loads, urgent))
 
     def _launch(self, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
-        """Claim all of a parcel, some at a time, and send what is ours."""
+        """Claim the deliveries of an attempt, some at a time, and send those that this worker got."""
         if not parcel:
             self._active.queues[where].abandoned()
             return []
@@ -295,15 +300,15 @@ class Fanout:
             elif not self._asks.wanted(ref):
                 ends.append(given_up(item, State.CANCELLED, NOT_WANTED))
             elif still[ref].delivery.due < item.due:
-                # Somebody wants it tried now, so the way is tried.
+                # Its due was moved forward in the ledger, so its recipient is tried now.
                 item.due = still[ref].delivery.due
                 self._active.queues[item.where].add(item)
                 self._active.queues.hurry(ref.recipient, now)
         return todo + self._attempts.end_all(ends, now)
 
     def _hasten(self, item: QueuedDelivery) -> None:
-        """What has become urgent goes the way of what is urgent from here on, with its next attempt if it is
-        just on its way."""
+        """Move a delivery whose message has become urgent to the urgent queue; one that is under way goes
+        there with its next attempt."""
         if item.urgent or not self._asks.traits(item.message).urgent:
             return
         if not item.flying:
@@ -321,6 +326,7 @@ class Fanout:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
+        """Start from what the ledger holds: continue open deliveries, report messages that have ended."""
         before, known = self._active.begin_anew()
         flying = {ref: item for ref, item in known.items() if item.flying}
         todo: list[Todo] = [
@@ -329,7 +335,7 @@ class Fanout:
         for one in open_:
             old = flying.get(one.delivery.ref)
             if old is not None and one.delivery.worker == self.worker and old.attempt == one.delivery.attempt:
-                # Our attempt goes on; what comes of it is still to be heard.
+                # Our attempt goes on; its result is still to come.
                 live = self._active.revive(one, before)
                 self._active.enter(live, old)
                 continue
@@ -359,6 +365,7 @@ class Fanout:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:
+        """Expire the deliveries that are too old, and send those that are due."""
         todo: list[Todo] = []
         late: Ends = []
         for item in self._active.expired(now):
@@ -374,8 +381,10 @@ class Fanout:
         return todo
 
     def next_wake(self) -> int | None:
+        """Return when `wake` has something to do; None: nothing is timed."""
         wakes = (self._active.queues.next_wake(), self._active.next_expiry())
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much."""
         self._active.queues.shift(by)

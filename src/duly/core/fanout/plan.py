@@ -1,4 +1,4 @@
-"""What a fanout is asked and answers: plans, parcels, and how they fared."""
+"""The values of a fanout: its policy, plans, attempts, and how they ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DoubtPolicy(Enum):
 
 
 class AttemptResult(Enum):
-    """How an attempt went, by the channel's word."""
+    """How an attempt ended, as its channel reports it."""
 
     ARRIVED = "arrived"
     NOT_SENT = "not sent"
@@ -59,10 +59,12 @@ class AttemptResult(Enum):
     IN_DOUBT = "in doubt"
     """it may have had one"""
     CALLED_OFF = "called off"
-    """it was not sent: nobody wants it any more"""
+    """it was not sent: it is not wanted any more"""
 
 
 class FanoutPolicy(Struct, frozen=True):
+    """The limits of a fanout."""
+
     channel: str = "alert"
     """the name of its deliveries in the ledger"""
     retry: RetryPolicy = DELIVERY
@@ -79,7 +81,7 @@ class FanoutPolicy(Struct, frozen=True):
 
 
 class PlannedDelivery(Struct, frozen=True, gc=False):
-    """A delivery to be made."""
+    """A delivery that a plan asks for."""
 
     recipient: str
     due: int
@@ -88,14 +90,14 @@ class PlannedDelivery(Struct, frozen=True, gc=False):
 
 
 class GroupingTraits(Struct, frozen=True, gc=False):
-    """What decides with whom a message travels. What is urgent has a way of its own."""
+    """What decides which messages go out together; an urgent message goes out alone."""
 
     episode: str = ""
     urgent: bool = False
 
 
 class DeliveryPlan(Struct, frozen=True):
-    """To whom a message goes, and with whom it travels; or, if to nobody, how it ends at once."""
+    """The recipients of a message, and what it goes out with; without recipients, how it ends at once."""
 
     deliveries: tuple[PlannedDelivery, ...] = ()
     end: tuple[State, Answer] = (State.DONE, Answer())
@@ -103,7 +105,7 @@ class DeliveryPlan(Struct, frozen=True):
 
 
 class ParcelItem(Struct, frozen=True, gc=False):
-    """One delivery in a parcel."""
+    """One delivery of an attempt."""
 
     ref: DeliveryRef
     attempt: int
@@ -113,7 +115,7 @@ class ParcelItem(Struct, frozen=True, gc=False):
 
 
 class StartAttempt(Struct, frozen=True):
-    """Effect: take this parcel to its recipient, and tell with `AttemptEnded` how it went."""
+    """Effect: send these deliveries to their recipient together, and report the result as `AttemptEnded`."""
 
     recipient: str
     loads: tuple[ParcelItem, ...]
@@ -121,7 +123,7 @@ class StartAttempt(Struct, frozen=True):
 
 
 class AttemptEnded(Struct, frozen=True):
-    """Event: how it went. `rest` is how long the recipient wants to be left alone, if it said so."""
+    """Event: how an attempt ended. `rest` is how long the recipient asked to be left alone, if it did."""
 
     parcel: StartAttempt
     fate: AttemptResult
@@ -138,14 +140,14 @@ class Amendment(Struct, frozen=True):
 
 
 class DeliveriesChanged(Struct, frozen=True):
-    """Event: somebody has changed a message's deliveries in the ledger; these are the open ones."""
+    """Event: a message's deliveries were changed in the ledger; `open` are the open ones."""
 
     key: bytes
     open: tuple[OpenDelivery, ...]
 
 
 class FanoutCounts(Struct):
-    """What has happened since the start."""
+    """Counts of what has happened since the start."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -162,6 +164,6 @@ class FanoutCounts(Struct):
 
 
 def correction(ref: DeliveryRef, now: int, expires: int) -> Deliver:
-    """What follows a delivery whose message has been taken back."""
+    """Return the delivery that follows one whose message has been taken back."""
     kind = DeliveryKind.CORRECTION
     return Deliver(DeliveryRef(ref.key, ref.channel, ref.recipient, FIRST_ROUND[kind], kind), now, expires)

@@ -1,10 +1,10 @@
-"""The queue of one recipient: which deliveries go out together, how often, and whether the way is open.
+"""The queue of one recipient: which deliveries go out together, how often, and whether it can be reached.
 
-The laws. Nothing that waits here is lost: what may not go out one by one goes out as one parcel. A recipient
-gets at most so many parcels in a minute; when more is waiting, all of it goes as one. Events of one episode
-follow their first one together, not each for itself. A recipient that two attempts in a row did not reach is
-closed: one parcel at a time tries it, and as soon as one arrives, everything goes. Urgent deliveries have a
-queue of their own without such limits: each goes alone, and at once.
+The laws. No delivery that waits here is lost: those that may not go out one by one go out as one batch (a
+`StartAttempt`). A recipient gets at most so many batches in a minute; when more deliveries wait, all of them
+go as one. The events of one episode follow its first one together. A recipient that two attempts in a row did
+not reach is closed: one batch at a time tries it, and as soon as one arrives, all go out. Urgent deliveries
+have a queue of their own without such limits: each goes alone, and at once.
 
 Queues are memory. The truth is in the deliveries' rows; after a restart every recipient counts as open.
 """
@@ -24,10 +24,10 @@ from duly.core.units import FOREVER, MINUTE
 from duly.errors import Malformed
 
 CLOSED_AFTER: Final = 2
-"""Attempts that fail in a row, of any parcel: one alone may be the parcel's own fault."""
+"""Failed attempts in a row that close a recipient: a single one may be the fault of its deliveries."""
 
 PARCEL: Final = 5_000
-"""Most items in one parcel."""
+"""Most deliveries in one batch."""
 
 EPISODES: Final = 10_000
 """Most episodes remembered; then those that are over are forgotten."""
@@ -38,15 +38,15 @@ Where: TypeAlias = tuple[str, bool]
 
 
 class RecipientPolicy(Struct, frozen=True):
-    """How much a recipient can be asked to take."""
+    """How much a recipient is sent, and how often."""
 
     most: int = 10
-    """parcels in a `window`; 0: as many as there are"""
+    """batches in a `window`; 0: as many as there are"""
     window: int = MINUTE
     together: int = MINUTE
     """how long after the first event of an episode the others wait for each other; 0: they do not"""
     abreast: int = 8
-    """parcels under way at the same time"""
+    """batches under way at the same time"""
 
     def __post_init__(self) -> None:
         if self.most < 0 or self.window <= 0 or self.together < 0 or self.abreast < 1:
@@ -59,7 +59,7 @@ class RecipientPolicy(Struct, frozen=True):
 
 
 class QueuedDelivery:
-    """A delivery on its way: its attempt, its next time, and what decides which others go with it."""
+    """An open delivery: its attempt, when it is due, and what decides which others go with it."""
 
     __slots__ = (
         "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "in_doubt", "leased",
@@ -77,7 +77,7 @@ class QueuedDelivery:
         self.urgent = urgent
         """whether it is in the queue of urgent deliveries"""
         self.bundle: object = None
-        """the parcel of its last attempt: a repeat should look the same"""
+        """identifies the batch of its last attempt: a repeat goes out with the same deliveries"""
         self.attempt = 0
         self.error = ""
         self.in_doubt = False
@@ -90,10 +90,12 @@ class QueuedDelivery:
 
     @property
     def where(self) -> Where:
+        """The name of its queue."""
         return self.ref.recipient, self.urgent
 
     @property
     def salt(self) -> bytes:
+        """The bytes that the jitter of its retries is drawn from."""
         return self.ref.key + self.ref.recipient.encode()
 
 
@@ -115,7 +117,7 @@ class RecipientQueue:
         return self._failures >= CLOSED_AFTER
 
     def add(self, item: QueuedDelivery) -> None:
-        """Add a delivery, which waits until `collect` gives it out. Added again, it waits for its new due."""
+        """Add a delivery, which waits until `collect` returns it. Added again, it waits for its new due."""
         if item.attempt:
             self._waiting.set(item, item.due)
         else:  # planned for a moment of the wall clock
@@ -126,18 +128,18 @@ class RecipientQueue:
         self._waiting.cancel(item)
 
     def admits(self, item: QueuedDelivery, now: int) -> bool:
-        """Whether it may go out at once, alone; if so it counts as under way."""
+        """Return whether a delivery may go out at once, alone; if so it counts as under way."""
         if item.due > now or self.closed or self._held(item, now) or self._room(now) < 1:
             return False
         first = self._waiting.next_wake()
         if first is not None and first <= now:
-            return False  # not before those who wait already
+            return False  # not before those that wait already
         self._begin([item], now)
         return True
 
     def collect(self, now: int) -> list[list[QueuedDelivery]]:
-        """The parcels that go out now. Each counts as under way until `arrived` or `failed` says how it
-        ended."""
+        """Return the batches that go out now. Each counts as under way until `arrived`, `failed` or
+        `abandoned` is called."""
         room = self._room(now)
         if self.closed:
             room = 0 if self._under_way or now < self._rest else min(room, 1)
@@ -160,23 +162,23 @@ class RecipientQueue:
         return parcels
 
     def abandoned(self) -> None:
-        """A parcel that was given out did not go, or nobody can tell any more how it went."""
+        """Stop counting a batch that was not sent, or whose result does not count."""
         self._under_way = max(0, self._under_way - 1)
 
     def arrived(self) -> bool:
-        """A parcel got through; whether the way had been failing until now."""
+        """Record that a batch reached the recipient; return whether attempts had been failing until now."""
         self.abandoned()
         was, self._failures, self._rest = self._failures, 0, 0
         return was > 0
 
     def failed(self, until: int) -> None:
-        """A parcel did not get through; if the way is closed, it is not tried again before `until`."""
+        """Record that a batch did not arrive; a closed recipient is not tried again before `until`."""
         self.abandoned()
         self._failures += 1
         self._rest = max(self._rest, until)
 
     def hurry(self, now: int) -> None:
-        """The way is open again: what waits for its next attempt need not wait any longer."""
+        """Open the queue again, and make due now what waits for its next attempt."""
         self._failures, self._rest = 0, 0
         for item in list(self._waiting):
             if item.attempt and item.due > now:
@@ -184,7 +186,7 @@ class RecipientQueue:
                 self.add(item)
 
     def next_wake(self) -> int | None:
-        """When `collect` may have something to give out; None: not before something else happens."""
+        """Return when `collect` may have a batch; None: not before something else happens."""
         when = self._waiting.next_wake()
         if when is None or self._under_way >= (1 if self.closed else self.policy.abreast):
             return None
@@ -195,7 +197,7 @@ class RecipientQueue:
         return when
 
     def shift(self, by: int) -> None:
-        """The wall clock was set; what measures lengths goes on as if it had not been."""
+        """Follow a wall clock that was set by this much: lengths of time go on as if it had not been."""
         self._rest += by if self._rest else 0
         self._sent = deque(at + by for at in self._sent)
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
@@ -206,7 +208,7 @@ class RecipientQueue:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
     def _allowance(self, now: int) -> int | None:
-        """How many parcels may still go out in this window; None: any number."""
+        """Return how many batches may still go out in this window; None: any number."""
         sent, policy = self._sent, self.policy
         while sent and sent[0] + policy.window <= now:
             sent.popleft()
@@ -218,7 +220,7 @@ class RecipientQueue:
         return abreast if allowance is None else min(abreast, allowance)
 
     def _held(self, item: QueuedDelivery, now: int) -> int:
-        """Until when it waits for others of its episode; 0: it need not. What was tried has waited."""
+        """Return until when a delivery waits for others of its episode; 0: it does not wait."""
         if not item.episode or item.attempt:
             return 0
         first = self._episodes.get(item.episode)
@@ -227,7 +229,7 @@ class RecipientQueue:
         return first + self.policy.together
 
     def _pack(self, now: int, most: int | None) -> list[list[QueuedDelivery]]:
-        """What is ready, in the order it became due, with those of one episode together."""
+        """Return the deliveries that are due, in that order, with those of one episode together."""
         parcels: dict[object, list[QueuedDelivery]] = {}
         while len(parcels) != most and (item := self._waiting.pop(now)) is not None:
             if item.flying:
@@ -256,8 +258,8 @@ class RecipientQueue:
 
 
 class RecipientQueues:
-    """The queues of all recipients, and when each may next give something out. A queue is made when it is
-    first asked for."""
+    """The queues of all recipients, and when each may next return a batch. A queue is made at its first
+    use."""
 
     def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self._policy = policy
@@ -299,7 +301,7 @@ class RecipientQueues:
                 self.schedule(where)
 
     def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
-        """Return the parcels that go out now, of all queues."""
+        """Return the batches that go out now, of all queues."""
         parcels: list[tuple[Where, list[QueuedDelivery]]] = []
         for where in self._wakes.due(now):
             parcels += ((where, parcel) for parcel in self._queues[where].collect(now))
@@ -307,7 +309,7 @@ class RecipientQueues:
         return parcels
 
     def next_wake(self) -> int | None:
-        """Return when `collect` may have something to give out."""
+        """Return when `collect` may have a batch."""
         return self._wakes.next_wake()
 
     def shift(self, by: int) -> None:

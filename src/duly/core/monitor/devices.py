@@ -1,8 +1,8 @@
-"""What a sentinel remembers of each device it watches: limits, cancels, which events may be called off, and
+"""What a sentinel remembers of each device it monitors: limits, cancels, which events may be called off, and
 which signals are held back.
 
-The laws. What is remembered is what lies on the bucket: a change is committed with `save`, in the same step
-as what it is about. A signal that is held back is remembered until its window ends; then it is judged again.
+The laws. Memory mirrors the ledger's bucket: a change is committed with `save`, in the same step as what it
+is about. A signal that is held back is remembered until its window ends; then it is judged again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWEEP: Final = 256
 
 
 class HeldSignal(Struct, frozen=True, omit_defaults=True):
-    """A signal that was held back and may still have to be told. `at` is when it was noticed, `until` when
+    """A signal that was held back and may still become an event. `at` is when it was noticed, `until` when
     it is judged again."""
 
     at: int
@@ -42,14 +42,14 @@ class HeldSignal(Struct, frozen=True, omit_defaults=True):
     """the limit held it back: the summary counts it"""
 
     def signal(self, device: str, reason: str) -> Signal:
-        """The signal, as it was noticed."""
+        """Return the signal as it was noticed."""
         return Signal(
             device, reason, self.at, self.severity, self.meta.encode(), self.location.encode(), self.countdown
         )
 
 
 class _Saved(Struct, omit_defaults=True):
-    """A device as it lies on its bucket."""
+    """A device as its bucket stores it."""
 
     marks: DeviceSnapshot | None = None
     cancels: int = 0
@@ -64,7 +64,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class MonitoredDevice:
-    """One device, besides its limits."""
+    """The state of one device, besides its limits."""
 
     __slots__ = ("back", "cancels", "covered", "events", "held")
 
@@ -82,11 +82,12 @@ class MonitoredDevice:
 
     @property
     def idle(self) -> bool:
+        """Whether it has neither cancels nor held signals."""
         return not (self.cancels or self.held)
 
     def hold(self, signal: Signal, until: int, *, limited: bool = False) -> None:
-        """Remember a signal until it is judged again. Of several for one reason the first one's time counts,
-        the last one's words, and the highest severity."""
+        """Remember a signal until it is judged again. Of several for one reason it keeps the first time,
+        the last data and the highest severity."""
         before = self.held.get(signal.reason)
         at, severity = signal.at, signal.severity
         if before is not None:
@@ -97,10 +98,11 @@ class MonitoredDevice:
         )
 
     def recent(self, at: int, span: int = HOUR) -> list[str]:
-        """The events of the last hour, or so."""
+        """Return the events within `span` of a time."""
         return [event for event, then in self.events.items() if abs(at - then) < span]
 
     def add(self, event: str, at: int) -> None:
+        """Remember an event; older ones are dropped after a day, or when there are too many."""
         self.events = {recent: self.events[recent] for recent in self.recent(at, DAY)}
         self.events[event] = at
         while len(self.events) > RECENT:
@@ -111,7 +113,7 @@ _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class MonitoredDevices:
-    """All devices of one sentinel."""
+    """The devices of one sentinel."""
 
     def __init__(self, policy: SuppressPolicy) -> None:
         self.suppressor = Suppressor(policy)
@@ -123,13 +125,13 @@ class MonitoredDevices:
         return len(self._devices)
 
     def remember(self, bucket: Mapping[str, bytes]) -> None:
-        """Take in what lies on the bucket, forgetting what is here."""
+        """Replace what is known by the contents of the bucket."""
         saved = {name: _decode(body) for name, body in bucket.items()}
         self._devices = {name: MonitoredDevice(one) for name, one in saved.items()}
         self.suppressor.restore({name: one.marks for name, one in saved.items() if one.marks is not None})
 
     def save(self, name: str) -> PutItem | DropItem:
-        """What to commit, now that something has changed."""
+        """Return the write that stores the present state of a device."""
         device, marks = self._devices[name], self.suppressor.marks(name)
         if marks is None and device.idle and not (device.back or device.events):
             return DropItem(DEVICES, name)
@@ -137,18 +139,19 @@ class MonitoredDevices:
         return PutItem(DEVICES, name, _encode(saved))
 
     def at(self, name: str) -> MonitoredDevice:
-        """A device that something has happened to."""
+        """Return a device, which is added if it is new."""
         return self._devices.setdefault(name, MonitoredDevice())
 
     def get(self, name: str) -> MonitoredDevice | None:
+        """Return a device; None: it is not known."""
         return self._devices.get(name)
 
     def of(self, event: str) -> str:
-        """The device an event may be called off at; empty if there is none."""
+        """Return the device of an event that may still be called off; empty: there is none."""
         return next((name for name, device in self._devices.items() if event in device.events), "")
 
     def forget(self, name: str, event: str) -> list[PutItem | DropItem]:
-        """The tower will never have this event: there is nothing to correct."""
+        """Drop an event that the tower will never get, and return the writes that store that."""
         device = self._devices.get(name)
         if device is None or device.events.pop(event, None) is None:
             return []
@@ -159,8 +162,8 @@ class MonitoredDevices:
     # ── what is held back ────────────────────────────────────────────────────────────────────────
 
     def lapsed(self, now: int) -> list[tuple[str, str, HeldSignal]]:
-        """The signals whose window is over: device, reason, and what is remembered. Each is given out once;
-        of one that still stands, remember it again or tell it."""
+        """Remove and return the signals whose window is over: device, reason and signal. The caller holds
+        one that still stands again, or makes it an event."""
         over = [
             (name, reason, held)
             for name, device in self._devices.items()
@@ -174,16 +177,18 @@ class MonitoredDevices:
 
     @property
     def holding(self) -> int:
-        """How many signals are held back."""
+        """The number of signals that are held back."""
         return sum(len(device.held) for device in self._devices.values())
 
     def next_wake(self) -> int | None:
+        """Return when the next held signal is judged again; None: none is held."""
         return min(
             (held.until for device in self._devices.values() for held in device.held.values()), default=None
         )
 
     def bound(self, now: int) -> None:
-        """After a restart: a clock that was set back must not hold anything longer than a window lasts."""
+        """Limit waits after a restart, so that a clock that was set back holds no signal longer than a
+        window."""
         self.suppressor.bound(now)
         for device in self._devices.values():
             for reason, held in device.held.items():
@@ -191,14 +196,15 @@ class MonitoredDevices:
                 device.held[reason] = structs.replace(held, until=until)
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: windows go on as if it had not been."""
+        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
         self.suppressor.shift(by)
         for device in self._devices.values():
             for reason, held in device.held.items():
                 device.held[reason] = structs.replace(held, until=held.until + by)
 
     def sweep(self, now: int) -> list[DropItem]:
-        """Forget who has nothing left to remember, now and then."""
+        """Forget devices that have nothing left to remember, once there are many; return the writes for
+        that."""
         if len(self._devices) < self._sweep_at:
             return []
         idle = [

@@ -1,21 +1,18 @@
-"""The monitor: what a sentinel makes of the signals of its devices. Signal → suppression → countdown →
-upload.
+"""The monitor turns signals into events for the tower. Signal → suppression → countdown → upload.
 
-The laws. A signal that passes is an event with an id, on the disk, before anybody is told; from then on it
-ends one way only: the tower has it, a person called it off, or it expired. The id is minted once, from the
-signal's own time, and never worked out again. An event that has not left can be called off without a trace;
-one that may have left is corrected. What belongs to an event follows it: an update or a correction waits
-until the tower has the event.
+The laws. A signal that passes is an event with an id, stored before any report; from then on it ends in one
+way only: the tower has it, a person called it off, or it expired. The id is minted once, from the signal's
+own time. An event that was not sent can be called off without a trace; one that may have been sent is
+corrected. An update or a correction waits until the tower has its event.
 
-No emergency is swallowed. A signal that is held back, and that no event tells of, is judged again when its
-window ends, unless what it says is over by then (the device is back) or a person has called it off. What is
-critical is never held back but as a repeat of an event that tells the same. It never expires here, either.
+No emergency is lost. A signal that is held back, and that no event reports, is judged again when its window
+ends, unless the device is back by then or a person has called it off. A critical signal is held back only as
+a repeat of an event that reports the same, and it never expires here.
 
-A countdown is a delivery that is booked and not yet due; offline, what is due stays booked. So a restart
-finds every countdown and everything queued in the ledger, and the rest (limits, cooldowns, counters) on the
+A countdown is a delivery that is stored and not yet due; offline, what is due stays stored. So a restart
+finds every countdown and every queued event in the ledger, and the rest (limits, cooldowns, counters) in the
 bucket of the devices, written together with what changed it.
-
-What the tower has stored is withdrawn here: a sentinel's file does not grow.
+What the tower has stored is withdrawn here, so a sentinel's file does not grow.
 """
 
 from __future__ import annotations
@@ -104,7 +101,7 @@ OVERTAKEN: Final = Answer(0, b"", "a critical event for the same reason took its
 
 
 class Monitor:
-    """The sentinel's machine. `remember` it first what lies on its buckets, then `restore` it."""
+    """The sentinel's machine. Call `remember` with the contents of its buckets first, then `restore`."""
 
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
@@ -115,27 +112,29 @@ class Monitor:
         self._starting: set[bytes] = set()
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
-        """when the tower is to hear next that we are there; None: it cannot be reached, or need not hear"""
+        """when the next heartbeat is due; None: the tower cannot be reached, or none was promised"""
         self._ids = SeqIds()
         self._reachable = False
         self.offset: int | None = None
 
     @property
     def channel(self) -> str:
+        """The name of the monitor's deliveries in the ledger."""
         return self._outbox.channel
 
     @property
     def keys(self) -> list[bytes]:
+        """The keys of the messages that have not ended."""
         return [*self._outbox.keys, *self._pending]
 
     def __len__(self) -> int:
-        """How much has not ended: messages, and signals that may become one."""
+        """Return how much has not ended: messages, and signals that may become one."""
         return len(self._outbox) + len(self._pending) + len(self._starting) + self._devices.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
     def remember(self, devices: Mapping[str, bytes], offset: bytes | None) -> None:
-        """Take in what lies on the buckets."""
+        """Take over the contents of the buckets."""
         self._devices.remember(devices)
         if offset is not None:
             self.offset = int(offset)
@@ -147,6 +146,7 @@ class Monitor:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
+        """Start from what the ledger holds: continue, wait again, and report what has ended."""
         before = self._outbox.keys
         n, ms = marks.get(MINTED, (-1, 0))
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
@@ -168,6 +168,7 @@ class Monitor:
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
+        """Handle an event; return what to commit and what to do."""
         match event:
             case MachineEvent(what=Signal() as signal):
                 return self._signal(signal, now)
@@ -195,14 +196,15 @@ class Monitor:
                 return self._outbox.handle(event, now)
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
+        """Answer a repeat of an ended message with the verdict that memory holds."""
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
+        """Return the replies to an event that cannot be stored now."""
         return unable(event)
 
     def _measured(self, offset: int, now: int) -> list[Todo]:
-        """The tower's clock is known. What was noticed before it was, and has not left, learns it too: else
-        the alarms of a clock that starts in 1970 would be refused for ever."""
+        """Store the tower's clock offset, and add it to unsent events: our clock may have started in 1970."""
         self.offset = offset
         todo: list[Todo] = [Step((PutItem(SELF, OFFSET, b"%d" % offset),), _nothing)]
         for waiting in self._pending.all():
@@ -243,9 +245,8 @@ class Monitor:
         return [Step((self._devices.save(signal.device),), lambda results, now: [ruled])]
 
     def _hold(self, signal: Signal, device: MonitoredDevice, decision: SuppressionDecision) -> bool:
-        """Remember what is held back, if no event tells of it; whether there is something to save. A repeat
-        of a moment is told by the event it repeats, and what the limit holds back by the summary; but
-        what lasts is an event of its own when the summary is due, if it still stands."""
+        """Hold a signal back if no event reports it; return whether there is something to save. The summary
+        counts what the limit holds back, but a lasting state that still stands becomes an event then."""
         limited = decision.ruling is Ruling.LIMITED
         until = self._devices.suppressor.told_by(signal.device) if limited else decision.until
         told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
@@ -254,7 +255,7 @@ class Monitor:
         return limited or not told
 
     def _judge_again(self, now: int) -> list[Todo]:
-        """Windows have ended: what was held back, and still stands, becomes an event."""
+        """Turn held signals whose window has ended, and that still stand, into events."""
         todo: list[Todo] = []
         for name, reason, held in self._devices.lapsed(now):
             device, suppressor = self._devices.at(name), self._devices.suppressor
@@ -274,7 +275,7 @@ class Monitor:
         return todo
 
     def _pass(self, signal: Signal, device: MonitoredDevice, id_: str, begins: int, now: int) -> Step:
-        """It becomes an event, whose countdown begins with the signal, or when it is judged again."""
+        """Turn a signal into an event, whose countdown begins at `begins`."""
         device.add(id_, signal.at)
         device.held.pop(signal.reason, None)
         if signal.lasting:
@@ -314,8 +315,8 @@ class Monitor:
         )
 
     def _id_of(self, signal: Signal, device: MonitoredDevice) -> str:
-        """The id of the event that a signal becomes. What a person called off keeps its id: what comes in the
-        same microsecond is another event, so every cancel counts as one."""
+        """Return the id of the event that a signal becomes. Cancels count in it, so that a signal in the
+        same microsecond as one that was called off is another event."""
         start = signal.at + device.cancels
         return self._mint(signal.reason, signal.device, start, critical=signal.critical)
 
@@ -411,7 +412,7 @@ class Monitor:
         return Message(SCOPE, id_, kind, TOWER, encode(data), time=at, expires=expires)
 
     def _send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
-        """Admit it, and start it at once if nothing stands in the way: one commit."""
+        """Admit a message, and start it in the same commit if nothing prevents that."""
         waiting = PendingEvent(message, due)
         at_once = due <= now and self._may_start(waiting)
         if at_once:
@@ -456,14 +457,14 @@ class Monitor:
         return Step((take, Advance(message.key, State.SENT, now)), done)
 
     def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
-        """It never left, and never will."""
+        """Remove a message that was not sent, and return the write that ends it."""
         waiting = self._pending[key]
         self._pending.remove(waiting)
         ref = self._outbox.ref(waiting.message)
         return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
 
     def _end(self, waiting: PendingEvent, state: State, answer: Answer, now: int) -> Step:
-        """It and what waits for it never left, and never will."""
+        """End a message that was not sent, and those that wait for it."""
         keys, data = [waiting.message.key], waiting.data
         if data is not None:
             keys += self._pending.behind(waiting.event)
@@ -474,8 +475,8 @@ class Monitor:
         return Step(tuple(writes), lambda results, now: reports)
 
     def _forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
-        """Nobody will be told by this event: what comes next is no repeat of it. But a device that was back
-        in time may still be one that flaps."""
+        """Forget an event that the tower will not get, so that the next signal is no repeat of it; but a
+        device that was back in time (`settled`) may still be flapping."""
         critical = data.severity is Severity.CRITICAL
         if critical or not settled:
             name, reason = data.device_address, data.trigger_reason
@@ -483,7 +484,7 @@ class Monitor:
         return self._devices.forget(data.device_address, event)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
-        """The outbox is through with one: what waited for it may go."""
+        """Report an end, and start or end what waited for it."""
         todo: list[Todo] = [ReportOutcome(message.key, state, answer)]
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
         if never and (writes := self._forget(read_event(message.body), message.id)):
@@ -499,7 +500,7 @@ class Monitor:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     def _restore_pending(self, waiting: PendingEvent, now: int) -> list[Todo]:
-        """After a restart: a person may still want to call it off."""
+        """Wait again after a restart, and report the event: a person may still call it off."""
         self._pending.add_again(waiting, now)
         data = waiting.data
         if data is None:
@@ -525,6 +526,7 @@ class Monitor:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:
+        """Send, judge again, summarise and expire what is due."""
         todo = self._outbox.wake(now) + self._judge_again(now)
         todo += [self._sum_up(summary, now) for summary in self._devices.suppressor.wake(now)]
         for waiting in self._pending.due(now):
@@ -535,7 +537,7 @@ class Monitor:
         return todo
 
     def _due(self, waiting: PendingEvent, now: int) -> list[Todo]:
-        """A countdown is over, or something offline has waited too long."""
+        """Handle a message whose countdown or expiry has passed."""
         if waiting.expires <= now:
             return [self._end(waiting, State.EXPIRED, EXPIRED, now)]
         todo: list[Todo] = []
@@ -553,7 +555,7 @@ class Monitor:
         return todo
 
     def _advance(self, now: int) -> list[Todo]:
-        """Everything that is due and may go, in the order it was made."""
+        """Start every message that is due and may go, in the order they were made."""
         return [
             todo for waiting in self._pending.all() if waiting.due <= now for todo in self._due(waiting, now)
         ]
@@ -570,6 +572,7 @@ class Monitor:
         return self._send(message, now, now, [ruled], (self._devices.save(summary.device),))
 
     def next_wake(self) -> int | None:
+        """Return when `wake` has something to do; None: nothing is timed."""
         devices = self._devices
         wakes = (
             self._outbox.next_wake(), devices.suppressor.next_wake(), devices.next_wake(),
@@ -578,7 +581,7 @@ class Monitor:
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: what waits goes on as before. The tower's clock did not move."""
+        """Follow a wall clock that was set by this much; the tower's clock did not move."""
         self._outbox.shift(by)
         if self.offset is not None:
             self.offset -= by
@@ -593,5 +596,5 @@ def _nothing(_: Results, __: int) -> list[Todo]:
 
 
 def event_in(key: bytes) -> str:
-    """The id in a key of ours: of an event, an update or a cancel."""
+    """Return the id in a key of the monitor: of an event, an update or a cancel."""
     return names_in(key)[1]

@@ -1,8 +1,8 @@
 """What a sentinel has stored and not sent: in its countdown, offline, or behind the event it belongs to.
 
-The law: what is booked here lies in the ledger as a delivery without an attempt. Timers measure lengths: when
-the wall clock is set, they move with it, and a restart under a clock that was set back makes nothing wait
-longer than it would have from its beginning.
+The law: a message that waits here is in the ledger as a delivery without an attempt. Timers measure lengths:
+when the wall clock is set, they move with it, and a restart under a clock that was set back makes no message
+wait longer than it would have from its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duly.core.units import FOREVER
 
 
 class PendingEvent:
-    """One message that has not left."""
+    """A message that was not sent yet."""
 
     __slots__ = ("data", "due", "event", "message", "queued")
 
@@ -26,11 +26,11 @@ class PendingEvent:
         self.data: EventData | None = read_event(message.body) if message.kind == EVENT else None
         self.event = message.id if self.data is not None else event_of(message.body)
         self.queued = queued
-        """its countdown is over, and that was told"""
+        """its countdown is over, and that was reported"""
 
     @property
     def cause(self) -> tuple[str, str, bool] | None:
-        """Device, reason, and whether it is critical; None: it is no event."""
+        """Device, reason, and whether it is critical; None: it is an update or a cancel."""
         data = self.data
         if data is None:
             return None
@@ -38,11 +38,12 @@ class PendingEvent:
 
     @property
     def expires(self) -> int:
+        """When it expires; `FOREVER`: never."""
         return self.message.expires or FOREVER
 
 
 class PendingEvents:
-    """All that one sentinel has booked, in the order it was made."""
+    """The messages that one sentinel has not sent yet, in the order they were made."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, PendingEvent] = {}
@@ -65,20 +66,23 @@ class PendingEvents:
         return self._waiting[key]
 
     def get(self, key: bytes) -> PendingEvent | None:
+        """Return the message with this key; None: it is not pending."""
         return self._waiting.get(key)
 
     def all(self) -> list[PendingEvent]:
+        """Return all pending messages, in the order they were made."""
         return list(self._waiting.values())
 
     def counting(self, device: str, reason: str, critical: bool) -> PendingEvent | None:
-        """What counts down for this cause."""
+        """Return the event in its countdown for this cause; None: there is none."""
         return self._waiting.get(self._counting.get((device, reason, critical), b""))
 
     def behind(self, event: str) -> list[bytes]:
-        """What waits for this event."""
+        """Return the keys of the messages that wait for this event."""
         return list(self._behind.get(event, ()))
 
     def add(self, waiting: PendingEvent) -> None:
+        """Add a message, and set its timer."""
         key = waiting.message.key
         self._waiting[key] = waiting
         if waiting.cause is None:
@@ -88,11 +92,13 @@ class PendingEvents:
         self._timers.set(key, waiting.due)
 
     def add_again(self, waiting: PendingEvent, now: int) -> None:
-        """After a restart. A clock that was set back must not make its countdown longer than it ever was."""
+        """Add a message after a restart; its countdown is never longer than it was, even if the clock was
+        set back."""
         waiting.due = min(waiting.due, now + max(0, waiting.due - waiting.message.time))
         self.add(waiting)
 
     def remove(self, waiting: PendingEvent) -> None:
+        """Remove a message and its timer."""
         key = waiting.message.key
         self._waiting.pop(key, None)
         self._timers.cancel(key)
@@ -104,24 +110,26 @@ class PendingEvents:
                 del self._behind[waiting.event]
 
     def stop_counting(self, waiting: PendingEvent) -> None:
+        """Note that the countdown of a message is over; harmless if it has none."""
         cause = waiting.cause
         if cause is not None and self._counting.get(cause) == waiting.message.key:
             del self._counting[cause]
 
     def rest(self, waiting: PendingEvent) -> None:
-        """It can do nothing but wait for the tower, or expire."""
+        """Let a message wait for the tower, with no timer but its expiry."""
         self._timers.set(waiting.message.key, FOREVER, until=waiting.expires)
 
     def due(self, now: int) -> Iterator[PendingEvent]:
-        """What is due by now, each once."""
+        """Yield the messages that are due by now, each once."""
         for key in self._timers.due(now):
             yield self._waiting[key]
 
     def next_wake(self) -> int | None:
+        """Return when the next message is due; None: none is."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: countdowns go on as if it had not been."""
+        """Follow a wall clock that was set by this much: countdowns go on as if it had not been."""
         for waiting in self._waiting.values():
             waiting.due += by
         self._timers.shift(by)

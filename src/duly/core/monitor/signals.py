@@ -1,7 +1,7 @@
-"""What goes into a monitor and what comes out of it: signals, and what became of them.
+"""The events and effects of a monitor: signals, and what became of them.
 
 The law: a signal carries its own time, taken when it was noticed. So the id of its event is the same however
-often the signal has to be handled (a ledger that failed and was asked again), and handling it twice is
+often the signal has to be handled (a ledger that failed and was asked again), and a second handling is
 noticed.
 """
 
@@ -31,8 +31,8 @@ EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel"
 
 
 class Severity(Enum):
-    """How bad it is. What is critical passes the sentinel's limit and cooldown and people's quiet hours, and
-    has a way of its own to every recipient."""
+    """How bad an event is. A critical one passes the sentinel's limit and cooldown and people's quiet
+    hours, and is delivered through a queue of its own."""
 
     INFO = "info"
     WARNING = "warning"
@@ -61,7 +61,7 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     keep: float = 7 * 86_400.0
     """an event that cannot be handed over for so long expires; what is critical never does"""
     heartbeat: float = 0.0
-    """how often the tower is told that the sentinel is there; 0: never, and nothing is promised"""
+    """how often the sentinel sends a heartbeat to the tower; 0: never, and none is promised"""
     retry_first: float = 5.0
     retry_most: float = 3_600.0
     """how soon what is not answered is sent again, and how rarely at last; a reconnect does so at once"""
@@ -92,6 +92,7 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def suppress(self) -> SuppressPolicy:
+        """The policy of its suppressor."""
         return SuppressPolicy(
             debounce=seconds(self.debounce), per_hour=self.per_hour, cooldown=seconds(self.cooldown),
             summary=seconds(self.summary),
@@ -99,6 +100,7 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def outbox(self) -> OutboxPolicy:
+        """The policy of its outbox."""
         resend = RetryPolicy.exponential(
             seconds(self.retry_first), seconds(self.retry_most), tries=self.tries or None
         )
@@ -109,7 +111,7 @@ _LONGEST: Final = 10 * 366 * 86_400.0
 
 
 class Identity(Struct, frozen=True):
-    """Who watches, for whom: what an event's id is made of besides the event."""
+    """The names that an event's id is made of, besides the event itself."""
 
     sentinel: str
     tower: str
@@ -135,12 +137,12 @@ class Signal(Struct, frozen=True):
 
     @property
     def critical(self) -> bool:
+        """Whether its severity is critical."""
         return self.severity is Severity.CRITICAL
 
     @property
     def lasting(self) -> bool:
-        """Whether it says that something stands, until `DeviceBack` says that it does not; others are
-        moments."""
+        """Whether it reports a state that lasts until `DeviceBack`; other signals are moments."""
         return self.reason == DISCONNECT
 
 
@@ -183,8 +185,8 @@ class StopHeartbeat(Struct, frozen=True):
 
 
 class SignalRuling(Struct, frozen=True):
-    """What becomes of a signal, stored. `event` is its id, or that of the event it repeats; `due` is when the
-    countdown ends."""
+    """What became of a signal, after it is stored. `event` is its id, or that of the event it repeats;
+    `due` is when the countdown ends."""
 
     origin: Origin
     device: str
@@ -195,11 +197,11 @@ class SignalRuling(Struct, frozen=True):
 
 
 class HeartbeatDue(Struct, frozen=True):
-    """A sign of life is due."""
+    """A heartbeat is due."""
 
 
 class EventQueued(Struct, frozen=True):
-    """The countdown is over: from here on it is the tower's, as soon as that can be reached."""
+    """The countdown of an event is over: it goes to the tower as soon as that can be reached."""
 
     event: str
     device: str
@@ -229,6 +231,8 @@ NOTHING: Final = Raw(b"")
 
 
 class SummaryData(Struct, frozen=True):
+    """The `summary` of an `alert_event`: how many signals were held back, by reason, and since when (ms)."""
+
     held: int
     reasons: dict[str, int]
     since: int
@@ -278,10 +282,10 @@ _read_about: Final = msgspec.json.Decoder(_About).decode
 
 
 def event_of(data: bytes) -> str:
-    """Which event an update or a cancel is about."""
+    """Return the id of the event that an update or a cancel is about."""
     return _read_about(data).event
 
 
 def raw(text: bytes) -> Raw:
-    """JSON text as a field; no text is no field."""
+    """Return JSON text as a field; empty text leaves the field out."""
     return Raw(text) if text else NOTHING

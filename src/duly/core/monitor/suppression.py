@@ -1,10 +1,10 @@
-"""Suppression: an alarm that rings too often is switched off by its owner, and then it is lost.
+"""Suppression: an alarm that comes too often is switched off by its owner, and then it is lost.
 
 The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
 is told afterwards.** For each device, in this order:
 
 1. *Debounce.* Within ``debounce`` of the last signal for the same reason that passed, a repeat is the same
-   event (a flapping link). Only passing counts, so a link that flaps without end still rings once per
+   event (a flapping link). Only passing counts, so a link that flaps without end still passes once per
    ``debounce``; and another reason is another event, however soon it comes.
 2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well. What was
    called off no longer debounces anything: a signal after a cancel is not a repeat of what was before it.
@@ -35,7 +35,7 @@ _SWEEP_AT_LEAST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SuppressPolicy:
-    """How much one device may say. Lengths in microseconds; 0 switches debounce or cooldown off."""
+    """How many signals of one device pass. Lengths in microseconds; 0 switches debounce or cooldown off."""
 
     debounce: int = 30 * SECOND
     per_hour: int = 10
@@ -77,6 +77,7 @@ class SuppressionDecision:
 
     @property
     def passes(self) -> bool:
+        """Whether the signal becomes an event."""
         return self.ruling is Ruling.PASS
 
 
@@ -91,6 +92,7 @@ class Summary:
 
     @property
     def held(self) -> int:
+        """The number of signals that were held back."""
         return sum(self.reasons.values())
 
 
@@ -177,7 +179,7 @@ class Suppressor:
     def signal(
         self, device: str, now: int, critical: bool = False, reason: str = "", *, limit: bool = True
     ) -> SuppressionDecision:
-        """Something happened at ``device``: does it become an event? Without ``limit``, the limit does not
+        """Decide whether a signal of ``device`` becomes an event. Without ``limit``, the limit does not
         hold it back (again)."""
         policy, marks = self._policy, self._at(device, now)
         same = (marks.critical if critical else marks.last).get(reason)
@@ -195,13 +197,15 @@ class Suppressor:
         return SuppressionDecision(Ruling.PASS)
 
     def cancelled(self, device: str, now: int) -> None:
-        """A person called the device's events off: the cooldown starts, and nothing is a repeat of them."""
+        """Start the cooldown of a device whose events a person called off; later signals are no repeats of
+        them."""
         marks = self._at(device, now)
         marks.cancelled = now
         marks.last, marks.critical = {}, {}
 
     def forgive(self, device: str, reason: str, *, critical: bool) -> None:
-        """The last event for this reason told people nothing: the next signal is no repeat of it."""
+        """Forget the last event for this reason, which did not reach people: the next signal is no repeat
+        of it."""
         marks = self._devices.get(device)
         if marks is not None:
             marks.critical.pop(reason, None)
@@ -209,13 +213,13 @@ class Suppressor:
                 marks.last.pop(reason, None)
 
     def told_by(self, device: str) -> int | None:
-        """When the summary of what the limit holds back from this device is due."""
+        """Return when the summary of what the limit holds back from this device is due; None: there is
+        none."""
         marks = self._holding.get(device)
         return None if marks is None or marks.held is None else marks.held.due
 
     def told_apart(self, device: str, reason: str) -> None:
-        """One of the signals that the limit held back became an event of its own: the summary leaves it
-        out."""
+        """Leave a signal that became an event of its own out of the summary."""
         marks = self._holding.get(device)
         if marks is None or marks.held is None or reason not in marks.held.reasons:
             return
@@ -228,7 +232,7 @@ class Suppressor:
             del self._holding[device]
 
     def wake(self, now: int) -> list[Summary]:
-        """The summaries that are due, each told once; and devices with nothing left are forgotten."""
+        """Return the summaries that are due, each once, and forget devices with nothing left."""
         for marks in self._holding.values():
             marks.refresh(self._policy, now)
         due = [device for device, marks in self._holding.items() if marks.held and marks.held.due <= now]
@@ -237,23 +241,23 @@ class Suppressor:
         return summaries
 
     def next_wake(self) -> int | None:
-        """When ``wake`` has something to tell; None: nothing is held back."""
+        """Return when ``wake`` has a summary; None: no signal is held back."""
         return min((marks.held.due for marks in self._holding.values() if marks.held), default=None)
 
     def __len__(self) -> int:
         return len(self._devices)
 
     def snapshot(self) -> dict[str, DeviceSnapshot]:
-        """Everything remembered, as plain dicts, lists and numbers."""
+        """Return everything remembered, as plain dicts, lists and numbers."""
         return {device: _written(marks) for device, marks in self._devices.items()}
 
     def marks(self, device: str) -> DeviceSnapshot | None:
-        """What is remembered of one device; None if that is nothing."""
+        """Return what is remembered of one device; None: nothing."""
         marks = self._devices.get(device)
         return None if marks is None or marks.idle else _written(marks)
 
     def restore(self, snapshot: Mapping[str, DeviceSnapshot]) -> None:
-        """Go on from a snapshot, forgetting what is here. The policy is this one's own."""
+        """Replace what is remembered by a snapshot; the policy stays."""
         self._devices, self._holding = {}, {}
         for device, saved in snapshot.items():
             marks = self._devices[device] = _Device(self._policy.per_hour)
@@ -266,14 +270,14 @@ class Suppressor:
                 self._holding[device] = marks
 
     def shift(self, by: int) -> None:
-        """The wall clock was set: a summary comes as soon as it would have."""
+        """Follow a wall clock that was set by this much: a summary comes as soon as it would have."""
         for marks in self._holding.values():
             if marks.held:
                 marks.held.due += by
 
     def bound(self, now: int) -> None:
-        """After a restart: a clock that was set back must not make a summary wait longer than it ever
-        does."""
+        """Limit waits after a restart, so that a clock that was set back delays no summary beyond
+        ``summary``."""
         for marks in self._holding.values():
             if marks.held:
                 marks.held.due = min(marks.held.due, now + self._policy.summary)
