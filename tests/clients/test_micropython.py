@@ -12,7 +12,9 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from duly.clients.app import Ack, App
@@ -164,7 +166,8 @@ async def app(place: Place, board: Board) -> AsyncIterator[App]:
 
 def say(place: Place, frame: dict[str, object]) -> None:
     """What somebody who captured frames, or a hub that resends, puts on the device's wire."""
-    place.hub.gateway._devices["lock"].push(json.dumps({"from": "phone", **frame}).encode())
+    raw: Any = msgspec.Raw(json.dumps({"from": "phone", **frame}).encode())
+    place.hub.gateway._devices["lock"].push(raw)
 
 
 async def test_a_command_is_done_and_its_answer_comes_back(app: App, board: Board) -> None:

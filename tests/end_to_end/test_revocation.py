@@ -69,19 +69,19 @@ async def test_an_old_password_is_void_at_every_hub_at_once(town: Town) -> None:
 def hangs_up(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Hubs look for revoked tokens only while this is set. They do every second or so, which on a
     busy machine is before the client has asked all that must be refused."""
-    look, allowed = Hub._hang_up_on_revoked, asyncio.Event()
+    look, allowed = Hub._disconnect_revoked, asyncio.Event()
     allowed.set()
 
     async def held(self: Hub) -> None:
         await allowed.wait()
         await look(self)
 
-    monkeypatch.setattr(Hub, "_hang_up_on_revoked", held)
+    monkeypatch.setattr(Hub, "_disconnect_revoked", held)
     return allowed
 
 
 @pytest.mark.parametrize("how", ["logout", "everywhere", "remove", "password"])
-async def test_a_login_that_ended_remote_says_nothing_more_and_is_hung_up_on(
+async def test_a_login_that_ended_elsewhere_says_nothing_more_and_is_hung_up_on(
     hangs_up: asyncio.Event, town: Town, how: str
 ) -> None:
     token = await settle(town, "ann")
@@ -112,7 +112,7 @@ async def test_a_login_that_ended_remote_says_nothing_more_and_is_hung_up_on(
 
 
 @pytest.mark.parametrize("how", ["replace", "remove", "revoke"])
-async def test_an_app_that_lost_its_right_remote_commands_nothing(
+async def test_an_app_that_lost_its_right_elsewhere_commands_nothing(
     hangs_up: asyncio.Event, town: Town, how: str
 ) -> None:
     async with town.join(1, "lock") as lock, town.join(1, "phone") as phone:
