@@ -47,7 +47,9 @@ def test_a_leak_is_named_and_the_exit_code_says_so(place: Place, broker: servers
     url = f"mqtt://boss:pz@127.0.0.1:{broker.port}"
     done = place.duly("acl", "test", url, "--user", "A:pa", "--user", "B:pb")
     assert done.returncode == 1
-    assert "A may not subscribe to nodes/B/pending: pending is B's own; received nodes/B/pending" in done.stdout
+    assert (
+        "A may not subscribe to nodes/B/pending: pending is B's own; received nodes/B/pending" in done.stdout
+    )
     assert "publish" not in done.stdout
     wrong = place.duly("acl", "test", url, "--user", "A:pa", "--user", "B:no")
     assert (wrong.returncode, wrong.stdout) == (4, "")

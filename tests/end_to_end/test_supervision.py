@@ -77,7 +77,7 @@ async def kill_each(hub: Hub, tokens: dict[str, str]) -> list[str]:
             continue  # it went down with another one, and is back already
         victim.cancel()
         await until(victim.done, victim.get_name())
-        await until(lambda: sorted(t.get_name() for t in lasting(hub)) == names, victim.get_name())
+        await until(lambda: sorted(t.get_name() for t in staying(hub)) == names, victim.get_name())
         await healthy(hub)
     await obeys(hub, tokens)
     assert sorted(task.get_name() for task in await lasting(hub)) == names

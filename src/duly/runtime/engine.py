@@ -265,7 +265,7 @@ class Engine:
         If the wall clock was set, the machine's timers are moved first: a timer that is set by this time is
         not moved once more by a step of the clock that the loop has not noticed yet.
         """
-        return self._look_at_the_clock()
+        return self._check_clock()
 
     def nudge(self) -> None:
         """Look at the machine's next wake again: it has changed between two steps.
@@ -312,7 +312,7 @@ class Engine:
             while True:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
-                now = self._look_at_the_clock()
+                now = self._check_clock()
                 events, steps = self._events, gathering.steps
                 for _ in range(min(len(events), CAPACITY - len(gathering.taken))):
                     if len(steps) >= GROUP or gathering.size >= GROUP_BYTES:
@@ -364,7 +364,7 @@ class Engine:
             if flushing is not None and self._stopping:
                 flushing.abandon()
 
-    def _look_at_the_clock(self) -> int:
+    def _check_clock(self) -> int:
         """The time; if the wall clock was set, the machine's timers move with it: they measure lengths."""
         now = self._ledger.clock.now()
         ahead = now - round(asyncio.get_running_loop().time() * SECOND)

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from duly.apps.alerts.notifications import NotificationContext, notification
-from duly.core.fanout.plan import ParcelItem, StartAttempt
+from duly.core.fanout.plan import BatchItem, StartAttempt
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
 from duly.core.units import HOUR, SECOND
@@ -120,10 +120,10 @@ async def test_a_webhook_is_told_when_it_happened_and_when_it_was_received(
 
 
 def test_many_alerts_in_one_notice_say_when_each_happened() -> None:
-    def load(n: int, at: int) -> ParcelItem:
+    def load(n: int, at: int) -> BatchItem:
         body = b'{"profile_id":"home","trigger_reason":"fall"}'
         message = Message("gate", f"e{n}", "alert_event", "home", body, at)
-        return ParcelItem(DeliveryRef(message.key, "alert", "hook", 0), 1, message)
+        return BatchItem(DeliveryRef(message.key, "alert", "hook", 0), 1, message)
 
     now = 1_794_786_893 * SECOND
     parcel = StartAttempt("hook", (load(1, now - 2 * HOUR), load(2, now)))

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.model import NAMED, NOTHING_SAID, AlertStatus, line, read_event, shown, text
-from duly.core.fanout.plan import ParcelItem, StartAttempt
+from duly.core.fanout.plan import BatchItem, StartAttempt
 from duly.core.messages import Message
 from duly.core.monitor.signals import SILENT
 from duly.core.operations import DeliveryKind, DeliveryRef
@@ -140,14 +140,14 @@ def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
     )
 
 
-def _line(load: ParcelItem, known: NotificationContext) -> str:
+def _line(load: BatchItem, known: NotificationContext) -> str:
     message = load.message
     first = "cancelled: " if load.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
     return f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
 
 
-def _shown(load: ParcelItem, known: NotificationContext) -> dict[str, object]:
+def _shown(load: BatchItem, known: NotificationContext) -> dict[str, object]:
     message = load.message
     seen = shown(message, known.status(message), load.ref) | {"delivery": delivery_id(load.ref)}
     seen["happened"] = iso(message.time)

@@ -248,10 +248,10 @@ class GatewayService:
         if who.role is Role.DEVICE:
             raise not_granted(who.name, message.recipient)
         if not self._accounts.may(who, message.recipient):
-            return self._look_for_grant(session, who, frame, message)
+            return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
 
-    async def _look_for_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
+    async def _find_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Look for a grant that another hub may have made a moment ago."""
         if not await self._accounts.find_grant(who, message.recipient):
             raise not_granted(who.name, message.recipient)

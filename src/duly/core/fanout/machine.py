@@ -23,13 +23,13 @@ from duly.core.fanout.plan import (
     PLANNED,
     Amendment,
     AttemptEnded,
+    BatchItem,
     DeliveriesChanged,
     DeliveryPlan,
     DoubtPolicy,
     FanoutCounts,
     FanoutPolicy,
     GroupingTraits,
-    ParcelItem,
     StartAttempt,
 )
 from duly.core.fanout.recipient_queue import QueuedDelivery, Where
@@ -242,7 +242,7 @@ class Fanout:
         self.counts.retries += sum(item.attempt > 1 for item in parcel)
         marked = self._asks.doubt(parcel[0].ref.recipient) is DoubtPolicy.REPEAT
         loads = tuple(
-            ParcelItem(item.ref, item.attempt, item.message, marked and item.in_doubt) for item in parcel
+            BatchItem(item.ref, item.attempt, item.message, marked and item.in_doubt) for item in parcel
         )
         return MachineEffect(StartAttempt(parcel[0].ref.recipient, loads, urgent))
 

@@ -104,7 +104,7 @@ class DeliveryPlan(Struct, frozen=True):
     traits: GroupingTraits = GroupingTraits()
 
 
-class ParcelItem(Struct, frozen=True, gc=False):
+class BatchItem(Struct, frozen=True, gc=False):
     """One delivery of an attempt."""
 
     ref: DeliveryRef
@@ -118,7 +118,7 @@ class StartAttempt(Struct, frozen=True):
     """Effect: send these deliveries to their recipient together, and report the result as `AttemptEnded`."""
 
     recipient: str
-    loads: tuple[ParcelItem, ...]
+    loads: tuple[BatchItem, ...]
     urgent: bool = False
 
 

@@ -221,7 +221,7 @@ class LedgerFile:
             except OSError:
                 seen = None
             if seen is None or seen != self._seen:
-                self._look_for_files()
+                self._check_files()
                 past = seen is not None and time.time_ns() - seen[2] > RACY_NS
                 self._seen = seen if past else None
         if self.problem is not None:
@@ -233,7 +233,7 @@ class LedgerFile:
             LOG.error("%s", why)
         self.problem = LedgerDamaged(why)
 
-    def _look_for_files(self) -> None:
+    def _check_files(self) -> None:
         for path, inode in self._places:
             try:
                 found: _Inode | None = _inode(path.stat())

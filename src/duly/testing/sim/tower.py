@@ -17,11 +17,11 @@ from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
     AttemptEnded,
     AttemptResult,
+    BatchItem,
     DeliveryPlan,
     DoubtPolicy,
     FanoutPolicy,
     GroupingTraits,
-    ParcelItem,
     PlannedDelivery,
     StartAttempt,
 )
@@ -57,7 +57,7 @@ class ChannelArrival(Struct, frozen=True):
     """A notification that has arrived."""
 
     recipient: str
-    load: ParcelItem
+    load: BatchItem
 
 
 class SimTower(SimProcess):
@@ -147,7 +147,7 @@ class TowerWorld(World):
 def told_once(world: World) -> Iterator[Finding]:
     """[P3] A recipient is notified no more often than its channel declares, and a repeat is marked."""
     assert isinstance(world, TowerWorld)
-    told: dict[tuple[bytes, str], list[ParcelItem]] = {}
+    told: dict[tuple[bytes, str], list[BatchItem]] = {}
     for arrival in world.told:
         told.setdefault((arrival.load.ref.key, arrival.recipient), []).append(arrival.load)
     for (key, recipient), loads in told.items():

@@ -132,7 +132,7 @@ class MqttSession(asyncio.Protocol):
             raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
         except OSError as problem:
             raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
-        self._look_after()
+        self._watch_socket()
         return bool(present)
 
     def _hello(self) -> bytes:
@@ -184,7 +184,7 @@ class MqttSession(asyncio.Protocol):
         """The error text for a publish that was not confirmed before the connection ended."""
         return f"{self.reason}; nobody knows whether the broker has it, send it again"
 
-    def _look_after(self) -> None:
+    def _watch_socket(self) -> None:
         """Keep the connection alive, and leave one that is not."""
         now, keepalive = self._loop.time(), self._address.keepalive
         oldest = next(iter(self.waiting.values()), None)
@@ -195,7 +195,7 @@ class MqttSession(asyncio.Protocol):
         else:
             if now - min(self._heard_at, self._spoke_at) >= keepalive / 2:
                 self._write(packets.PINGREQ)
-            self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._look_after)
+            self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._watch_socket)
 
     # ── what asyncio tells ───────────────────────────────────────────────────────────────────────
 
