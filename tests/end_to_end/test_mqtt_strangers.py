@@ -406,7 +406,7 @@ async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> 
     await asyncio.sleep(0.1)
     tell(a, "nodes/B/pending", b"hello")
     await place.until(lambda: heard == [b"hello"])
-    with pytest.raises(DulyError, match="nodes talk over MQTT"):
+    with pytest.raises(DulyError, match="nodes connect over MQTT"):
         async with App(place.hub.url, place.tokens["A"]):
             pass
 

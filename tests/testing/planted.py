@@ -25,7 +25,7 @@ from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
-from duly.storage import memory
+from duly.storage import interpreter
 from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
@@ -162,7 +162,7 @@ def run_again_after_crash(patch: Patch) -> None:
 
 def ends_may_change(patch: Patch) -> None:
     """A later answer overwrites an earlier one."""
-    patch.setattr(memory, "SOURCES", {to: frozenset(State) for to in State})
+    patch.setattr(interpreter, "SOURCES", {to: frozenset(State) for to in State})
 
 
 def silence_for_duplicates(patch: Patch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from duly.apps.chat import conversations, subscriptions
+from duly.apps.chat import conversations
 from duly.apps.chat.service import ChatService as Application
 from duly.apps.chat.subscriptions import Subscriptions
-from duly.clients.chat import Chat
+from duly.clients.chat_positions import ChatPositions
 from duly.core import operations as w
 from duly.runtime.engine import Engine
 from duly.storage.interpreter import Interpreter
@@ -32,29 +32,27 @@ def admitted_and_stored_apart(patch: Patch) -> None:
 
 def told_only_if_here(patch: Patch) -> None:
     """Whoever is not connected just then never hears it."""
-    patch.setattr(Subscriptions, "_go_on", lambda self, place: None)
+    patch.setattr(Subscriptions, "_read_on", lambda self, subscription: None)
 
 
 def marked_as_read_when_sent(patch: Patch) -> None:
     """What was pushed counts as delivered (offline rows are marked completed at once)."""
-    hand = subscriptions.Subscriptions._hand
+    push_page = Subscriptions._push_page
 
-    async def hasty(self: Subscriptions, place: Any, page: Any, attempt: int) -> None:
-        await hand(self, place, page, attempt)
-        self.acknowledge(place.subscriber, place.conv, place.told)
+    async def hasty(self: Subscriptions, subscription: Any, page: Any, attempt: int) -> None:
+        await push_page(self, subscription, page, attempt)
+        self.acknowledge(subscription.subscriber, subscription.conv, subscription.told)
 
-    patch.setattr(Subscriptions, "_hand", hasty)
+    patch.setattr(Subscriptions, "_push_page", hasty)
 
 
 def client_does_not_look_at_numbers(patch: Patch) -> None:
     """What is told again is shown again."""
 
-    def told(self: Chat, conv: str, n: int, frame: Any) -> None:
-        from duly.clients.chat import _line
+    def arrived(self: ChatPositions, conv: str, n: int) -> bool:
+        return True
 
-        self._news.put_nowait(_line(frame))
-
-    patch.setattr(Chat, "_told", told)
+    patch.setattr(ChatPositions, "arrived", arrived)
 
 
 def several_lines_at_once(patch: Patch) -> None:
