@@ -112,7 +112,7 @@ def test_nodes_at_a_broker_that_forgets_keep_every_promise(seed: int) -> None:
 _MISSED = {
     name: pytest.mark.xfail(run=False, reason=why)
     for name, why in {
-        "restores_what_is_others": "was only caught by the check for worlds without faults, with losses added",
+        "restores_what_is_others": "was only caught by the check of worlds without faults, with losses added",
         "follows_nothing": "was caught in 1 run of 200, and is no longer since timers have one queue",
     }.items()
 }
