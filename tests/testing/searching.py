@@ -30,7 +30,8 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 NOTICED: Final = Path(__file__).with_name("noticed.json")
 RECORDED: Final[Mapping[str, int]] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
 
-START = pytest.mark.parametrize("start", ["recorded", pytest.param("first", marks=pytest.mark.proof)])
+_LONG = (pytest.mark.proof, pytest.mark.timeout(900))
+START = pytest.mark.parametrize("start", ["recorded", pytest.param("first", marks=_LONG)])
 """Each search twice: from the recorded seed, and in `make proof` from the first."""
 
 
