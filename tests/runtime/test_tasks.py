@@ -123,6 +123,28 @@ def test_periodic_work_goes_on_after_a_failure_and_is_a_problem_when_it_only_fai
     virtual(program())
 
 
+def test_work_for_later_waits_once_and_is_then_done_until_it_succeeds() -> None:
+    async def program() -> None:
+        tasks, loop = Supervisor(), asyncio.get_running_loop()
+        begun, tries = loop.time(), list[float]()
+
+        async def work() -> None:
+            tries.append(loop.time() - begun)
+            if len(tries) < 2:
+                raise KeyError("a bug")
+
+        tasks.after("report", 30, work)
+        await asyncio.sleep(29)
+        assert tries == []
+        await asyncio.sleep(29)
+        assert tries[0] == 30
+        assert len(tries) == 2
+        assert tries[1] < 32, "the wait is not repeated"
+        await tasks.stop()
+
+    virtual(program())
+
+
 def test_after_the_stop_nothing_runs_and_nothing_is_started() -> None:
     async def program() -> None:
         tasks, runs = Supervisor(), 0

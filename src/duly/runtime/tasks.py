@@ -195,6 +195,19 @@ class Supervisor:
         life = SupervisedTask(self, name, again, periodic=True)
         return self._live(life)
 
+    def after(self, name: str, seconds: float, work: Work) -> SupervisedTask:
+        """Do `work` once, after so many seconds; again, without that wait, whenever it fails."""
+        waited = False
+
+        async def later() -> None:
+            nonlocal waited
+            if not waited:
+                await asyncio.sleep(seconds)
+                waited = True
+            await work()
+
+        return self._live(SupervisedTask(self, name, later))
+
     def do(
         self, name: str, work: Coroutine[Any, Any, None], *, expected: tuple[type[Exception], ...] = ()
     ) -> asyncio.Task[None] | None:

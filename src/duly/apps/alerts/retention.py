@@ -8,7 +8,6 @@ are gone. Those of an alert that has not ended by then stay as long as it does.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -43,7 +42,6 @@ async def prune(
         alerts += len(events)
         if len(old) < STEP:
             break
-        await asyncio.sleep(0)
     deliveries = await _prune_deliveries(ledger, archive, now, deliveries_kept)
     return {
         "messages": messages,
@@ -74,7 +72,6 @@ async def _aged(ledger: Ledger, before: int) -> AsyncIterator[list[AgedMessage]]
         after = (page[-1].accepted_at, page[-1].key)
         if len(page) < STEP:
             break
-        await asyncio.sleep(0)
 
 
 async def would_prune(ledger: Ledger, archive: Archive, deliveries_kept: int) -> dict[str, object]:

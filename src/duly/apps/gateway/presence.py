@@ -9,12 +9,14 @@ offline if it does not.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from duly.apps.gateway.pushes import PushService
 from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
+from duly.core.retry import RetryPolicy
+from duly.core.units import SECOND
 from duly.errors import DulyError
+from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire.frames import DEVICE_STATUS, dump
@@ -23,8 +25,8 @@ PRESENT: Final = "present"
 """The bucket of the devices that apps believe to be online."""
 GRACE: Final = 30.0
 """Seconds that a device has to come back after its hub has started."""
-RETRY: Final = 5.0
-"""Seconds until a ledger that failed is asked again."""
+RETRY: Final = RetryPolicy.fixed(5 * SECOND, tries=None)
+"""When a ledger that failed is asked again."""
 ONLINE: Final = dump({"online": True})
 OFFLINE: Final = dump({"online": False})
 
@@ -43,7 +45,7 @@ class DevicePresence:
         """Read which devices were online when the hub last stopped."""
         self._missing = set(await self._ledger.bucket(PRESENT))
         if self._missing:
-            self.tasks.spawn("report of devices that did not come back", self._give_up)
+            self.tasks.after("report of devices that did not come back", GRACE, self._give_up)
 
     async def stop(self) -> None:
         """Stop waiting for devices that have not come back."""
@@ -67,12 +69,12 @@ class DevicePresence:
 
     async def _give_up(self) -> None:
         """Report the devices that did not come back."""
-        await asyncio.sleep(GRACE)
+        backoff = Backoff(RETRY)
         while self._missing:
             device = next(iter(self._missing))
             try:
                 await self.went(device)
             except DulyError:
-                await asyncio.sleep(RETRY)
+                await backoff.wait()
             else:
                 self._missing.discard(device)

@@ -33,7 +33,7 @@ from duly.core.operations import PutItem, PutNewItem
 from duly.core.ordering import LanePolicy
 from duly.core.retry import RetryPolicy
 from duly.core.signing import Keyring
-from duly.core.units import DAY, HOUR, MINUTE, SECOND
+from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import (
     DulyError,
     LedgerError,
@@ -45,6 +45,7 @@ from duly.errors import (
     Unknown,
 )
 from duly.identity.keyring import load
+from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage import file_url, open_ledger
 from duly.storage.ledger import Ledger
@@ -64,7 +65,8 @@ HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
 CHORES_EVERY: Final = 60.0
 DRAIN: Final = 5.0
 """Seconds that handlers get to finish when the node stops."""
-STAND_BY: Final = 0.5
+STAND_BY: Final = RetryPolicy.fixed(500 * MS, tries=None)
+"""When a node whose file another process writes tries to open it again."""
 
 EffectWord: TypeAlias = Literal["at_most_once", "at_least_once"]
 FormWord: TypeAlias = Literal["base64", "json"]
@@ -263,6 +265,7 @@ class Node(Lifecycle):
         url = self._data or "memory:"
         if "://" not in url and url != "memory:":
             url = file_url(url)
+        backoff = Backoff(STAND_BY)
         try:
             while True:
                 try:
@@ -271,7 +274,7 @@ class Node(Lifecycle):
                     if not serve:
                         raise
                     self._standby = f"another process of {self.name} writes {self._data}"
-                    await asyncio.sleep(STAND_BY)
+                    await backoff.wait()
         finally:
             self._standby = ""
 
