@@ -39,6 +39,17 @@ class Place:
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
 
+    def leave_unacknowledged(self, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The hub hears what is published there, but its broker does not learn that it has."""
+        assert self.hub.mqtt is not None
+        link = self.hub.mqtt.links["reports"]
+        hear = link._on_message
+
+        def without_ack(heard: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
+            hear(heard, payload, old, (lambda: None) if heard == topic else ack)
+
+        monkeypatch.setattr(link, "_on_message", without_ack)
+
     async def restart(self) -> None:
         """The hub, and its broker with it, on the same ports."""
         port = int(self.hub.mqtt_url.rsplit(":", 1)[1])
@@ -114,7 +125,7 @@ async def test_a_device_that_dies_is_offline_by_its_will(place: Place, tmp_path:
 
 
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)
-@pytest.mark.parametrize("what", ["the broker", "the hub"])
+@pytest.mark.parametrize("what", ["the broker", "the broker, before it knew that the hub knew", "the hub"])
 async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -125,10 +136,12 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
     dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
     async with alive:
+        if what.endswith("knew"):
+            place.leave_unacknowledged("nodes/lock/status", monkeypatch)
         await dead.start()
         await place.online("lock")
         dead.suspend()
-        if what == "the broker":
+        if what.startswith("the broker"):
             place.kill_broker()
         else:
             await place.restart()

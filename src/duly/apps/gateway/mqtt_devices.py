@@ -122,6 +122,8 @@ class _Presence(Struct):
     """seconds of silence after which it is given up; infinite, if it does not say how often it reports"""
     heard: float
     until: float
+    doubted: bool = False
+    """its broker died: only a new connection of the device is news of it"""
 
 
 class MqttDevices:
@@ -346,6 +348,7 @@ class MqttDevices:
             return
         if not old:
             self._heard(name)
+            old = status is not None and self._is_repeat(name, status)
         known = self._ours(name)
         push = None if status is None else push_in(status, payload)
         if push is not None and known is not None:
@@ -396,12 +399,20 @@ class MqttDevices:
             until = now + GRACE
         else:
             until = before.until
-        return _Presence(status.session, silence, now, until)
+        return _Presence(
+            status.session, silence, now, until, doubted=old and before is not None and before.doubted
+        )
+
+    def _is_repeat(self, name: str, status: fd.FdStatus) -> bool:
+        """Whether a status is from before the broker died. What the hub had not acknowledged by then comes
+        again, and the embedded broker does not always mark it as a repeat."""
+        before = self._online.get(name)
+        return before is not None and before.doubted and status.session == before.session != ""
 
     def _heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
         presence = self._online.get(name)
-        if presence is not None:
+        if presence is not None and not presence.doubted:
             presence.heard = _now()
             presence.until = presence.heard + presence.silence
 
@@ -448,6 +459,8 @@ class MqttDevices:
         until then all count as online."""
         self._new = False
         self._doubt(lambda _: True)
+        for presence in self._online.values():
+            presence.doubted = True
 
     def _doubt(self, whom: Callable[[_Presence], bool]) -> None:
         until = _now() + GRACE
