@@ -50,15 +50,8 @@ EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
         "storage/queries.py LedgerQueries": 27,
     },
     "riddles": {
-        "apps/chat/subscriptions.py": 2,
-        "apps/gateway/mqtt_devices.py": 1,
-        "apps/gateway/pushes.py": 1,
-        "core/fanout/machine.py": 1,
         "storage/postgres/watch.py": 1,
         "storage/secret_box.py": 1,
-        "transports/http/messages.py": 1,
-        "transports/http/page_cursors.py": 1,
-        "transports/websocket.py": 2,
     },
 }
 

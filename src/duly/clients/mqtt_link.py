@@ -62,7 +62,7 @@ class MqttDeviceLink:
         self._session = ""
         self.tasks = Supervisor()
         self._beating: SupervisedTask | None = None
-        self._seal = None if keys is None else FdSignatures(keys, prefix=prefix)
+        self._signatures = None if keys is None else FdSignatures(keys, prefix=prefix)
         self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
         """the sender and msg_id of each unanswered command; after a restart the hub sends them again"""
         self._link = MqttLink(
@@ -187,17 +187,19 @@ class MqttDeviceLink:
         self._answer(hub, FdKind.FAILED, fd.FdFailed(msg_id, fd.Content(msgspec.json.encode(why))))
 
     def _answer(self, to: str, kind: FdKind, answer: fd.FdAck | fd.FdComplete | fd.FdFailed) -> None:
-        signed = answer if self._seal is None else self._signed(self._seal, answer, to)
+        signed = answer if self._signatures is None else self._signed(self._signatures, answer, to)
         self._link.post(self._topic(to, kind), fd.encode(signed))
 
-    def _signed(self, seal: FdSignatures, answer: fd.FdAck | fd.FdComplete | fd.FdFailed, to: str) -> fd.Fd:
+    def _signed(
+        self, signatures: FdSignatures, answer: fd.FdAck | fd.FdComplete | fd.FdFailed, to: str
+    ) -> fd.Fd:
         match answer:
             case fd.FdAck():
-                return seal.sign(answer, to)
+                return signatures.sign(answer, to)
             case fd.FdComplete():
-                return seal.sign(answer, to)
+                return signatures.sign(answer, to)
             case fd.FdFailed():
-                return seal.sign(answer, to)
+                return signatures.sign(answer, to)
 
     def _topic(self, username: str, kind: FdKind) -> str:
         return fd.topic_of(self._prefix, username, kind)
@@ -211,7 +213,7 @@ class MqttDeviceLink:
             data=fd.Content(data),
             heartbeat=seconds(HEARTBEAT) if online else 0,
         )
-        return fd.encode(status) if self._seal is None else self._seal.encode(status)
+        return fd.encode(status) if self._signatures is None else self._signatures.encode(status)
 
 
 def _push_ack(kind: FdKind, payload: bytes) -> Frame:

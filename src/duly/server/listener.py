@@ -47,7 +47,7 @@ class Listener:
         post = messages.MessagesEndpoint(hub)
         server = await self._serve(self._application(hub, gate, post, administer))
         fast_path = FastPath(
-            post.express,
+            post.serve_fast_path,
             lambda connection: connections.Handler(server, connection),
             self.connections,
             gate.answers_to,

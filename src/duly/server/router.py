@@ -66,8 +66,8 @@ class RoutedApp(Protocol):
 class Router:
     """Routes the frames and connections of one hub."""
 
-    def __init__(self, journal: AuditLog, applications: Iterable[RoutedApp]) -> None:
-        self._journal = journal
+    def __init__(self, audit: AuditLog, applications: Iterable[RoutedApp]) -> None:
+        self._audit = audit
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
@@ -85,8 +85,8 @@ class Router:
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """The connection of a client has ended."""
-        if session in self._journal.watchers:
-            self._journal.watchers.remove(session)
+        if session in self._audit.watchers:
+            self._audit.watchers.remove(session)
         await self._by_role[who.role].disconnected(session, who)
 
     def dismiss(self, name: str) -> None:
@@ -142,7 +142,7 @@ class Router:
                 raise Malformed(f"there is no frame type {frame.type[:80]!r} for a {who.role.value}")
             if who.role is not Role.ADMIN:
                 raise Malformed(f"a {who.role.value} cannot send {WATCH!r}")
-            self._journal.watchers.append(session)
+            self._audit.watchers.append(session)
             return False
         except SenderError as problem:
             return self._refuse(session, who, seq_id, problem)
@@ -172,7 +172,7 @@ class Router:
         if note is not None and isinstance(seq_id, str):
             note(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
-        await self._journal.refuse(who.name, known, problem.word, str(problem))
+        await self._audit.refuse(who.name, known, problem.word, str(problem))
         session.push(outgoing.server_ack(seq_id, verdict))
         return True
 

@@ -84,7 +84,7 @@ class WebSocketSession:
         self._size = 0
         self._written = 0
         """bytes handed to the transport so far"""
-        self._watch: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._drained: list[asyncio.Future[None]] = []
         self._news = asyncio.Event()
         self._due = False
@@ -113,8 +113,8 @@ class WebSocketSession:
 
     def _congest(self) -> None:
         """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
-        if self._watch is None:
-            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
+        if self._stall_timer is None:
+            self._stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._hang_up()
 
@@ -124,9 +124,9 @@ class WebSocketSession:
         return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
 
     @property
-    def watched(self) -> bool:
+    def checked_for_stall(self) -> bool:
         """Whether a timer checks that the client reads: the session is congested, or was a moment ago."""
-        return self._watch is not None
+        return self._stall_timer is not None
 
     async def drained(self, seconds: float | None = None) -> None:
         """Returns when the queue is short again, when the session has ended, or after this time."""
@@ -143,15 +143,15 @@ class WebSocketSession:
         """Bytes that have left this process."""
         return self._written - (0 if self._transport is None else self._transport.get_write_buffer_size())
 
-    def _look(self, before: int) -> None:
+    def _check_stalled(self, before: int) -> None:
         """Closes the connection of a congested client that has read nothing since."""
-        self._watch = None
+        self._stall_timer = None
         if self._closing is not None or not self.congested:
             return
         if self._taken == before:
             self._hang_up()
         else:
-            self._watch = self._later(STILL_SECONDS, self._look, self._taken)
+            self._stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
 
     def _hang_up(self) -> None:
         self._queue.clear()
@@ -171,8 +171,8 @@ class WebSocketSession:
             self._closing = reason
             self._news.set()
             self._tell_room()
-            if self._watch is not None:
-                self._watch.cancel()
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
             # A client that does not read does not see the close either; the writer waits for it until then.
             if self._transport is not None:
                 loop = asyncio.get_running_loop()
@@ -297,7 +297,7 @@ class WebSockets:
                         said = server.receive(session, who, message.data)
                         if not isinstance(said, bool):
                             await said
-                        if session.watched:  # it was congested a moment ago
+                        if session.checked_for_stall:  # it was congested a moment ago
                             await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))

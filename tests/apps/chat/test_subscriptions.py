@@ -138,7 +138,7 @@ async def test_a_timer_that_is_set_between_two_steps_is_said_to_the_engine(room:
     line = b'{"type":"one_chat","seq_id":"1_1","from":"ann"}'
     await room.ledger.write(AppendEntry(c.stream(CONV), line, room.clock.now()))
     assert room.nudges == []
-    room.subscriptions.look(CONV)
+    room.subscriptions.refresh(CONV)
     await room.settle()
     assert room.bob.told == [(1, 1)]
     assert room.nudges[-1] == room.subscriptions.next_wake()

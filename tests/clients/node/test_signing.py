@@ -38,7 +38,7 @@ class People:
             for other in names:
                 if other != name:
                     self.rings[name] = self.rings[name].trust(other, own[other])
-        self.seals = {name: FdSignatures(ring) for name, ring in self.rings.items()}
+        self.signatures = {name: FdSignatures(ring) for name, ring in self.rings.items()}
         self.ran: list[str] = []
 
     def node(self, name: str, **more: Any) -> Node:
@@ -57,7 +57,7 @@ class People:
     def task(self, id: str, signer: str, to: str, **more: Any) -> dict[str, Any]:
         """As it stands on the wire, signed by this one."""
         task = fd.FdPending(signer, to, id, "turn_on", exp=9_999_999_999 * SECOND)
-        text: dict[str, Any] = json.loads(self.seals[signer].encode(task, to))
+        text: dict[str, Any] = json.loads(self.signatures[signer].encode(task, to))
         return text | more
 
 
@@ -131,7 +131,7 @@ async def test_replayed_tasks_run_once(people: People) -> None:
 async def test_a_replay_from_before_it_was_forgotten_has_expired(people: People) -> None:
     at = people.at
     old = fd.FdPending(at.a, at.b, "1", "turn_on", exp=1_000 * SECOND)
-    text = json.loads(people.seals[at.a].encode(old, at.b))
+    text = json.loads(people.signatures[at.a].encode(old, at.b))
     async with people.lamp() as b, at.peer(at.a) as stranger:
         stranger.say(at.b, "pending", text)
         await refused(b, "expired")
@@ -160,19 +160,19 @@ async def test_answers_count_only_if_the_tasks_receiver_signed_them(people: Peop
         (asked, *_) = await b.hear("pending")
         id_ = asked["msg_id"]
         done = fd.FdComplete(id_, fd.Content(b"true"))
-        sealed = json.loads(people.seals[at.b].encode(done, at.a))
+        sealed = json.loads(people.signatures[at.b].encode(done, at.a))
         b.say(at.a, "complete", {"msg_id": id_, "value": "dHJ1ZQ=="})
         await refused(a, "unsigned")
-        b.say(at.a, "complete", json.loads(people.seals[people.m].encode(done, at.a)))
+        b.say(at.a, "complete", json.loads(people.signatures[people.m].encode(done, at.a)))
         await refused(a, "unknown_key")
         b.say(at.a, "complete", sealed | {"value": "ZmFsc2U="})
         b.say(at.a, "failed", sealed)
-        b.say(at.a, "complete", json.loads(people.seals[at.b].encode(fd.FdAck(id_), at.a)))
-        b.say(at.a, "complete", json.loads(people.seals[at.b].encode(done, people.m)))
+        b.say(at.a, "complete", json.loads(people.signatures[at.b].encode(fd.FdAck(id_), at.a)))
+        b.say(at.a, "complete", json.loads(people.signatures[at.b].encode(done, people.m)))
         b.say(
             at.a,
             "complete",
-            json.loads(people.seals[at.b].encode(fd.FdComplete("other"), at.a)) | {"msg_id": id_},
+            json.loads(people.signatures[at.b].encode(fd.FdComplete("other"), at.a)) | {"msg_id": id_},
         )
         await refused(a, "forged", 5)
         assert task.state in ("accepted", "sent")
@@ -191,7 +191,10 @@ async def test_what_others_say_about_a_node_is_not_believed(people: People) -> N
         assert (await anext(seen)).online
         liar.say(at.b, "status", {"time": 1, "online": False}, retain=True)
         liar.say(
-            at.b, "status", json.loads(people.seals[people.m].encode(fd.FdStatus(SECOND, False))), retain=True
+            at.b,
+            "status",
+            json.loads(people.signatures[people.m].encode(fd.FdStatus(SECOND, False))),
+            retain=True,
         )
         liar.say(at.b, "status", b"", retain=True)
         await until(lambda: a.refused["unsigned"] >= 2 and a.refused["unknown_key"] >= 1)
@@ -216,7 +219,7 @@ async def test_an_unsigned_old_peer_still_works_where_signing_is_not_required(pe
         old.ask(at.b, "1")
         (answer,) = await old.hear("complete")
         assert answer["value"] == {"on": True}
-        assert people.seals[at.a].check(fd.decode_complete(msgspec.json.encode(answer)), by=at.b)
+        assert people.signatures[at.a].check(fd.decode_complete(msgspec.json.encode(answer)), by=at.b)
         old.say(at.b, "pending", people.task("2", at.a, at.b, action="turn_off"))
         await refused(node, "forged")  # what claims to be signed must be
 

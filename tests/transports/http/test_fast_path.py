@@ -1,4 +1,4 @@
-"""The express way of HTTP, and that it is never more than a shorter way to the same."""
+"""The fast path of HTTP, which gives the same answers as the ordinary one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def post(body: bytes) -> bytes:
 
 
 class Other(asyncio.Protocol):
-    """Who gets what is not for the express way."""
+    """Who gets what is not for the fast path."""
 
     heard: list[bytes]
 
@@ -41,7 +41,7 @@ class Other(asyncio.Protocol):
 
 
 class Road:
-    """An express with a handler that a test can hold up, and those to whom the rest is handed over."""
+    """A fast path with a handler that a test can hold up, and those to whom the rest is handed over."""
 
     def __init__(self, idle: float = 30.0) -> None:
         self.served: list[tuple[str | None, bytes]] = []
@@ -49,7 +49,7 @@ class Road:
         self.go = asyncio.Event()
         self.go.set()
         self.visitors = ClientConnections(100, idle=idle)
-        self.express = FastPath(self._serve, self._other, self.visitors)
+        self.path = FastPath(self._serve, self._other, self.visitors)
 
     async def _serve(self, token: str | None, address: str, body: bytes) -> FastAnswer:
         assert address == "127.0.0.1"
@@ -67,7 +67,7 @@ class Road:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        listener = await asyncio.get_running_loop().create_server(self.express, "127.0.0.1", 0)
+        listener = await asyncio.get_running_loop().create_server(self.path, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:
             yield reader, writer
@@ -145,7 +145,7 @@ async def test_anything_else_is_handed_over_with_every_byte_and_for_good(data: b
         other.heard.clear()
         writer.write(ORDINARY)
         await until(lambda: b"".join(other.heard) == ORDINARY)
-        assert not road.express.connections
+        assert not road.path.connections
     assert road.served == [("me", b"{}")]
 
 
@@ -156,7 +156,7 @@ async def test_who_does_not_wait_for_his_answer_is_answered_in_his_order() -> No
         writer.write(post(b"one"))
         await until(lambda: road.served)
         writer.write(post(b"two"))
-        (connection,) = road.express.connections
+        (connection,) = road.path.connections
         await until(lambda: connection._kept)
         assert len(road.served) == 1
         road.go.set()
@@ -166,8 +166,8 @@ async def test_who_does_not_wait_for_his_answer_is_answered_in_his_order() -> No
 async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
     road = Road()
     async with road.connect() as (reader, writer):
-        await until(lambda: road.express.connections)
-        (connection,) = road.express.connections
+        await until(lambda: road.path.connections)
+        (connection,) = road.path.connections
         connection.pause_writing()
         writer.write(post(b"one"))
         async with road.connect() as (meanwhile, other):
@@ -184,7 +184,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
     async with road.connect() as (reader, writer):
         writer.write(post(b"one"))
         await until(lambda: road.served)
-        (connection,) = road.express.connections
+        (connection,) = road.path.connections
         assert connection._visitor is not None
         connection._visitor.recognise()  # a stranger has ten seconds
         connection._visitor.watch()
@@ -193,7 +193,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
         assert await asyncio.wait_for(reader.read(), 5) == b""
-    assert not road.express.connections
+    assert not road.path.connections
 
 
 async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
@@ -201,8 +201,8 @@ async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
     road.go.clear()
     async with road.connect() as (reader, writer), road.connect() as (idle, _):
         writer.write(post(b"one"))
-        await until(lambda: road.served and len(road.express.connections) == 2)
-        closing = asyncio.create_task(road.express.close())
+        await until(lambda: road.served and len(road.path.connections) == 2)
+        closing = asyncio.create_task(road.path.close())
         assert await asyncio.wait_for(idle.read(), 5) == b""
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"

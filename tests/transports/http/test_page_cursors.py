@@ -16,11 +16,13 @@ CURSORS = PageCursors(bytes(32))
 
 @given(st.binary(max_size=LONGEST), st.text())
 def test_a_cursor_leads_back_to_its_place(place: bytes, reader: str) -> None:
-    assert CURSORS.open(reader, CURSORS.seal(reader, place)) == place
+    assert CURSORS.decrypt(reader, CURSORS.encrypt(reader, place)) == place
 
 
 def test_cursors_are_of_one_length_and_never_the_same() -> None:
-    sealed = [CURSORS.seal("ann", place) for place in (b"", b"bob\x001700000000000_1", b"x" * LONGEST, b"")]
+    sealed = [
+        CURSORS.encrypt("ann", place) for place in (b"", b"bob\x001700000000000_1", b"x" * LONGEST, b"")
+    ]
     assert len({len(one) for one in sealed}) == 1
     assert len(set(sealed)) == 4
 
@@ -28,24 +30,24 @@ def test_cursors_are_of_one_length_and_never_the_same() -> None:
 @given(st.text())
 def test_what_was_made_up_is_refused(text: str) -> None:
     with pytest.raises(Malformed):
-        CURSORS.open("ann", text)
+        CURSORS.decrypt("ann", text)
 
 
 def test_a_cursor_of_somebody_else_or_of_another_list_is_refused() -> None:
-    sealed = CURSORS.seal("messages/ann", b"place")
+    sealed = CURSORS.encrypt("messages/ann", b"place")
     for reader in ("messages/bob", "alerts/ann"):
         with pytest.raises(Malformed):
-            CURSORS.open(reader, sealed)
+            CURSORS.decrypt(reader, sealed)
     garbled = ("A" if sealed[20] != "A" else "B").join((sealed[:20], sealed[21:]))
     with pytest.raises(Malformed):
-        CURSORS.open("messages/ann", garbled)
+        CURSORS.decrypt("messages/ann", garbled)
 
 
 async def test_every_hub_on_a_ledger_reads_the_others() -> None:
     ledger = MemoryLedger()
     box = SecretBox(bytes(32))
     one, other = await open_cursors(ledger, box), await open_cursors(ledger, box)
-    assert other.open("ann", one.seal("ann", b"place")) == b"place"
+    assert other.decrypt("ann", one.encrypt("ann", b"place")) == b"place"
     assert is_sealed((await ledger.item("secrets", "cursors") or b"").decode()), (
         "a copy of the ledger opens none"
     )

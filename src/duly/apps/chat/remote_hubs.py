@@ -172,7 +172,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
 
     def _heard_line(self, conv: str) -> None:
         if self._subscriptions.concerns(conv):
-            self._subscriptions.look(conv)
+            self._subscriptions.refresh(conv)
 
     def _heard_person(self, name: str) -> None:
         if self._subscriptions.subscribers(name):
@@ -219,7 +219,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
         for conv in some:
             head = self._subscriptions.head(conv)
             if head is not None and lasts.get(c.stream(conv), 0) > head:
-                self._subscriptions.look(conv)
+                self._subscriptions.refresh(conv)
         self._refreshes += 1
         if self._refreshes % PEOPLE_EVERY == 0:
             # A person in as many as are known here is in the same ones; that they left one, its lines say.

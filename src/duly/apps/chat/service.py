@@ -108,14 +108,14 @@ class ChatService:
         self,
         ledger: Ledger,
         accounts: Accounts,
-        journal: AuditLog,
+        audit: AuditLog,
         policy: ChatPolicy | None = None,
         notifier: HintSender | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
         self._accounts = accounts
-        self._journal = journal
+        self._audit = audit
         self.subscriptions = Subscriptions(
             ledger,
             self._moved,
@@ -330,7 +330,7 @@ class ChatService:
         for name in await self._ledger.bucket(LEAVING):
             news = await remove_from_chat(self._ledger, name)
             for conv in news:
-                self.subscriptions.look(conv)
+                self.subscriptions.refresh(conv)
             self.remote.said(tuple(news), ())
 
     # ── who may ──────────────────────────────────────────────────────────────────────────────────
@@ -501,8 +501,8 @@ class ChatService:
         if verdict.word is not Word.FRESH:
             return
         conv = request.conv
-        if self._journal.watchers:
-            self._journal.see(
+        if self._audit.watchers:
+            self._audit.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
             )
         if message.kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
@@ -516,7 +516,7 @@ class ChatService:
         begun = c.pair_in(conv) if n == 1 else ()
         self.remote.said((conv, *request.news), (*request.joins, *begun))
         for other in request.news:
-            self.subscriptions.look(other)
+            self.subscriptions.refresh(other)
 
 
 _ACCEPTED: Final = int(ServerCode.ACCEPTED)

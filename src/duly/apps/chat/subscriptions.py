@@ -9,7 +9,7 @@ line that says so.
 Timers are set when a line is sent, which is often between two steps of the engine: setting one takes the
 engine's time, and tells the engine that there is a new one.
 
-Memory here is only a cache. `look` is called by a hint: something may be new in a conversation.
+Memory here is only a cache. `refresh` is called by a hint: something may be new in a conversation.
 """
 
 from __future__ import annotations
@@ -286,11 +286,11 @@ class Subscriptions:
             elif n > subscription.told:
                 self._read_on(subscription)
 
-    def look(self, conv: str) -> None:
+    def refresh(self, conv: str) -> None:
         """Something may be new in this conversation."""
-        self.do(self._look(conv))
+        self.do(self._refresh(conv))
 
-    async def _look(self, conv: str) -> None:
+    async def _refresh(self, conv: str) -> None:
         (own,) = await self._ledger.standing([(c.stream(conv), "")])
         for name in c.pair_in(conv):
             self.join(name, conv)
@@ -513,7 +513,7 @@ class Subscriptions:
         for name in list(self._by_name):
             self.do(self.look_up(name))
         for conv in list(self._present):
-            self.look(conv)
+            self.refresh(conv)
 
     def attempts(self, conv: str, n: int) -> int:
         """How often a line has been sent to the connections here that have not acknowledged it; 0 if none."""

@@ -133,7 +133,7 @@ class MqttDevices:
         self,
         gateway: GatewayService,
         accounts: Accounts,
-        journal: AuditLog,
+        audit: AuditLog,
         ids: TaskIds,
         tasks: Supervisor | None = None,
         *,
@@ -147,13 +147,13 @@ class MqttDevices:
         self._on_rush = on_rush
         """hears that more arrives than usual"""
         self._tasks = tasks or Supervisor()
-        self.refusals = RefusalTally(journal, self._tasks)
+        self.refusals = RefusalTally(audit, self._tasks)
         self._reader: FairReader[_HeardMessage] = FairReader(
             self._handle, self._failed, RECOVERY, self._tasks
         )
         self._told = Quota(TOLD)
         self._late = Quota(LATE)
-        self._seals: dict[tuple[str, str], FdSignatures] = {}
+        self._signatures: dict[tuple[str, str], FdSignatures] = {}
         """what checks the signatures of a device with this key"""
         self._arrivals = 0
         self._counted_at = -inf
@@ -325,11 +325,13 @@ class MqttDevices:
         key = self._accounts.key_of(device)
         if not key:
             return
-        seal = self._seals.get((device, key))
-        if seal is None:
+        signatures = self._signatures.get((device, key))
+        if signatures is None:
             ring = Keyring(HUB).trust(device, read_key(key))
-            seal = self._seals[device, key] = FdSignatures(ring, prefix=self._prefix, required=True)
-        seal.check(message, by=device)
+            signatures = self._signatures[device, key] = FdSignatures(
+                ring, prefix=self._prefix, required=True
+            )
+        signatures.check(message, by=device)
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
@@ -435,7 +437,7 @@ class MqttDevices:
                 if self._ours(name) is None and name in self._online:
                     await self._connect(name, self._online[name].session)
 
-    async def look(self) -> None:
+    async def claim_orphaned(self) -> None:
         """Claims the devices whose hub is gone."""
         with suppress(LedgerError, Stopped):
             for name in list(self._online):

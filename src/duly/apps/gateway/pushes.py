@@ -58,13 +58,13 @@ class PushService:
     def __init__(
         self,
         ledger: Ledger,
-        journal: AuditLog,
+        audit: AuditLog,
         listeners: Callable[[str], Iterable[Session]],
         stored: Callable[[str], None],
         born: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._ledger = ledger
-        self._journal = journal
+        self._audit = audit
         self._listeners = listeners
         self._stored = stored
         self._born = born
@@ -158,10 +158,10 @@ class PushService:
     async def tell(self, device: str, n: int, body: bytes) -> None:
         """Sends a push that was stored to the apps that are connected here."""
         push = outgoing.read_push(body)
-        if self._journal.watchers:
+        if self._audit.watchers:
             said = push.frame if isinstance(push, FrameWithFields) else push
             shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
-            self._journal.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
+            self._audit.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
         self._stored(device)
         frame = outgoing.numbered(push, n)
         for session in self._listeners(device):
@@ -188,7 +188,7 @@ class PushService:
                 heads[device] = min(n, heads.get(device, n))
         return heads
 
-    def look(self, device: str) -> None:
+    def refresh(self, device: str) -> None:
         """There may be new pushes of this device."""
         for session in self._listeners(device):
             self._read_on(session, device)

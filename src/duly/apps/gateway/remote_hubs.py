@@ -442,7 +442,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def _learn_pushes(self, devices: Collection[str]) -> None:
         for device in devices:
-            self._local.pushes.look(device)
+            self._local.pushes.refresh(device)
 
     def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
         """Keep a push of a device that another hub holds, in case that hub has died."""

@@ -76,13 +76,13 @@ class GatewayService:
         self,
         ledger: Ledger,
         accounts: Accounts,
-        journal: AuditLog,
+        audit: AuditLog,
         policy: GatewayPolicy | None = None,
         notifier: Notifier | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._commands = self.policy.commands
-        self._journal = journal
+        self._audit = audit
         self._ledger = ledger
         self._accounts = accounts
         control = self.policy.control
@@ -109,7 +109,7 @@ class GatewayService:
             patience=lambda message: timeout_in(message.body) * MS,
         )
         self.devices = DeviceList(ledger, accounts, self.online)
-        self.pushes = PushService(ledger, journal, self._listeners, self._stored, accounts.born)
+        self.pushes = PushService(ledger, audit, self._listeners, self._stored, accounts.born)
         channel = self._inbox.channel
         self.remote: GatewayRemote = (
             SingleHub(ledger, channel, self)
@@ -117,9 +117,7 @@ class GatewayService:
             else GatewayRemoteHubs(ledger, notifier, channel, self)
         )
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
-        self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, journal, self.remote, self.tell_progress
-        )
+        self.answers = DeviceAnswers(self._inbox, self.engine, ledger, audit, self.remote, self.tell_progress)
         self._unaddressed = self.answers.unaddressed
         self._traces = TraceLog(ledger.clock)
         self.tasks = Supervisor()
@@ -337,8 +335,8 @@ class GatewayService:
     def _say(self, reply: Reply) -> None:
         message, verdict = reply.message, reply.verdict
         self._traces.note(message.key, verdict.named)
-        if self._journal.watchers:
-            self._journal.see(
+        if self._audit.watchers:
+            self._audit.see(
                 "said",
                 scope=message.scope,
                 id=message.id,
@@ -363,10 +361,8 @@ class GatewayService:
         device.push(outgoing.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
-        if self._journal.watchers:
-            self._journal.see(
-                "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
-            )
+        if self._audit.watchers:
+            self._audit.see("sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt)
 
     def _report(self, report: ReportOutcome) -> None:
         origins = report.origins
@@ -384,8 +380,8 @@ class GatewayService:
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
         self._traces.note(key, state.word)
-        if self._journal.watchers:
-            self._journal.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
+        if self._audit.watchers:
+            self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
         _push_to(origins, frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.

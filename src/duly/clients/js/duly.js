@@ -397,17 +397,17 @@ export class App {
       this.#link.send(command.frame);
       command.nextTry = performance.now() + RESEND;
     }
-    this.#watch(command);
+    this.#setTimer(command);
   }
 
-  #watch(command) {
+  #setTimer(command) {
     clearTimeout(command.timer);
     const next = Math.min(command.resends < RESENDS ? command.nextTry : Infinity, command.giveUp);
     const wait = Math.min(Math.max(next - performance.now(), 0), TIMER_LIMIT);
-    command.timer = setTimeout(() => this.#look(command), wait);
+    command.timer = setTimeout(() => this.#checkTimers(command), wait);
   }
 
-  #look(command) {
+  #checkTimers(command) {
     const now = performance.now();
     if (now >= command.giveUp) {
       this.#end(command, command.sent ? silent() : never());
@@ -415,7 +415,7 @@ export class App {
       command.resends += 1;
       if (!this.#link.dead()) this.#transmit(command);
     } else {
-      this.#watch(command);
+      this.#setTimer(command);
     }
   }
 
@@ -425,7 +425,7 @@ export class App {
     command.giveUp = performance.now() + waits + PATIENCE + (timeout ?? 0);
     command.taken = true;
     command.accept();
-    this.#watch(command);
+    this.#setTimer(command);
   }
 
   /** @param {Command} command @param {Ack|undefined} ack @param {Refused} [refused] */

@@ -74,7 +74,7 @@ class Incoming:
         budget: Budget,
         ledger: Ledger,
         mailbox: Mailbox,
-        seal: FdSignatures,
+        signatures: FdSignatures,
         peers: Peers,
         refusals: Refusals,
         chores: Chores,
@@ -83,7 +83,7 @@ class Incoming:
     ) -> None:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
-        self._seal, self._budget, self._chores, self._ordered = seal, budget, chores, ordered
+        self._signatures, self._budget, self._chores, self._ordered = signatures, budget, chores, ordered
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
@@ -115,7 +115,7 @@ class Incoming:
             ack()
             return
         try:
-            self._seal.check(task, by=task.sender)
+            self._signatures.check(task, by=task.sender)
         except NotAuthenticated as problem:
             self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
             ack()
@@ -200,7 +200,7 @@ class Incoming:
         if verdict.word in (Word.FRESH, Word.DUPLICATE):
             _, old = asked_as(message.body)
             sender = _sender(message.scope)
-            said = self._seal.encode(fd.FdAck(message.id, old_names=old), sender)
+            said = self._signatures.encode(fd.FdAck(message.id, old_names=old), sender)
             self._mailbox.post(sender, FdKind.ACK, said)
             if verdict.state is not None and verdict.state.terminal:
                 self._tell(message, verdict.state, verdict.answer or Answer())
@@ -225,16 +225,16 @@ class Incoming:
         else:
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
-        sender, seal = _sender(task.scope), self._seal
+        sender, signatures = _sender(task.scope), self._signatures
         if state is State.DONE:
             kind, text = (
                 FdKind.COMPLETE,
-                seal.encode(fd.FdComplete(task.id, content, old_names=old), sender, form),
+                signatures.encode(fd.FdComplete(task.id, content, old_names=old), sender, form),
             )
         else:
             kind, text = (
                 FdKind.FAILED,
-                seal.encode(fd.FdFailed(task.id, content, old_names=old), sender, form),
+                signatures.encode(fd.FdFailed(task.id, content, old_names=old), sender, form),
             )
         self._mailbox.keep(task.key, sender, kind, text)
 
@@ -247,7 +247,7 @@ class Incoming:
 
         def progress(value: object) -> None:
             said = fd.FdAck(message.id, old_names=old, progress=fd.content_of(value, form))
-            self._mailbox.post(sender, FdKind.ACK, self._seal.encode(said, sender, form))
+            self._mailbox.post(sender, FdKind.ACK, self._signatures.encode(said, sender, form))
 
         state, error = State.FAILED, ""
         try:

@@ -64,7 +64,7 @@ class Mailbox:
         name: str,
         *,
         clock: Clock,
-        seal: FdSignatures,
+        signatures: FdSignatures,
         identity: str,
         heard: Callable[[FdKind, bytes, Acknowledge], None],
         up: Callable[[bool], None],
@@ -81,7 +81,7 @@ class Mailbox:
         """which other process this one stands by for, in a sentence; empty when it does not"""
         self.about = FdStatus()
         """what the status says besides that the node is online"""
-        self._clock, self._seal, self._identity = clock, seal, identity
+        self._clock, self._signatures, self._identity = clock, signatures, identity
         self._heard, self._up, self._others = heard, up, status
         self._heartbeat, self._serve = heartbeat, serve
         self._began = clock.now()
@@ -193,7 +193,7 @@ class Mailbox:
     def _heard_status(self, topic: str, payload: bytes, old: bool) -> None:
         if topic == self._mine and self._serve:
             with suppress(SenderError):
-                status = self._seal.open_status(payload, self.name)
+                status = self._signatures.open_status(payload, self.name)
                 if status is not None:
                     self._heard_own(status, old)
         with suppress(SenderError):
@@ -259,7 +259,7 @@ class Mailbox:
             session=self._session,
             heartbeat=seconds(self._heartbeat) if online else 0,
         )
-        return self._seal.encode(status)
+        return self._signatures.encode(status)
 
     def _will(self) -> Will:
         self._sessions += 1
@@ -279,7 +279,7 @@ class Mailbox:
             return
         self._settling = loop.call_later(0 if self._was_ours else SETTLE, self._waited)
         self._question = question = fd.question(secrets.token_hex(4))
-        self.link.post(self._mine, self._seal.encode(FdStatus(session=question)))
+        self.link.post(self._mine, self._signatures.encode(FdStatus(session=question)))
         self._beating = self.tasks.every("heartbeat", self._heartbeat, self._beat)
 
     def _looked_again(self) -> None:
@@ -343,7 +343,7 @@ class Mailbox:
         def heard(_: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
             ack()
             with suppress(SenderError):
-                statuses.put_nowait((self._seal.open_status(payload, self.name), old))
+                statuses.put_nowait((self._signatures.open_status(payload, self.name), old))
 
         there = self.link.address
         address = msgspec.structs.replace(there, client_id=f"{there.client_id}-{secrets.token_hex(4)}")
@@ -401,7 +401,7 @@ class Mailbox:
         """Make the process that reads this mailbox report its status now."""
         with suppress(DulyError):
             question = FdStatus(session=fd.question(secrets.token_hex(4)))
-            await observer.publish(self._mine, self._seal.encode(question))
+            await observer.publish(self._mine, self._signatures.encode(question))
 
     def _is_former(self, status: FdStatus) -> bool:
         """Whether a status is from this process, or from an earlier one with the same identity."""

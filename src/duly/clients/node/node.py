@@ -142,7 +142,7 @@ class Node(Lifecycle):
         self.refused: Counter[str] = Counter()
         """how many messages were refused, by reason"""
         self._data, self._prefix, self._form = data, fd.check_prefix(prefix), Form(form)
-        self._seal = _signatures(self.name, self._prefix, keys, require_signed)
+        self._signatures = _signatures(self.name, self._prefix, keys, require_signed)
         self._ordered, self._heartbeat, self._serve = ordered, heartbeat, serve
         self._horizon, self._resend = horizon, resend
         self._lanes = LanePolicy(serial=True, width=concurrency)
@@ -212,16 +212,16 @@ class Node(Lifecycle):
         await peers.load()
         self._incoming = Incoming(
             self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
-            ledger, mailbox, self._seal, peers, self._refusals, chores, ordered=self._ordered,
+            ledger, mailbox, self._signatures, peers, self._refusals, chores, ordered=self._ordered,
         )  # fmt: skip
         self._outgoing = Outgoing(
-            self.name, self._form, self._resend, ledger, mailbox, self._seal, peers, self._refusals,
+            self.name, self._form, self._resend, ledger, mailbox, self._signatures, peers, self._refusals,
             chores,
         )  # fmt: skip
         for part in (mailbox.tasks, self._incoming.tasks):
             self.tasks.adopt(part)
         self._housekeeping = Housekeeping(ledger, self._budget)
-        self._statuses = Statuses(ledger.clock, self._seal, self._heartbeat, self._listen, self._ignore)
+        self._statuses = Statuses(ledger.clock, self._signatures, self._heartbeat, self._listen, self._ignore)
         self._ledger = ledger
         try:
             if ledger.sole:
@@ -296,7 +296,7 @@ class Node(Lifecycle):
             address,
             self.name,
             clock=ledger.clock,
-            seal=self._seal,
+            signatures=self._signatures,
             identity=mine,
             heard=self._heard,
             up=self._up,

@@ -78,13 +78,13 @@ class Outgoing:
         resend: RetryPolicy,
         ledger: Ledger,
         mailbox: Mailbox,
-        seal: FdSignatures,
+        signatures: FdSignatures,
         peers: Peers,
         refusals: Refusals,
         chores: Chores,
     ) -> None:
         self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
-        self._seal, self._peers, self._refusals, self._chores = seal, peers, refusals, chores
+        self._signatures, self._peers, self._refusals, self._chores = signatures, peers, refusals, chores
         policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
         self._outbox = Outbox(policy, ledger.worker)
         self.engine = Engine(self._outbox, ledger, self._perform)
@@ -148,7 +148,7 @@ class Outgoing:
         return self._launch(task, form) if known is None else self._store(known.message)
 
     def _launch(self, task: fd.FdPending, form: Form) -> SentTask:
-        body = self._seal.encode(task, task.receiver, form)
+        body = self._signatures.encode(task, task.receiver, form)
         return self._store(
             Message(self._name, task.msg_id, task.action, task.receiver, body, expires=task.exp)
         )
@@ -242,7 +242,7 @@ class Outgoing:
 
     def _answered(self, key: bytes, said: Said, by: str, ack: Acknowledge) -> None:
         try:
-            self._seal.check(said, by)
+            self._signatures.check(said, by)
         except NotAuthenticated as problem:
             self._refusals.note(by, said.msg_id, problem.word, str(problem))
             ack()

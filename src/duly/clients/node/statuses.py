@@ -59,19 +59,19 @@ class Statuses:
     def __init__(
         self,
         clock: Clock,
-        seal: FdSignatures,
+        signatures: FdSignatures,
         heartbeat: float,
         subscribe: Callable[[str], Awaitable[None]],
         unsubscribe: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._clock, self._seal, self._heartbeat = clock, seal, heartbeat
+        self._clock, self._signatures, self._heartbeat = clock, signatures, heartbeat
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._heard: dict[str, _HeardStatus] = {}
         self._watchers: dict[str, set[asyncio.Queue[NodeStatus]]] = {}
 
     def hear(self, name: str, payload: bytes, old: bool) -> None:
         """Takes in a status. Raises `SenderError` if it is malformed."""
-        told = self._seal.open_status(payload, name)
+        told = self._signatures.open_status(payload, name)
         if told is not None and fd.is_question(told):
             return
         if told is None:

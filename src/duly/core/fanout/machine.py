@@ -103,8 +103,8 @@ class Fanout:
                 return self._attempts.carried(carried, now)
             case MachineEvent(what=Amendment() as amend):
                 return [self._amend(amend, now)]
-            case MachineEvent(what=DeliveriesChanged() as look):
-                return self._look(look, now)
+            case MachineEvent(what=DeliveriesChanged() as changed):
+                return self._apply_changes(changed, now)
             case _:
                 return []
 
@@ -281,9 +281,9 @@ class Fanout:
 
     # ── changed from outside ─────────────────────────────────────────────────────────────────────
 
-    def _look(self, look: DeliveriesChanged, now: int) -> list[Todo]:
-        still = {one.delivery.ref: one for one in look.open}
-        live = self._active.lives.get(look.key)
+    def _apply_changes(self, changed: DeliveriesChanged, now: int) -> list[Todo]:
+        still = {one.delivery.ref: one for one in changed.open}
+        live = self._active.lives.get(changed.key)
         known = sorted(live.items if live is not None else (), key=lambda ref: (ref.recipient, ref.round))
         todo: list[Todo] = []
         ends: Ends = []

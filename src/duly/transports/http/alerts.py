@@ -58,10 +58,12 @@ class _Lists:
             standing=query.get("status", ""),
             sentinel=query.get("sentinel", "") if _sees_all(who) else who.name,
             limit=limit,
-            before=_place(cursors.open(reader, before)) if before else NEWEST,
+            before=_place(cursors.decrypt(reader, before)) if before else NEWEST,
             since=since,
         )
-        begins = cursors.seal(reader, following[0].to_bytes(8, "big") + following[1]) if following else None
+        begins = (
+            cursors.encrypt(reader, following[0].to_bytes(8, "big") + following[1]) if following else None
+        )
         return http.as_json({"alerts": alerts, "next": begins})
 
     async def one(self, request: web.Request, who: Principal) -> web.Response:

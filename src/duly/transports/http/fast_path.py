@@ -89,8 +89,8 @@ class FastPath:
 class KeepAliveConnection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, express: FastPath) -> None:
-        self._express = express
+    def __init__(self, path: FastPath) -> None:
+        self._path = path
         self._text = b""
         self._head: Head | None = None
         self._kept = b""
@@ -104,14 +104,14 @@ class KeepAliveConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else "?"
-        self._visitor = self._express.visitors.enter(self._transport, self._address)
+        self._visitor = self._path.visitors.enter(self._transport, self._address)
         if self._visitor is not None:
-            self._express.connections.add(self)
+            self._path.connections.add(self)
             self._visitor.watch()
 
     def connection_lost(self, problem: Exception | None) -> None:
         """Removes the connection from the hub's."""
-        self._express.connections.discard(self)
+        self._path.connections.discard(self)
         if self._visitor is not None:
             self._visitor.leave()
 
@@ -138,7 +138,7 @@ class KeepAliveConnection(asyncio.Protocol):
             or head is None
             or head.length != len(body)
             or len(data) > PIECE
-            or not self._express.answers_to(head.host)
+            or not self._path.answers_to(head.host)
         ):
             self._hand_over(data, visitor)
         else:
@@ -146,15 +146,15 @@ class KeepAliveConnection(asyncio.Protocol):
             self.serving = self._loop.create_task(self._serve(head.token, body, visitor))
 
     def _hand_over(self, data: bytes, visitor: ClientConnection) -> None:
-        self._express.connections.discard(self)
-        other = self._express.otherwise(visitor)
+        self._path.connections.discard(self)
+        other = self._path.otherwise(visitor)
         self._transport.set_protocol(other)
         other.connection_made(self._transport)
         cast("asyncio.Protocol", other).data_received(data)
 
     async def _serve(self, token: str | None, body: bytes, visitor: ClientConnection) -> None:
         try:
-            said = await self._express.serve(token, self._address, body)
+            said = await self._path.serve(token, self._address, body)
         except Exception:
             LOG.exception("a bug in serving %s", _FIRST.decode())
             self.abort()
@@ -182,7 +182,7 @@ class KeepAliveConnection(asyncio.Protocol):
 
     def _written(self, said: FastAnswer) -> bytes:
         later = b"Retry-After: %d\r\n" % said.later if said.later else b""
-        length, date = len(said.body), self._express.date()
+        length, date = len(said.body), self._path.date()
         return _ANSWER % (said.status, _PHRASES[said.status], length, date, later, said.body)
 
     # ── the other side reads, or does not ────────────────────────────────────────────────────────
@@ -225,7 +225,7 @@ class Head(NamedTuple):
 
 
 def read_head(head: bytes) -> Head | None:
-    """The head of a request that may go by express; None if it may not.
+    """The head of a request that may take the fast path; None if it may not.
 
     >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2")
     Head(token=None, length=2, host='hub')

@@ -256,7 +256,7 @@ class MessagesEndpoint:
         wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
-    async def express(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
+    async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
         """The same on the fast path: a single body, and no options."""
         try:
             return await self._take(await self._server.login(token, address), raw)
@@ -312,10 +312,10 @@ class MessagesEndpoint:
             who,
             request.query.get("scope") if who.role is Role.ADMIN else who.name,
             request.query.get("open") in ("1", "true"),
-            cursors.open(reader, before) if before else None,
+            cursors.decrypt(reader, before) if before else None,
             limit,
         )
-        begins = None if following is None else cursors.seal(reader, following)
+        begins = None if following is None else cursors.encrypt(reader, following)
         return as_json({"messages": [show(record) for record in found], "next": begins})
 
     async def _list_under(self, id_: str, who: Principal) -> web.Response:

@@ -1,8 +1,8 @@
 """Where the next page of a list begins, as its reader is told.
 
 The law: a cursor is opaque, of one length, and good for one list and one account alone. It may stand for a
-row that its reader may not see, so it is encrypted; one that was not sealed here, or that was sealed for
-another account, is refused. Its key is in the ledger: every hub on it reads every other's.
+row that its reader may not see, so it is encrypted. One that was encrypted with another key, or for another
+account, is refused. Its key is in the ledger: every hub on it reads every other's.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _NONCE: Final = 12
 
 
 class PageCursors:
-    """Seals and opens cursors with one key."""
+    """Encrypts and decrypts cursors with one key."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
 
-    def seal(self, reader: str, place: bytes) -> str:
+    def encrypt(self, reader: str, place: bytes) -> str:
         """A cursor for this place in a list, for this reader of it."""
         nonce = secrets.token_bytes(_NONCE)
         padded = len(place).to_bytes(2, "big") + place.ljust(LONGEST, b"\0")
         sealed = nonce + self._cipher.encrypt(nonce, padded, reader.encode(errors="surrogatepass"))
         return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
 
-    def open(self, reader: str, cursor: str) -> bytes:
+    def decrypt(self, reader: str, cursor: str) -> bytes:
         """The place that a cursor stands for."""
         from cryptography.exceptions import InvalidTag
 
