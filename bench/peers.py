@@ -171,7 +171,7 @@ async def duly(role: str, work: Work) -> None:
     import duly
 
     name = work.b if role == "serve" else work.a
-    node = duly.Node(work.url(name), name=name, data=f"{work.folder}/{name}.db")
+    node = duly.Node(work.url(name), name=name, store=f"{work.folder}/{name}.db")
     if role == "serve":
 
         @node.task("work")

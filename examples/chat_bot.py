@@ -15,7 +15,7 @@ async def main() -> None:
     with contextlib.suppress(duly.SenderError):  # it is registered already
         await duly.Chat.register(url, "bot", password)
     token = await duly.Chat.log_in(url, "bot", password)
-    async with duly.Chat(url, token, data="bot.db") as chat:
+    async with duly.Chat(url, token, store="bot.db") as chat:
         print("the bot is here", flush=True)
         async for line in chat.lines():
             if line.sender != "bot":

@@ -9,7 +9,7 @@ import os
 import duly
 from duly.clients.device import Command
 
-device = duly.Device(os.environ["DULY_URL"], os.environ["DULY_TOKEN"], data="lock.db")
+device = duly.Device(os.environ["DULY_URL"], os.environ["DULY_TOKEN"], store="lock.db")
 
 
 @device.on("lock_control", effect="at_most_once")

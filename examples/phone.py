@@ -10,7 +10,7 @@ import duly
 
 
 async def main() -> None:
-    async with duly.App(os.environ["DULY_URL"], os.environ["DULY_TOKEN"], data="phone.db") as app:
+    async with duly.App(os.environ["DULY_URL"], os.environ["DULY_TOKEN"], store="phone.db") as app:
         try:
             ack = await app.send("lock-1", "lock_control", {"open": True}, progress=print)
         except duly.Refused as problem:

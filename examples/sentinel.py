@@ -12,7 +12,7 @@ import duly
 async def main() -> None:
     policy = duly.SentinelPolicy(countdown=1)
     url, token = os.environ["DULY_URL"], os.environ["DULY_TOKEN"]
-    async with duly.Sentinel(url, token, data="sentinel.db", profile="home", policy=policy) as sentinel:
+    async with duly.Sentinel(url, token, store="sentinel.db", profile="home", policy=policy) as sentinel:
         fall = sentinel.trigger("fall", "watch-1", severity="critical")
         await fall.stored()  # from here on no crash loses it
         false_alarm = sentinel.disconnect("watch-2")

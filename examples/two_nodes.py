@@ -8,7 +8,7 @@ import os
 
 import duly
 
-lamp = duly.Node(os.environ["B_URL"], data="lamp.db")
+lamp = duly.Node(os.environ["B_URL"], store="lamp.db")
 
 
 @lamp.task("turn_on", effect="at_least_once")

@@ -43,7 +43,7 @@ def test_a_group_becomes_the_options_it_consists_of() -> None:
 
     @grouped
     def paint(name: str, *, colours: Colours, at: LedgerOptions, json: Json = False) -> None:
-        seen.append((name, colours, at.data, json))
+        seen.append((name, colours, at.folder, json))
 
-    paint(name="wall", front="green", back="blue", data="x", ledger=None, url=None, token=None, json=True)
+    paint(name="wall", front="green", back="blue", folder="x", ledger=None, url=None, token=None, json=True)
     assert seen == [("wall", Colours("green"), "x", True)]

@@ -91,7 +91,7 @@ async def watch(job: Job, name: str) -> None:
     known = len((folder / f"{name}.stored").read_text().splitlines())
     chance = random.Random(f"{name} {known}")
     async with Sentinel(
-        url, token, data=str(folder / f"{name}.db"), profile="home", policy=POLICY
+        url, token, store=str(folder / f"{name}.db"), profile="home", policy=POLICY
     ) as sentinel:
         for n in range(known, job.signals):
             await sentinel.trigger("fall", f"device-{n}").stored()

@@ -16,8 +16,8 @@ from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarg
 from tests.places import Place
 
 
-def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
-    device = Device(place.url, place.tokens["lock"], data=str(data) if data else None)
+def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
+    device = Device(place.url, place.tokens["lock"], store=str(store) if store else None)
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:
@@ -213,7 +213,7 @@ async def test_an_app_with_a_memory_hears_what_it_missed_and_is_told_what_is_gon
     place: Place, tmp_path: Path
 ) -> None:
     async def listen(count: int) -> list[object]:
-        async with App(place.url, place.tokens["phone"], data=str(tmp_path / "app.db")) as app:
+        async with App(place.url, place.tokens["phone"], store=str(tmp_path / "app.db")) as app:
             return await heard(app.pushes(), count)
 
     async with lock(place, []) as device:
@@ -252,7 +252,7 @@ async def test_an_apps_ids_go_on_after_a_restart(place: Place, tmp_path: Path) -
     numbers = []
     async with lock(place, []):
         for _ in range(2):
-            async with App(place.url, place.tokens["phone"], data=str(tmp_path / "app.db")) as app:
+            async with App(place.url, place.tokens["phone"], store=str(tmp_path / "app.db")) as app:
                 for _ in range(2):
                     command = await app.post("lock", "lock_control", {"open": True})
                     await command.ended()

@@ -25,8 +25,8 @@ async def town(tmp_path: Path) -> AsyncIterator[Place]:
     await place.stop()
 
 
-def chat(town: Place, name: str, data: str | None = None) -> Chat:
-    return Chat(town.url, town.tokens[name], data=data)
+def chat(town: Place, name: str, store: str | None = None) -> Chat:
+    return Chat(town.url, town.tokens[name], store=store)
 
 
 async def take(person: Chat, count: int) -> list[Line]:
@@ -80,27 +80,27 @@ async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(town: Place) ->
 
 
 async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(town: Place, tmp_path: Path) -> None:
-    data = str(tmp_path / "bob.db")
+    store = str(tmp_path / "bob.db")
     async with chat(town, "ann") as ann:
         for i in range(5):
             await ann.send("bob", str(i))
-        bob = chat(town, "bob", data)
+        bob = chat(town, "bob", store)
         await bob.__aenter__()
         async with asyncio.timeout(5):
             async for line in bob.lines():
                 if line.n == 3:
                     break  # made use of 1 and 2 only
         await bob.stop()
-        async with chat(town, "bob", data) as bob:
+        async with chat(town, "bob", store) as bob:
             assert [line.n for line in await take(bob, 3)] == [3, 4, 5]
-        async with chat(town, "bob", data) as bob:
+        async with chat(town, "bob", store) as bob:
             await ann.send("bob", "new")
             assert [line.text for line in await take(bob, 1)] == ["new"]
 
 
 async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_path: Path) -> None:
-    data = str(tmp_path / "ann.db")
-    ann = chat(town, "ann", data)
+    store = str(tmp_path / "ann.db")
+    ann = chat(town, "ann", store)
     await ann.__aenter__()
     await town.stop()
     saying = asyncio.create_task(ann.send("bob", "said while the hub was away"))
@@ -110,7 +110,7 @@ async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_pa
     with pytest.raises(Stopped):
         await saying
     await town.start()
-    async with chat(town, "ann", data), chat(town, "bob") as bob:
+    async with chat(town, "ann", store), chat(town, "bob") as bob:
         assert [line.text for line in await take(bob, 1)] == ["said while the hub was away"]
 
 

@@ -77,7 +77,7 @@ async def test_what_a_device_does_not_have_is_said(place: Place, tmp_path: Path)
 
 
 async def test_chunks_leave_no_data_in_the_ledgers(place: Place, film: Path, tmp_path: Path) -> None:
-    device = Device(place.url, place.tokens["lock"], data=str(tmp_path / "lock.db"))
+    device = Device(place.url, place.tokens["lock"], store=str(tmp_path / "lock.db"))
     device.serve("visit", film)
     async with device, App(place.url, place.tokens["phone"]) as app:
         await app.download("lock", "visit", tmp_path / "got.mp4")

@@ -80,8 +80,8 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await it.hub.stop()
 
 
-def lock(place: Place, effects: list[str], data: Path | None = None) -> Device:
-    device = Device(place.device_url, data=str(data) if data else None, name="lock")
+def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
+    device = Device(place.device_url, store=str(store) if store else None, name="lock")
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:

@@ -65,7 +65,7 @@ async def test_connections_that_break_lose_and_repeat_nothing(place: Place) -> N
 
 async def test_with_a_file_it_survives_the_device_too(place: Place, tmp_path: Path) -> None:
     file = str(tmp_path / "lock.db")
-    device = Device(place.url, place.tokens["lock"], data=file)
+    device = Device(place.url, place.tokens["lock"], store=file)
     async with device:
         await device.push("event_report", "before")
         await place.stop()
@@ -73,7 +73,7 @@ async def test_with_a_file_it_survives_the_device_too(place: Place, tmp_path: Pa
             device.push("event_report", n)
         await asyncio.sleep(0.3)
     await place.start()
-    async with Device(place.url, place.tokens["lock"], data=file) as again:
+    async with Device(place.url, place.tokens["lock"], store=file) as again:
         async with asyncio.timeout(20):
             await again.push("event_report", "after")
         assert await told(place) == ["before", *range(100), "after"]

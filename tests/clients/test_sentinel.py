@@ -70,14 +70,14 @@ def sentinel(
     policy: SentinelPolicy = AT_ONCE,
     *,
     name: str = "watch",
-    data: Path | None = None,
+    store: Path | None = None,
     transport: Way = "websocket",
     clock: ManualClock | None = None,
 ) -> Told:
     it = Told(
         tower.url,
         tower.tokens[name],
-        data=None if data is None else str(data),
+        store=None if store is None else str(store),
         profile="home",
         policy=policy,
         session="night",
@@ -223,14 +223,14 @@ async def test_a_sentinel_starts_and_stores_without_its_tower_and_replays_in_ord
 ) -> None:
     await tower.stop()
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, data=memory, transport=transport) as watch:
+    async with sentinel(tower, store=memory, transport=transport) as watch:
         alerts = [watch.trigger("fall", f"band-{n}") for n in range(20)]
         assert {await alert.stored() for alert in alerts} == {"pass"}
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(alerts[0].sent, 0.05)
     await tower.start()
     observer = Observer(tower)
-    async with sentinel(tower, data=memory, transport=transport) as watch:
+    async with sentinel(tower, store=memory, transport=transport) as watch:
         await watch.drained()
     assert observer.taken == [alert.id for alert in alerts]
     assert len(await listed(tower)) == 20
@@ -251,7 +251,7 @@ async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: Place, tr
 
 async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
-    watch = sentinel(tower, data=memory)
+    watch = sentinel(tower, store=memory)
     watch._heard = lambda frame: None  # type: ignore[method-assign]
     async with watch:
         alert = watch.trigger("fall", "band")
@@ -260,7 +260,7 @@ async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place
             await asyncio.sleep(0.01)
     with pytest.raises(Stopped):
         await alert.sent
-    async with sentinel(tower, data=memory) as watch:
+    async with sentinel(tower, store=memory) as watch:
         await watch.drained()
     assert [event["id"] for event in await listed(tower)] == [alert.id]
 
@@ -269,14 +269,14 @@ async def test_the_countdown_goes_on_after_a_restart_and_can_still_be_called_off
     tower: Place, tmp_path: Path
 ) -> None:
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, PATIENT, data=memory) as watch:
+    async with sentinel(tower, PATIENT, store=memory) as watch:
         alert = watch.trigger("fall", "band")
         await alert.stored()
-    async with sentinel(tower, PATIENT, data=memory) as watch:
+    async with sentinel(tower, PATIENT, store=memory) as watch:
         assert (await watch.hear("countdown")).event == alert.id
         watch.cancel("band")
         assert (await watch.hear("cancelled")).event == alert.id
-    async with sentinel(tower, PATIENT, data=memory) as watch:
+    async with sentinel(tower, PATIENT, store=memory) as watch:
         assert (await watch.trigger("fall", "band").sent).reason == "cooling"
 
 
@@ -308,12 +308,12 @@ async def test_a_wrong_token_is_told_and_the_queue_stays(
 ) -> None:
     memory = tmp_path / "watch.db"
     good, tower.tokens["watch"] = tower.tokens["watch"], "duly_nonsense"
-    async with sentinel(tower, data=memory, transport=transport) as watch:
+    async with sentinel(tower, store=memory, transport=transport) as watch:
         alert = watch.trigger("fall", "band")
         assert "not known" in (await watch.hear("denied")).detail
         assert await alert.stored() == "pass"
     tower.tokens["watch"] = good
-    async with sentinel(tower, data=memory, transport=transport) as watch:
+    async with sentinel(tower, store=memory, transport=transport) as watch:
         await watch.drained()
     assert [event["id"] for event in await listed(tower)] == [alert.id]
 
@@ -323,12 +323,12 @@ async def test_somebody_who_is_no_sentinel_is_refused_and_the_queue_stays(
     tower: Place, tmp_path: Path, transport: Way
 ) -> None:
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, name="phone", data=memory, transport=transport) as watch:
+    async with sentinel(tower, name="phone", store=memory, transport=transport) as watch:
         watch.trigger("fall", "band")
         assert "not_allowed" in (await watch.hear("refused")).detail
         assert watch.waiting == 1
     assert await listed(tower) == []
-    async with sentinel(tower, data=memory, transport=transport) as watch:
+    async with sentinel(tower, store=memory, transport=transport) as watch:
         await watch.drained()
     assert len(await listed(tower)) == 1
 
@@ -337,7 +337,7 @@ async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_o
     tower: Place, tmp_path: Path
 ) -> None:
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, data=memory) as watch:
+    async with sentinel(tower, store=memory) as watch:
         await watch.trigger("fall", "band-0").sent
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {tower.hub._token}"}) as http:
             url = f"{tower.url}/v1/admin/add"
@@ -348,7 +348,7 @@ async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_o
         alert = watch.trigger("fall", "band-1")
         assert await alert.stored() == "pass"
     tower.tokens["watch"] = fresh
-    async with sentinel(tower, data=memory) as watch:
+    async with sentinel(tower, store=memory) as watch:
         await watch.drained()
     assert len(await listed(tower)) == 2
 
@@ -421,7 +421,7 @@ async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_i
 
 async def test_the_file_does_not_grow_with_what_the_tower_has(tower: Place, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, data=memory) as watch:
+    async with sentinel(tower, store=memory) as watch:
         for n in range(100):
             await watch.trigger("fall", f"band-{n % 3}").sent
     async with await open_ledger(f"sqlite:///{memory}") as ledger:
@@ -461,7 +461,7 @@ async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_no
 
 async def test_a_called_off_event_is_remembered_with_its_reason(tower: Place, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
-    async with sentinel(tower, PATIENT, data=memory) as watch:
+    async with sentinel(tower, PATIENT, store=memory) as watch:
         alert = watch.trigger("fall", "band")
         alert.cancel()
         await alert.sent

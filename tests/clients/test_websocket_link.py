@@ -62,7 +62,7 @@ async def a_hub(*turns: str) -> AsyncIterator[str]:
 async def test_what_is_no_address_is_not_tried_for_ever(url: str, tmp_path: Path) -> None:
     for _ in range(2):  # and its memory is free for the next try
         with pytest.raises(Malformed, match="write http://"):
-            async with App(url, "token", data=str(tmp_path / "app.db")):
+            async with App(url, "token", store=str(tmp_path / "app.db")):
                 pass
 
 

@@ -35,7 +35,7 @@ async def live(url: str, name: str, other: str, folder: Path, count: int) -> Non
     node = Node(
         url,
         name=name,
-        data=str(folder / f"{name}.db"),
+        store=str(folder / f"{name}.db"),
         resend=RetryPolicy.fixed(2 * SECOND, tries=None),
         concurrency=10,
     )

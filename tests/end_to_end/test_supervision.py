@@ -102,7 +102,7 @@ async def test_each_task_of_a_hub_with_a_broker_comes_back(tmp_path: Path) -> No
             "duly mqtt link",
         } <= set(names)
         url = hub.mqtt_url.replace("//", f"//lamp:{tokens['lamp']}@")
-        async with Device(url, data=str(tmp_path / "lamp")) as lamp:
+        async with Device(url, store=str(tmp_path / "lamp")) as lamp:
 
             @lamp.on("lock_control")
             async def on(command: Command) -> dict[str, bool]:

@@ -84,17 +84,17 @@ def chat(
     On the machine of the hub no password is needed, and an unknown account is created. On another machine use
     --url; then it logs in with --token, or with a password, which it asks for or takes from DULY_PASSWORD.
     """
-    hub = _as_whom(as_, at.url, at.token, at.data, register)
+    hub = _as_whom(as_, at.url, at.token, at.folder, register)
     ours = keep is None and (at.url is None or at.token is None)
     if not asyncio.run(_chat(hub, at.url or hub.url, to, keep, json, ours)):
         raise typer.Exit(Exit.REFUSED)
 
 
-def _as_whom(name: str, url: str | None, token: str | None, data: str | None, register: bool) -> HubClient:
+def _as_whom(name: str, url: str | None, token: str | None, folder: str | None, register: bool) -> HubClient:
     if url is not None and token is not None:
         return _first_there(url, token)
     if url is None:
-        hub = local_hub(data)
+        hub = local_hub(folder)
         if hub is None:
             raise CommandFailed(
                 Exit.UNREACHABLE, "no hub runs here; start one with 'duly up', or name one with --url"
@@ -139,7 +139,9 @@ async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, jso
 
     async with AsyncExitStack() as stack:
         typed = _Terminal() if sys.stdin.isatty() and not json else _Pipe()
-        client = await stack.enter_async_context(Chat(urls, hub.token, data=keep, access=Access(tls=hub.tls)))
+        client = await stack.enter_async_context(
+            Chat(urls, hub.token, store=keep, access=Access(tls=hub.tls))
+        )
         out = stack.enter_context(typed.printing())
         talk = _Talk(client, out, json=json)
         if to is not None:

@@ -251,32 +251,32 @@ def _refusal(status: int, body: bytes) -> CommandFailed:
     return CommandFailed(code, str(said.get("detail") or f"the hub answers with HTTP status {status}"))
 
 
-def settings_of(data: str | None, ledger: str | None = None) -> Settings:
-    """Returns the settings with this data folder and ledger; `data` may also be the file of a node."""
+def settings_of(folder: str | None, ledger: str | None = None) -> Settings:
+    """Returns the settings with this data folder and ledger; `folder` may also be the file of a node."""
     from pathlib import Path
 
     from duly.settings import load
     from duly.storage import file_url
 
-    if data is not None and ledger is None and Path(data).is_file():
+    if folder is not None and ledger is None and Path(folder).is_file():
         # A node's memory is a file by itself.
-        data, ledger = str(Path(data).parent), file_url(data)
-    return load({"data": data, "ledger": ledger})
+        folder, ledger = str(Path(folder).parent), file_url(folder)
+    return load({"data": folder, "ledger": ledger})
 
 
-def local_hub(data: str | None) -> HubClient | None:
+def local_hub(folder: str | None) -> HubClient | None:
     """Returns the hub of this data folder, if one runs."""
     from pathlib import Path
 
     from duly.server import runfile
 
-    if data is not None and Path(data).is_file():
+    if folder is not None and Path(folder).is_file():
         return None
-    posted = runfile.read(Path(settings_of(data).data))
+    posted = runfile.read(Path(settings_of(folder).data))
     return None if posted is None else HubClient(posted.url, posted.token, local=True)
 
 
-def find_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient | None:
+def find_hub(folder: str | None, url: str | None = None, token: str | None = None) -> HubClient | None:
     """Returns the hub that is meant: the one at this address, or the one of the data folder if it runs. That
     one is asked with the token of its run file, since DULY_TOKEN is usually an app's."""
     if url is not None:
@@ -285,29 +285,28 @@ def find_hub(data: str | None, url: str | None = None, token: str | None = None)
         if token is None:
             raise CommandFailed(Exit.USAGE, "a hub named by --url needs a token: --token, or DULY_TOKEN")
         return HubClient(url, token, local=False)
-    return local_hub(data)
+    return local_hub(folder)
 
 
-def need_hub(data: str | None, url: str | None = None, token: str | None = None) -> HubClient:
+def need_hub(folder: str | None, url: str | None = None, token: str | None = None) -> HubClient:
     """Returns the hub that is meant; fails if there is none."""
-    hub = find_hub(data, url, token)
+    hub = find_hub(folder, url, token)
     if hub is None:
-        folder = settings_of(data).data
         raise CommandFailed(
             Exit.UNREACHABLE,
-            f"no hub runs in {folder}; start one with 'duly up', or say where it is: --data, or --url with "
-            "--token",
+            f"no hub runs in {settings_of(folder).data}; start one with 'duly up', or say where it is: "
+            "--data, or --url with --token",
         )
     return hub
 
 
-async def open_to_read(data: str | None, ledger: str | None) -> Ledger:
+async def open_to_read(folder: str | None, ledger: str | None) -> Ledger:
     """Opens the ledger for reading, also while another process writes it."""
     from pathlib import Path
 
     from duly.storage import open_ledger
 
-    settings = settings_of(data, ledger)
+    settings = settings_of(folder, ledger)
     url = settings.ledger_url
     if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
         raise CommandFailed(

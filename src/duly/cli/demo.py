@@ -110,11 +110,11 @@ async def _demo(folder: Path, commands: int) -> tuple[list[DemoOutcome], Damage]
         for name in TYPES:
             effects[name] = Effects(folder / f"{name}.effects")
             closing.callback(effects[name].close)
-            device = Device(roads[name].url, tokens[name], data=str(folder / f"{name}.db"))
+            device = Device(roads[name].url, tokens[name], store=str(folder / f"{name}.db"))
             SimulatedThing(name, effects[name], lambda what, more: None).install(device)
             await closing.enter_async_context(device)
         app = await closing.enter_async_context(
-            App(roads["phone"].url, tokens["phone"], data=str(folder / "phone.db"))
+            App(roads["phone"].url, tokens["phone"], store=str(folder / "phone.db"))
         )
         sent: dict[str, list[SentCommand]] = {name: [] for name in TYPES}
         for n in range(commands):

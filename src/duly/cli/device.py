@@ -89,7 +89,7 @@ def device(
     if at.token is None:
         check_account(hub, name, "device")
     if store is None and hub.local:
-        store = Path(settings_of(at.data).data) / f"device-{name}.db"
+        store = Path(settings_of(at.folder).data) / f"device-{name}.db"
     asyncio.run(_run(_at_hub(hub, name, at, store), hub.url, thing, store, json))
 
 
@@ -226,9 +226,9 @@ def _at_hub(hub: HubClient, name: str, at: HubOptions, store: Path | None) -> Ma
     from duly.clients.device import Device
     from duly.clients.websocket_link import Access
 
-    access = Access(access_source(hub, name, at.data) if at.token is None else None, hub.tls)
+    access = Access(access_source(hub, name, at.folder) if at.token is None else None, hub.tls)
     return lambda online: Device(
-        hub.url, at.token or hub.token, data=_memory(store), online=online, access=access
+        hub.url, at.token or hub.token, store=_memory(store), online=online, access=access
     )
 
 
@@ -242,7 +242,7 @@ def _through_broker(url: str, name: str, token: str | None, store: Path | None, 
         login = ":".join(quote(part, safe="") for part in (name, token) if part)
         rest = f"{login}@{rest}"
     where, memory = f"{scheme}://{rest}", _memory(store)
-    return lambda online: Device(where, data=memory, name=name, online=online, keys=keys)
+    return lambda online: Device(where, store=memory, name=name, online=online, keys=keys)
 
 
 def _plain(url: str) -> str:

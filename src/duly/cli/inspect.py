@@ -120,7 +120,7 @@ def watch(*, at: HubOptions, json: Json = False) -> None:
 
     Needs an admin's token, or the data folder of the hub.
     """
-    asyncio.run(_watch(at.need(), lambda: find_hub(at.data, at.url, at.token), json))
+    asyncio.run(_watch(at.need(), lambda: find_hub(at.folder, at.url, at.token), json))
 
 
 # ── asking ───────────────────────────────────────────────────────────────────────────────────────

@@ -102,7 +102,7 @@ def node(
         list[str],
         typer.Option("--run", metavar="ACTION=COMMAND", help="The shell command for tasks of this action."),
     ],
-    data: Annotated[
+    store: Annotated[
         str | None,
         typer.Option(
             "--data", metavar="FILE", help="The node's memory: a file, or the URL of a ledger. [none]"
@@ -144,7 +144,7 @@ def node(
     it = Node(
         at.address(name),
         name=name,
-        data=data,
+        store=store,
         prefix=at.prefix,
         concurrency=concurrency,
         ordered=ordered,

@@ -50,7 +50,7 @@ def duration(text: str) -> float:
 
 # ── a hub, or its ledger ─────────────────────────────────────────────────────────────────────────
 
-Data = Annotated[
+DataFolder = Annotated[
     str | None,
     typer.Option("--data", metavar="DIR", help="The hub's data folder, or a node's file. [duly-data]"),
 ]
@@ -77,18 +77,18 @@ class HubOptions:
 
     url: Url = None
     token: Token = None
-    data: Data = None
+    folder: DataFolder = None
 
     def need(self) -> HubClient:
         """Returns the hub, or fails with a sentence that says how to start or name one."""
-        return need_hub(self.data, self.url, self.token)
+        return need_hub(self.folder, self.url, self.token)
 
 
 @dataclass(frozen=True)
 class LedgerOptions:
     """Which hub is asked, and which ledger is opened where no hub runs."""
 
-    data: Data = None
+    folder: DataFolder = None
     ledger: LedgerUrl = None
     url: Url = None
     token: Token = None
@@ -96,11 +96,11 @@ class LedgerOptions:
     @property
     def settings(self) -> Settings:
         """The settings of this data folder and ledger."""
-        return settings_of(self.data, self.ledger)
+        return settings_of(self.folder, self.ledger)
 
     def find_hub(self) -> HubClient | None:
         """Returns the hub to ask; None if a ledger was named, or no hub runs."""
-        return None if self.ledger is not None else find_hub(self.data, self.url, self.token)
+        return None if self.ledger is not None else find_hub(self.folder, self.url, self.token)
 
     def ask(
         self,
@@ -130,7 +130,7 @@ class LedgerOptions:
         from duly.storage import open_ledger
 
         if reads:
-            return await open_to_read(self.data, self.ledger)
+            return await open_to_read(self.folder, self.ledger)
         return await open_ledger(self.settings.ledger_url)
 
 

@@ -33,7 +33,7 @@ from duly.cli.common import (
     settings_of,
     took,
 )
-from duly.cli.options import Data, Json, Token, Url, grouped, length
+from duly.cli.options import DataFolder, Json, Token, Url, grouped, length
 from duly.cli.temporary_token import access_source, check_account, roles
 from duly.errors import DulyError, Malformed
 
@@ -80,7 +80,7 @@ class SentinelOptions:
             "--as", metavar="NAME", help="Which sentinel of the hub on this machine. [the only one]"
         ),
     ] = None
-    data: Data = None
+    folder: DataFolder = None
 
     def and_then(self, later: SentinelOptions) -> SentinelOptions:
         """Returns these options, overridden by later ones."""
@@ -124,11 +124,11 @@ class _Who:
 
     def __init__(self, given: SentinelOptions, limits: LimitOptions | None = None) -> None:
         self.given, self.limits = given, limits or LimitOptions()
-        hub = find_hub(given.data, given.url, given.token) if given.url else need_hub(given.data)
+        hub = find_hub(given.folder, given.url, given.token) if given.url else need_hub(given.folder)
         assert hub is not None
         self.hub: HubClient = hub
         self.name = _named(hub, given.as_) if hub.local and given.token is None else ""
-        folder = Path(settings_of(given.data).data)
+        folder = Path(settings_of(given.folder).data)
         self.store = given.store or (
             folder / f"sentinel-{self.name}.db" if self.name else Path("sentinel.db")
         )
@@ -148,12 +148,12 @@ class _Who:
         return Sentinel(
             hub.url,
             token,
-            data=str(self.store.absolute()),
+            store=str(self.store.absolute()),
             profile=given.profile or "default",
             session=given.session or "",
             policy=policy,
             transport="http" if given.http else "websocket",
-            access=Access(access_source(hub, self.name, given.data) if self.name else None, hub.tls),
+            access=Access(access_source(hub, self.name, given.folder) if self.name else None, hub.tls),
         )
 
 

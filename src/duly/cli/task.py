@@ -49,7 +49,7 @@ NEWEST = 10_000
 class TaskOptions(NodeOptions):
     """How a task is sent, and from which memory."""
 
-    data: NodeStore
+    store: NodeStore
     expires: Annotated[
         float | None, length("--expires", "The task is not carried out after this time. [1d]", metavar="1d")
     ] = None
@@ -62,7 +62,7 @@ class TaskOptions(NodeOptions):
         from duly.clients.node.node import Node
 
         return Node(
-            self.address(self.as_), serve=False, name=self.as_, prefix=self.prefix, data=self.data,
+            self.address(self.as_), serve=False, name=self.as_, prefix=self.prefix, store=self.store,
             keys=self.keys, require_signed=self.require_signed,
         )  # fmt: skip
 
@@ -151,7 +151,7 @@ def _with_node(how: TaskOptions, do: Callable[[Node], Awaitable[SentTask]], json
 @app.command("list")
 def list_(
     *,
-    data: NodeStore,
+    store: NodeStore,
     limit: Limit = 20,
     open_: Annotated[bool, typer.Option("--open", help="Only those that have not ended.")] = False,
     json: Json = False,
@@ -169,7 +169,7 @@ def list_(
         found.sort(key=lambda record: record.accepted_at, reverse=True)
         return [_shown(record, name) for record in found[:limit]]
 
-    found = _read(data, read)
+    found = _read(store, read)
     if json:
         print_json(found)
         return
@@ -181,7 +181,7 @@ def list_(
 
 
 @app.command("show")
-def show(id_: Id, *, data: NodeStore, json: Json = False) -> None:
+def show(id_: Id, *, store: NodeStore, json: Json = False) -> None:
     """Show a task: what was asked, how often it was sent, how it ended.
 
     Exits with 0 if it was done, 1 if it failed, 5 if that is not known (yet).
@@ -202,10 +202,10 @@ def show(id_: Id, *, data: NodeStore, json: Json = False) -> None:
                 return found
             page = await ledger.messages(before=page.next, limit=1_000)
 
-    found = _read(data, read)
+    found = _read(store, read)
     if not found:
         raise CommandFailed(
-            Exit.UNKNOWN, f"there is no task {id_} in {data}; refusals are shown by: duly why --data {data}"
+            Exit.UNKNOWN, f"there is no task {id_} in {store}; refusals are shown by: duly why --data {store}"
         )
     for one in found:
         if json:
@@ -220,30 +220,26 @@ def show(id_: Id, *, data: NodeStore, json: Json = False) -> None:
 
 
 @app.command("cancel")
-def cancel(id_: Id, *, data: NodeStore, json: Json = False) -> None:
+def cancel(id_: Id, *, store: NodeStore, json: Json = False) -> None:
     """Stop sending a task. A receiver that has it may still carry it out."""
+    from duly.clients.local_ledger import store_url
     from duly.clients.node.outgoing import cancel_stored
     from duly.storage import open_ledger
 
     async def run() -> bool:
-        async with await open_ledger(_url(data)) as ledger:
+        async with await open_ledger(store_url(store)) as ledger:
             return await cancel_stored(ledger, id_)
 
     if not asyncio.run(run()):
-        raise CommandFailed(Exit.REFUSED, f"{id_} has ended already, or was never sent from {data}")
+        raise CommandFailed(Exit.REFUSED, f"{id_} has ended already, or was never sent from {store}")
     print_json({"id": id_, "state": "cancelled"}) if json else say(f"{id_}  {tint('cancelled')}")
 
 
-def _url(data: str) -> str:
-    from duly.storage import file_url
-
-    return data if "://" in data else file_url(data)
-
-
-def _read(data: str, read: Callable[[Ledger], Awaitable[T]]) -> T:
+def _read(store: str, read: Callable[[Ledger], Awaitable[T]]) -> T:
+    from duly.clients.local_ledger import store_url
     from duly.storage import open_ledger
 
-    url = _url(data)
+    url = store_url(store)
     if url.startswith("sqlite:"):
         url += "?mode=ro"
 

@@ -31,13 +31,13 @@ def check_account(hub: HubClient, name: str, role: str) -> None:
         )
 
 
-def access_source(hub: HubClient, name: str, data: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
+def access_source(hub: HubClient, name: str, folder: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
     """Returns a function that finds the hub of this data folder, and a temporary token of `name` there."""
     last = hub
 
     async def find() -> tuple[str, str]:
         nonlocal last
-        last = find_hub(data) or last
+        last = find_hub(folder) or last
         try:
             return last.url, await asyncio.to_thread(last.temporary_token, name)
         except HubUnreachable as problem:

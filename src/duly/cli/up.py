@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from duly.cli.common import CommandFailed, Exit, note, print_json, say
-from duly.cli.options import Data, Json, LedgerUrl, grouped
+from duly.cli.options import DataFolder, Json, LedgerUrl, grouped
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ BROKER_SECONDS: Final = 2.0
 class UpOptions:
     """The settings of a hub that can be given on the command line, under their names in duly.toml."""
 
-    data: Data = None
+    data: DataFolder = None
     port: Annotated[
         int | None,
         typer.Option(

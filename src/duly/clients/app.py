@@ -1,8 +1,8 @@
 """`duly.App`: sends commands to devices, and says how each ended.
 
-The laws. A command is stored before it is sent (in memory, or in a file with `data=`), sent again with the
+The laws. A command is stored before it is sent (in memory, or in a file with `store=`), sent again with the
 same id every three seconds, three times, and at once after a reconnect; every command ends. Ids never go
-backwards, and with `data=` survive a restart, as do commands under way.
+backwards, and with `store=` survive a restart, as do commands under way.
 
 A command that the hub has accepted and that ended here as `unknown` is asked for again at every connection:
 the hub answers a repeat with what it knows. A command that the hub never accepted is not, since that could
@@ -168,15 +168,15 @@ class App(OutboxClient):
     async with duly.App("http://127.0.0.1:7800", token) as app:
         ack = await app.send("lock-1", "lock_control", {"open": True})
 
-    `url` may name several hubs, separated by commas: any of them will do. `data` is the file that keeps
+    `url` may name several hubs, separated by commas: any of them will do. `store` is the file that keeps
     commands under way and the position in each device's pushes over a restart; without it both end with the
     process.
     """
 
     def __init__(
-        self, url: str, token: str, *, data: str | None = None, access: Access | None = None
+        self, url: str, token: str, *, store: str | None = None, access: Access | None = None
     ) -> None:
-        super().__init__(url, token, data, access)
+        super().__init__(url, token, store, access)
         self._commands: dict[bytes, SentCommand] = {}
         self._unsettled: OrderedDict[bytes, SentCommand] = OrderedDict()
         """commands that ended as unknown here, so far"""

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
-from duly.clients.local_ledger import minted_ids, open_local_ledger
+from duly.clients.local_ledger import minted_ids, open_store
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
@@ -144,8 +144,8 @@ class Client(Lifecycle):
     _engine: Engine
     _link: HubLink
 
-    def __init__(self, url: str, token: str, data: str | None, access: Access | None) -> None:
-        self._url, self._token, self._data = url, token, data
+    def __init__(self, url: str, token: str, store: str | None, access: Access | None) -> None:
+        self._url, self._token, self._store = url, token, store
         self._access = access or Access()
         self.tasks = Supervisor()
         """what runs in the background, since the last start"""
@@ -216,7 +216,7 @@ class Client(Lifecycle):
         """Fail whatever still waits for an answer; everything else has stopped."""
 
     async def _open_ledger(self) -> Ledger:
-        return await open_local_ledger(self._data)
+        return await open_store(self._store)
 
     @abstractmethod
     async def _build_engine(self) -> Engine:
@@ -259,7 +259,7 @@ class Client(Lifecycle):
     def _save_cursors(self, cursors: Mapping[str, int]) -> None:
         """Store how far each stream has been read, in the background, one write at a time. A cursor that is
         not stored costs a repeat, never a loss."""
-        if self._data is not None and self._saving is None:
+        if self._store is not None and self._saving is None:
             self._saving = self.tasks.do("saving cursors", self._write_cursors(cursors))
 
     async def _write_cursors(self, cursors: Mapping[str, int]) -> None:

@@ -1,6 +1,6 @@
 """`duly.Chat`: talk, and miss nothing.
 
-The laws. A line is stored before it is sent (in memory, or in a file with `data=`), and sent again with the
+The laws. A line is stored before it is sent (in memory, or in a file with `store=`), and sent again with the
 same id until the hub has taken or refused it, also across a restart. Lines to one person or group go out one
 after the other, so they arrive in the order they were sent. Lines of others arrive once, in order; a line is
 acknowledged when the next one is asked for, so that a crash in between brings it again.
@@ -53,14 +53,14 @@ class Chat(OutboxClient, ChatRequests):
         async for line in chat.lines():
             print(line.sender, line.text)
 
-    `url` may name several hubs, separated by commas. `data` is the file that keeps unsent lines and the
+    `url` may name several hubs, separated by commas. `store` is the file that keeps unsent lines and the
     position in each conversation over a restart; without it both end with the process.
     """
 
     def __init__(
-        self, url: str, token: str, *, data: str | None = None, access: Access | None = None
+        self, url: str, token: str, *, store: str | None = None, access: Access | None = None
     ) -> None:
-        super().__init__(url, token, data, access)
+        super().__init__(url, token, store, access)
         self._sending: dict[bytes, asyncio.Future[SentLine]] = {}
         self._refused: dict[bytes, Refused] = {}
         self._turns: dict[str, asyncio.Lock] = {}

@@ -71,7 +71,7 @@ Handler = Callable[[Command], Awaitable[Any]]
 class Device(Client):
     """A device: it carries out commands, and pushes what it has to say.
 
-    device = duly.Device("http://127.0.0.1:7800", token, data="lock.db")
+    device = duly.Device("http://127.0.0.1:7800", token, store="lock.db")
 
     @device.on("lock_control", effect="at_most_once")
     async def lock_control(command):
@@ -80,7 +80,7 @@ class Device(Client):
 
     await device.run()
 
-    `data` is the file that keeps what the device has done and not pushed yet over a restart; without it both
+    `store` is the file that keeps what the device has done and not pushed yet over a restart; without it both
     end with the process. `online` is called with the device's name at every connection.
 
     With a URL like mqtt://lock-1:token@host the device reaches its hub through an MQTT broker. There `name`
@@ -94,13 +94,13 @@ class Device(Client):
         url: str,
         token: str = "",
         *,
-        data: str | None = None,
+        store: str | None = None,
         name: str = "",
         online: Callable[[str], None] | None = None,
         keys: str | Keyring | None = None,
         access: Access | None = None,
     ) -> None:
-        super().__init__(url, token, data, access)
+        super().__init__(url, token, store, access)
         self._keys = load(keys) if isinstance(keys, str) else keys
         self._mqtt_name = name
         self._online = online
@@ -172,7 +172,7 @@ class Device(Client):
         """Push something to the apps: `status_report`, `event_report`, `log_report`, `visit_notification`, or
         a type of your own.
 
-        The push is kept until the hub has stored it, over disconnects and, with `data=`, restarts. Awaiting
+        The push is kept until the hub has stored it, over disconnects and, with `store=`, restarts. Awaiting
         the returned object waits for that. Raises `RateLimited` if too many are waiting.
         """
         return self._pushes.push(type, data)

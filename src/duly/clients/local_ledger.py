@@ -16,9 +16,20 @@ MINTED: Final = "ids"
 """The name of the mark that holds the newest id."""
 
 
-async def open_local_ledger(data: str | None) -> Ledger:
-    """Opens the ledger in this file; None opens one in memory."""
-    return await open_ledger("memory:" if data is None else file_url(data))
+def store_url(store: str | None) -> str:
+    """Returns the URL of the ledger in this file, or at this URL; None is a ledger in memory.
+
+    >>> store_url("app.db"), store_url("sqlite:///app.db"), store_url(None)
+    ('sqlite:///app.db', 'sqlite:///app.db', 'memory:')
+    """
+    if not store or store == "memory:":
+        return "memory:"
+    return store if "://" in store else file_url(store)
+
+
+async def open_store(store: str | None) -> Ledger:
+    """Opens the ledger that `store` names."""
+    return await open_ledger(store_url(store))
 
 
 async def minted_ids(ledger: Ledger) -> SeqIds:

@@ -211,12 +211,12 @@ class Alert:
 class Sentinel(Client):
     """A sentinel: it reports events of the devices it watches.
 
-    async with duly.Sentinel("http://hub:7800", token, data="sentinel.db", profile="home") as sentinel:
+    async with duly.Sentinel("http://hub:7800", token, store="sentinel.db", profile="home") as sentinel:
         sentinel.disconnect("aa:bb:cc:dd:ee:ff")
         alert = sentinel.trigger("fall", "watch-1", severity="critical", location={"lat": 31.2, "lon": 121.5})
         print(await alert.sent)
 
-    `async with` does not wait for the tower; `await sentinel.ready()` does. `data` is the file of its queue
+    `async with` does not wait for the tower; `await sentinel.ready()` does. `store` is the file of its queue
     and memory; without it both end with the process. `profile` says who is told, at the tower.
     `transport="http"` is for networks that let no WebSocket through. `session` names what is guarded, if one
     sentinel guards one thing after another. `heartbeat=60` promises the tower a sign of life every minute:
@@ -229,7 +229,7 @@ class Sentinel(Client):
         url: str,
         token: str,
         *,
-        data: str | None = None,
+        store: str | None = None,
         profile: str = "default",
         policy: SentinelPolicy | None = None,
         session: str = "",
@@ -239,7 +239,7 @@ class Sentinel(Client):
     ) -> None:
         if transport not in ("websocket", "http"):
             raise Malformed(f"transport={transport!r} is not known; use 'websocket' or 'http'")
-        super().__init__(url, token, data, access)
+        super().__init__(url, token, store, access)
         self._profile = _name("profile", profile)
         self._session = session
         self._transport = transport

@@ -133,7 +133,7 @@ async def test_a_heartbeat_for_a_profile_that_is_not_there_is_refused_until_it_i
 
 async def test_a_sentinel_says_that_its_heartbeat_is_refused(tower: Tower, tmp_path: Path) -> None:
     async with Sentinel(
-        tower.url, tower.tokens["gate"], data=str(tmp_path / "gate.db"), profile="away", heartbeat=1
+        tower.url, tower.tokens["gate"], store=str(tmp_path / "gate.db"), profile="away", heartbeat=1
     ) as sentinel:
         async with asyncio.timeout(10):
             async for news in sentinel.news():

@@ -117,7 +117,7 @@ async def test_after_a_crash_in_the_middle_it_is_run_again_or_not_as_declared(
     crash = asyncio.Event()
 
     def make() -> Node:
-        node = at.node(at.b, data=str(tmp_path / "b.db"))
+        node = at.node(at.b, store=str(tmp_path / "b.db"))
 
         @node.task("work", effect=effect)  # type: ignore[arg-type]
         async def work(task: Task) -> int:
@@ -151,7 +151,7 @@ async def test_what_waits_for_its_turn_is_not_lost_by_a_crash_even_at_most_once(
     let_go = False
 
     def make() -> Node:
-        node = at.node(at.b, data=str(tmp_path / "b.db"), concurrency=1)
+        node = at.node(at.b, store=str(tmp_path / "b.db"), concurrency=1)
 
         @node.task("work")
         async def work(task: Task) -> None:

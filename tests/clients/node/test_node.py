@@ -16,8 +16,8 @@ from tests import servers
 from tests.clients.node.nodes import Brokered, until
 
 
-def lamp(at: Brokered, done: list[str], data: Path | None = None, **more: object) -> Node:
-    node = at.node(at.b, data=str(data) if data else None, **more)
+def lamp(at: Brokered, done: list[str], store: Path | None = None, **more: object) -> Node:
+    node = at.node(at.b, store=str(store) if store else None, **more)
 
     @node.task("turn_on", effect="at_least_once")
     async def turn_on(task: Task) -> dict[str, object]:
@@ -81,11 +81,11 @@ async def test_a_task_waits_for_a_node_that_is_away(at: Brokered, tmp_path: Path
 
 async def test_a_task_outlives_its_sender(at: Brokered, tmp_path: Path) -> None:
     done: list[str] = []
-    async with at.node(at.a, data=str(tmp_path / "a.db")) as a:
+    async with at.node(at.a, store=str(tmp_path / "a.db")) as a:
         task = await a.send(at.b, "turn_on", expires=60)
     with pytest.raises(Stopped):
         await task.result
-    async with lamp(at, done), at.node(at.a, data=str(tmp_path / "a.db")) as a:
+    async with lamp(at, done), at.node(at.a, store=str(tmp_path / "a.db")) as a:
         again = await a.find(task.id)
         async with asyncio.timeout(15):
             assert (await again.result)["on"]
@@ -124,7 +124,7 @@ async def test_a_sender_cannot_use_an_id_for_two_tasks(at: Brokered, tmp_path: P
     done: list[str] = []
     async with lamp(at, done):
         for _ in range(2):
-            async with at.node(at.a, data=str(tmp_path / "a.db")) as a:
+            async with at.node(at.a, store=str(tmp_path / "a.db")) as a:
                 task = await a.send(at.b, "turn_on", {"lamp": 1}, id="one")
                 assert await task.result == {"on": True, "lamp": 1}
                 with pytest.raises(Conflict):
@@ -210,7 +210,7 @@ async def test_a_cancelled_task_is_no_longer_sent_and_can_be_sent_anew(at: Broke
 
 async def test_nodes_survive_a_broker_that_restarts(at: Brokered, tmp_path: Path) -> None:
     done: list[str] = []
-    async with lamp(at, done, tmp_path / "b.db"), at.node(at.a, data=str(tmp_path / "a.db")) as a:
+    async with lamp(at, done, tmp_path / "b.db"), at.node(at.a, store=str(tmp_path / "a.db")) as a:
         before = [await a.send(at.b, "turn_on", {"lamp": n}, expires=300) for n in range(20)]
         await asyncio.to_thread(at.server.stop, signal.SIGKILL)
         during = [await a.send(at.b, "turn_on", {"lamp": n}, expires=300) for n in range(20)]
@@ -228,7 +228,7 @@ async def test_a_node_may_keep_its_memory_in_postgresql(
     database = postgres_server.create_database(at.b.lower().replace("-", "_"))
 
     def make() -> Node:
-        node = at.node(at.b, data=database)
+        node = at.node(at.b, store=database)
 
         @node.task("turn_on")
         async def turn_on(task: Task) -> str:

@@ -107,12 +107,12 @@ async def test_an_answer_in_base64_is_told_again_in_base64_to_a_peer_that_writes
 
 async def test_what_was_learned_of_a_peer_is_known_after_a_restart(at: Brokered, tmp_path: Path) -> None:
     runs: list[str] = []
-    data = str(tmp_path / "b.db")
+    store = str(tmp_path / "b.db")
     async with at.peer(at.a) as peer:
-        async with echo(at, runs, data=data):
+        async with echo(at, runs, store=store):
             peer.ask(at.b, "1", "echo", payload={"so": "json"})
             await peer.hear("complete")
-        async with echo(at, runs, data=data) as node:
+        async with echo(at, runs, store=store) as node:
             peer.ask(at.b, "2", "echo", payload="aGVsbG8=")
             answers = await peer.hear("complete", 2)
             assert answers[-1]["value"] == "aGVsbG8="

@@ -253,10 +253,10 @@ async def test_a_device_with_a_shared_secret_needs_no_other_key(people: People) 
 
 async def test_a_task_signed_before_a_restart_goes_on(people: People, tmp_path: Path) -> None:
     at = people.at
-    data = str(tmp_path / "a.db")
-    async with people.node(at.a, data=data) as a:
+    store = str(tmp_path / "a.db")
+    async with people.node(at.a, store=store) as a:
         id_ = (await a.send(at.b, "turn_on", expires=600)).id
-    async with people.lamp() as b, people.node(at.a, data=data) as a:
+    async with people.lamp() as b, people.node(at.a, store=store) as a:
         assert await asyncio.wait_for(_result(await a.find(id_)), 15) == {"on": True}
         assert not b.refused
     assert people.ran == [id_]

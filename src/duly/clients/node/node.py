@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec.structs import replace
 
 from duly.clients.base import Chores, Lifecycle
+from duly.clients.local_ledger import open_store
 from duly.clients.node.incoming import Action, Handler, Incoming
 from duly.clients.node.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
 from duly.clients.node.outgoing import Outgoing
@@ -47,7 +48,6 @@ from duly.errors import (
 from duly.identity.keyring import load
 from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
-from duly.storage import file_url, open_ledger
 from duly.storage.ledger import Ledger
 from duly.transports.mqtt.address import BrokerAddress
 from duly.wire import fd
@@ -99,7 +99,7 @@ class Housekeeping:
 class Node(Lifecycle):
     """A node: it carries out tasks that it receives, and sends tasks.
 
-    node = duly.Node("mqtt://B:secret@localhost", data="b.db")
+    node = duly.Node("mqtt://B:secret@localhost", store="b.db")
 
     @node.task("turn_on", effect="at_least_once")
     async def turn_on(task):
@@ -107,7 +107,7 @@ class Node(Lifecycle):
 
     await node.run()
 
-    `data` is its memory: a file, or the URL of a ledger; without it the memory ends with the process. `name`
+    `store` is its memory: a file, or the URL of a ledger; without it the memory ends with the process. `name`
     is for brokers where the node logs in under another name. At most `concurrency` tasks run at a time; with
     `ordered` those of one sender run one by one, in its order. A node without handlers only sends, and any
     number of processes may do that under one name; `serve=True` makes it the only one that receives.
@@ -120,7 +120,7 @@ class Node(Lifecycle):
         self,
         url: str,
         *,
-        data: str | None = None,
+        store: str | None = None,
         name: str = "",
         prefix: str = fd.PREFIX,
         form: FormWord = "base64",
@@ -141,7 +141,7 @@ class Node(Lifecycle):
         self.name = fd.check_username(name or self._address.username)
         self.refused: Counter[str] = Counter()
         """how many messages were refused, by reason"""
-        self._data, self._prefix, self._form = data, fd.check_prefix(prefix), Form(form)
+        self._store, self._prefix, self._form = store, fd.check_prefix(prefix), Form(form)
         self._signatures = _signatures(self.name, self._prefix, keys, require_signed)
         self._ordered, self._heartbeat, self._serve = ordered, heartbeat, serve
         self._horizon, self._resend = horizon, resend
@@ -262,18 +262,15 @@ class Node(Lifecycle):
         self._begun.clear()
 
     async def _open_ledger(self, serve: bool) -> Ledger:
-        url = self._data or "memory:"
-        if "://" not in url and url != "memory:":
-            url = file_url(url)
         backoff = Backoff(STAND_BY)
         try:
             while True:
                 try:
-                    return await open_ledger(url)
+                    return await open_store(self._store)
                 except LedgerInUse:
                     if not serve:
                         raise
-                    self._standby = f"another process of {self.name} writes {self._data}"
+                    self._standby = f"another process of {self.name} writes {self._store}"
                     await backoff.wait()
         finally:
             self._standby = ""
@@ -305,7 +302,7 @@ class Node(Lifecycle):
             prefix=self._prefix,
             heartbeat=self._heartbeat,
             serve=serve,
-            clean=not serve and self._data is None,
+            clean=not serve and self._store is None,
         )
 
     async def _begin(self) -> None:

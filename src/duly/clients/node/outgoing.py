@@ -208,7 +208,7 @@ class Outgoing:
     def close(self) -> None:
         """Fail every caller that still waits."""
         for sent in self._sent.values():
-            sent.fail(Stopped("the node was stopped before the task ended; with data= it goes on"))
+            sent.fail(Stopped("the node was stopped before the task ended; with store= it goes on"))
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 

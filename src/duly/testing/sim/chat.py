@@ -134,7 +134,7 @@ class ChatHub(GatewayHub):
 
 class _SimChat(Chat):
     def __init__(self, node: Person) -> None:
-        super().__init__("", "", data="kept")
+        super().__init__("", "", store="kept")
         self.node = node
 
     async def _open_ledger(self) -> Ledger:

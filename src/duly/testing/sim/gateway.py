@@ -350,7 +350,7 @@ def end_client(client: App | Device | Chat) -> None:
 
 class _SimApp(App):
     def __init__(self, node: GatewayApp) -> None:
-        super().__init__("", "", data="kept")
+        super().__init__("", "", store="kept")
         self.node = node
 
     async def _open_ledger(self) -> Ledger:

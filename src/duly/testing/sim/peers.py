@@ -43,7 +43,7 @@ _process: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("duly
 class _SimNode(FdNode):
     def __init__(self, node: SimPeer) -> None:
         super().__init__(
-            f"mqtt://{node.name}@{node.name}", data="simulated", serve=node.serves, resend=RESEND
+            f"mqtt://{node.name}@{node.name}", store="simulated", serve=node.serves, resend=RESEND
         )
         self.node = node
 
