@@ -43,6 +43,8 @@ RIDDLES: Final = frozenset(_RIDDLES.split())
 """Words that tell a newcomer nothing about what the thing is."""
 PLAIN_IN_A_FUNCTION: Final = frozenset({"lines", "place", "route", "look up", "see off"})
 """Words that are riddles only in the name of a module or class: a function may return lines."""
+VAGUE_PEOPLE: Final = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
+"""Pronouns where the program has a noun: a recipient, a sender, an account, a process."""
 
 EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
     "large_classes": {
@@ -52,6 +54,11 @@ EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
     "riddles": {
         "storage/postgres/watch.py": 1,
         "storage/secret_box.py": 1,
+    },
+    "vague_people": {
+        "apps/alerts/profiles.py": 3,
+        "cli/profiles.py": 2,
+        "storage/sqlite/file.py": 1,
     },
 }
 
@@ -207,6 +214,13 @@ def riddles() -> Iterator[tuple[str, int, str]]:
             yield file, len(found), f"uses words that are riddles to a newcomer: {', '.join(found)}"
 
 
+def vague_people() -> Iterator[tuple[str, int, str]]:
+    for file in FILES:
+        found = VAGUE_PEOPLE.findall(text(file))
+        if found:
+            yield file, len(found), f"says {', '.join(sorted(set(found)))} where it has a noun"
+
+
 def stray_heaps() -> Iterator[tuple[str, int, str]]:
     for file in FILES:
         uses = sum(
@@ -245,6 +259,7 @@ RULES: Final[tuple[Rule, ...]] = (
     repeated_classes,
     missing_docstrings,
     riddles,
+    vague_people,
     stray_heaps,
     ignored_types,
     uses_of_any,

@@ -58,7 +58,8 @@ class Fault(Enum):
     SENDER = "sender"
     OPERATOR = "operator"
     PROGRAM = "program"
-    NOBODY = "nobody"
+    NONE = "none"
+    """there is nothing to solve: it is an outcome, or it passes"""
 
 
 class DulyError(Exception):
@@ -178,7 +179,7 @@ class Refused(SenderError):
 class OutcomeError(DulyError):
     """The message was accepted, and this is how it ended."""
 
-    fault = Fault.NOBODY
+    fault = Fault.NONE
     word = "outcome"
 
 
@@ -281,7 +282,7 @@ class LedgerUnavailable(LedgerError):
 class ConnectionLost(DulyError):
     """There is no connection, or it broke before the other side confirmed: send again later."""
 
-    fault = Fault.NOBODY
+    fault = Fault.NONE
     retry = True
     word = "connection_lost"
 
@@ -354,7 +355,7 @@ class RateLimited(Overloaded):
 class Stopped(DulyError):
     """The hub or client is shutting down: try another one, or later."""
 
-    fault = Fault.NOBODY
+    fault = Fault.NONE
     retry = True
     word = "stopped"
 

@@ -1,4 +1,4 @@
-"""`once`: a function that runs once per key, whoever calls it, however often, across crashes.
+"""`once`: a function that runs once per key, however often and from however many processes it is called.
 
     ledger = await duly.open_ledger("sqlite:///app.db")
 
@@ -212,8 +212,8 @@ class _Runner:
         _in_hand.add(me)
         try:
             while True:
-                # Not 1: a key that was freed is admitted anew, and what somebody saw of its former life
-                # must not fence him in as the owner of this one.
+                # Not 1: a key that was freed is admitted anew, and a call that saw its
+                # former life must not pass for the owner of this one.
                 first = random.getrandbits(60) + 1
                 verdict = await self._admit(message, first, me)
                 if verdict.fresh:
@@ -250,10 +250,10 @@ class _Runner:
                 reason, free = "cancelled before it began", (Withdraw(key),)
                 await ledger.write(Finish(_ref(admit.message), first, State.CANCELLED, reason, free))
 
-    # ── somebody else has begun ──────────────────────────────────────────────────────────────────
+    # ── another call has begun ──────────────────────────────────────────────────────────────────
 
     async def _take_over(self, message: Message, me: str) -> int | None:
-        """Wait for the one who has begun; if he is dead, the attempt that is now ours to run."""
+        """Wait for the call that has begun; if its process is dead, the attempt that is now ours to run."""
         ledger = self._ledger
         with ledger.watch(message.key) as news:
             found = [d for d in await ledger.deliveries(message.key) if d.ref.channel == CHANNEL]
@@ -395,10 +395,10 @@ class _Runner:
 
 
 CRASHED: Final = Answer(
-    ERROR, b"", "its process died before the end was stored; nobody can tell whether it took effect"
+    ERROR, b"", "its process died before the end was stored; whether it took effect is not known"
 )
 CANCELLED: Final = Answer(
-    ERROR, b"", "it was cancelled while it was running; nobody can tell whether it took effect"
+    ERROR, b"", "it was cancelled while it was running; whether it took effect is not known"
 )
 
 
@@ -487,8 +487,8 @@ def _unpack(message: Message, verdict: Verdict, decoder: msgspec.json.Decoder[An
 
 
 class _Leases:
-    """Renews the leases of one function's runs in this process, all with one timer. Where nobody else
-    writes, a lease lasts as long as the process, and there is nothing to do."""
+    """Renews the leases of one function's runs in this process, all with one timer. Where no other
+    process writes, a lease lasts as long as the process, and there is nothing to do."""
 
     def __init__(self, ledger: Ledger, lease: int) -> None:
         self._ledger = ledger

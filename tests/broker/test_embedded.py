@@ -101,7 +101,7 @@ class Client:
 async def test_nobody_gets_in_unless_named(broker: EmbeddedBroker) -> None:
     for users in ([], [node("a")]):
         await broker.set_users(users)
-        for name, password in (("x", "y"), ("a", "wrong"), ("$nobody", ""), ("", "")):
+        for name, password in (("x", "y"), ("a", "wrong"), ("$unused", ""), ("", "")):
             client = Client(broker, name, password, client_id="c")
             with pytest.raises(ConnectionRefused, match="not authorised"):
                 async with client:

@@ -73,7 +73,7 @@ def test_words_that_are_no_status_and_a_wait_that_is_too_short_say_so(place: Pla
         "profile", "set", "default", "--send", f"file:{place.folder}/told", "--escalate", "1h=console:"
     )
     done = place.duly("alert", "trigger", "smoke", "--wait", "0.2s")
-    assert (done.returncode, "not everybody was told yet" in done.stderr) == (5, True)
+    assert (done.returncode, "not every recipient was told yet" in done.stderr) == (5, True)
     for verb in (["alert", "list", "--status", "happy"], ["deliveries", "list", "--state", "happy"]):
         refused = place.duly(*verb)
         assert (refused.returncode, "'happy' is not a stat" in refused.stderr) == (2, True)
@@ -183,7 +183,7 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place
     assert (refused.returncode, "--nobody" in refused.stderr) == (2, True)
     assert place.duly("profile", "set", "default", "--nobody").returncode == 0
     done = place.duly(*critical)
-    assert (done.returncode, "NOBODY WAS TOLD" in done.stderr) == (1, True)
+    assert (done.returncode, "NO RECIPIENT WAS TOLD" in done.stderr) == (1, True)
     done = place.duly(*critical, "--json")
     assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 0)
     place.duly("profile", "set", "default", "--send", "file:/nowhere/at/all")
@@ -195,7 +195,7 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place
     assert place.duly("alert", "silence", "--reason", "fall", "--critical").returncode == 0
     assert place.duly(*critical).returncode == 1
     dead = place.ask("deliveries", "list", "--state", "dead")
-    assert [one["recipient"] for one in dead] == ["nobody", "nobody"]
+    assert [one["recipient"] for one in dead] == ["none", "none"]
 
 
 def test_watch_shows_a_fresh_alert(place: Place) -> None:

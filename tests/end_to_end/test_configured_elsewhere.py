@@ -49,6 +49,6 @@ async def test_a_silence_holds_at_once_at_a_hub_where_alerts_keep_coming(
                 )
                 record = await there.ledger.find(key_of("watch", await report(sentinel, f"room-{n}")))
                 said.append(record.answer.reason if record and record.answer else "somebody is told")
-        assert said == ["silenced; nobody was told"] * ROUNDS
+        assert said == ["silenced; no recipient was told"] * ROUNDS
     finally:
         await town.stop()

@@ -198,10 +198,10 @@ def _keys(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
     patterns = []
     for act in (Act.PUBLISH, Act.SUBSCRIBE):
         # RabbitMQ shows a + of a subscription as *, which no topic contains.
-        anybody = r"(\*|[^.*#]+)" if act is Act.SUBSCRIBE else r"[^.*#]+"
+        any_name = r"(\*|[^.*#]+)" if act is Act.SUBSCRIBE else r"[^.*#]+"
         keys = (each.split("/") for each in wanted.allows(act, name, of))
         texts = (
-            r"\.".join(anybody if level == "+" else _regex(level) for level in levels) for levels in keys
+            r"\.".join(any_name if level == "+" else _regex(level) for level in levels) for levels in keys
         )
         patterns.append(f"^({'|'.join(texts)})$")  # never empty: every class may do something of either
     return patterns
@@ -282,7 +282,7 @@ def nats_users(users: Iterable[BrokerUser]) -> bytes:
     """An `accounts` block with these users only, who may connect by MQTT only."""
     lines = [_nats_user(user) for user in check_users(users)]
     # An account without users would let every client in.
-    lines.append(_nats_user(BrokerUser("$nobody", os.urandom(24).hex())))
+    lines.append(_nats_user(BrokerUser("$unused", os.urandom(24).hex())))
     return b"accounts { duly { jetstream: enabled, users: [\n%b] } }\n" % b"".join(lines)
 
 

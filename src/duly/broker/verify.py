@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.acl import ANYBODY, HUB, LETTERS, STATUS, AccountClass, Act, Permission, covers, decide
+from duly.core.acl import EVERY_NAME, HUB, LETTERS, STATUS, AccountClass, Act, Permission, covers, decide
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
@@ -75,7 +75,7 @@ def sample_topics(users: Sequence[str], prefix: str) -> list[str]:
 
 def sample_filters(users: Sequence[str], prefix: str) -> list[str]:
     """Topic filters to subscribe to, allowed and forbidden ones."""
-    of_all = [f"{prefix}/{ANYBODY}/{kind}" for kind in (*LETTERS, STATUS)]
+    of_all = [f"{prefix}/{EVERY_NAME}/{kind}" for kind in (*LETTERS, STATUS)]
     whole = [f"{prefix}/{user}/#" for user in users]
     shared = [f"$share/duly/{prefix}/{user}/pending" for user in users]
     return [*sample_topics(users, prefix), *of_all, *whole, *shared, f"{prefix}/#", "#", "+/#", "$SYS/#"]

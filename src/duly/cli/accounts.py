@@ -150,7 +150,7 @@ def _relations(name: str, role: str, grants: dict[str, list[str]]) -> str:
         return f"commands {', '.join(devices)}" if devices else "may command nothing yet"
     if role == "device":
         apps = [app for app, devices in grants.items() if name in devices]
-        return f"commanded by {', '.join(apps)}" if apps else "commanded by nobody yet"
+        return f"commanded by {', '.join(apps)}" if apps else "no app may command it yet"
     return "may command everything" if role == "admin" else ""
 
 

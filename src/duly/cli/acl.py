@@ -165,7 +165,7 @@ def try_(
 def _show(found: Sequence[Finding]) -> None:
     if found:
         head = ("", "USER", "DOES", "TOPIC", "")
-        table(head, ((f.verdict, f.user or "(nobody)", f.act, f.topic, f.detail) for f in found))
+        table(head, ((f.verdict, f.user or "(anonymous)", f.act, f.topic, f.detail) for f in found))
 
 
 def _row(finding: Finding) -> dict[str, object]:

@@ -163,9 +163,9 @@ def trigger(
 ) -> None:
     """Report an alert by hand. Needs a running hub.
 
-    Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if everyone was told, 1 if no one
-    could be told, 5 if that is not known yet, as while an escalation waits. For a critical alert it always
-    waits (10 s) until a person is told: 0 if so, 1 if no one is, 5 if that is not known yet.
+    Exits with 0 if it was accepted, 6 if it was refused. With --wait: 0 if every recipient was told, 1 if
+    none could be told, 5 if that is not known yet, as while an escalation waits. For a critical alert it
+    always waits (10 s) until a person is told: 0 if so, 1 if not, 5 if that is not known yet.
     """
     import secrets
 
@@ -189,7 +189,7 @@ def trigger(
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
         elif wait:
-            note(f"duly: not everybody was told yet; 'duly alert show {id_}' says who was")
+            note(f"duly: not every recipient was told yet; 'duly alert show {id_}' says who was")
     if about.severity == "critical":
         _insist(hub, id_, 0 if wait else URGENT_SECONDS)
     elif wait and (ack is None or ack["state"] != "done"):
@@ -207,11 +207,11 @@ def _insist(hub: HubClient, event: str, patience: float) -> None:
             return
         open_ = any(state in ("accepted", "sent") for state in states) or "unknown" in states
         if alert is not None and not open_ and alert["state"] not in ("accepted", "sent", "delivered"):
-            why = alert.get("detail") or "its profile names nobody"
-            note(f"duly: NOBODY WAS TOLD of this critical alert: {why}")
+            why = alert.get("detail") or "its profile names no recipient"
+            note(f"duly: NO RECIPIENT WAS TOLD of this critical alert: {why}")
             raise typer.Exit(Exit.FAILED)
         if time.monotonic() > until:
-            note(f"duly: nobody has surely been told yet; 'duly alert show {event}' says how it goes on")
+            note(f"duly: no recipient is known to be told yet; 'duly alert show {event}' says how it goes on")
             raise typer.Exit(Exit.UNKNOWN)
         time.sleep(0.1)
 
@@ -262,7 +262,7 @@ def list_alerts(
 def _told(one: JsonObject) -> str:
     made = one["deliveries"]
     if not made:
-        return "nobody" if one.get("detail") else "-"
+        return "none" if one.get("detail") else "-"
     asked = [d for d in made if d["state"] != "superseded"]
     return f"{sum(d['state'] == 'done' for d in asked)} of {len(asked)}"
 
@@ -311,7 +311,7 @@ class DecisionOptions:
 @alert.command("ack")
 @grouped
 def ack(event: EventId, *, said: DecisionOptions, at: LedgerOptions, json: Json = False) -> None:
-    """Take an alert over: no one else is woken up."""
+    """Take an alert over: no further recipient is woken up."""
     _decide("alert.ack", event, said, at, json)
 
 

@@ -94,7 +94,9 @@ class ProfileOptions:
     silent: Annotated[
         str, typer.Option("--silent", help="The severity of a silent sentinel: info, warning or critical.")
     ] = "critical"
-    nobody: Annotated[bool, typer.Option("--nobody", help="Tell no one: its alerts are only listed.")] = False
+    nobody: Annotated[
+        bool, typer.Option("--nobody", help="It has no recipients: its alerts are only listed.")
+    ] = False
 
     def draft(self) -> str:
         """Returns the profile as JSON, as the hub takes it."""
@@ -148,7 +150,7 @@ def list_profiles(*, at: LedgerOptions, json: Json = False) -> None:
 
 
 def _first(one: JsonObject) -> str:
-    return ", ".join(one["steps"][0]["to"]) if one["steps"] else "nobody"
+    return ", ".join(one["steps"][0]["to"]) if one["steps"] else "no recipient"
 
 
 @profile.command("show")
@@ -190,7 +192,7 @@ def remove_profile(
 def _show_profile(one: JsonObject) -> None:
     say(f"profile {one['name']}")
     if not one["steps"]:
-        say("  tells no one; alerts are only listed, but critical ones go to 'default'")
+        say("  tells no recipient; alerts are only listed, but critical ones go to 'default'")
     for step in one["steps"]:
         when = "at once" if not step["after"] else f"after {_span(step['after'])}, unless acknowledged"
         for label in step["to"]:

@@ -93,7 +93,7 @@ class UpOptions:
         typer.Option(
             "--registration",
             metavar="open|closed",
-            help="Whether anyone may register to chat. [open, if only this machine can connect]",
+            help="Whether new people may register to chat. [open, if only this machine can connect]",
         ),
     ] = None
     friends_only: Annotated[

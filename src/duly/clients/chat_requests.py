@@ -53,7 +53,7 @@ class ChatRequests(ABC):
         self, name: str, *members: str, history: Literal["all", "joined"] = "all", open: bool = False
     ) -> str:
         """Create a group; returns its id. With `history="joined"` members see only what was said after they
-        joined. Anybody may join an `open` group."""
+        joined. Any person may join an `open` group."""
         wanted = {"name": name, "members": members, "history": history, "open": open}
         return str((await self._submit_line("group_create", None, wanted)).data["group"])
 

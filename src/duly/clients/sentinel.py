@@ -359,7 +359,7 @@ class Sentinel(Client):
         self._tell(change)
 
     def stand_down(self) -> None:
-        """Take the promise of a heartbeat back: from now on no one is told when this sentinel falls
+        """Take the promise of a heartbeat back: from now on no recipient is told when this sentinel falls
         silent."""
         if not self._link.connected:
             raise ConnectionLost("the tower cannot be reached; it expects the heartbeat until it is told")

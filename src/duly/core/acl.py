@@ -41,7 +41,7 @@ ANSWERS: Final = ("ack", "complete", "failed")
 LETTERS: Final = (PENDING, *ANSWERS)
 STATUS: Final = "status"
 
-ANYBODY: Final = "+"
+EVERY_NAME: Final = "+"
 
 HUB: Final = "hub"
 """The hub's own name among the nodes."""
@@ -68,7 +68,7 @@ class Whose(Enum):
     OWN = "own"
     PEERS = "peers"
     """any node's, where every account is a node; else those of the named nodes"""
-    ANYBODY = "anybody"
+    ANY = "any"
     HUB = "hub"
 
 
@@ -86,9 +86,9 @@ class Rule(Struct, frozen=True):
             case Whose.OWN:
                 names: Sequence[str] = (me,)
             case Whose.PEERS:
-                names = (ANYBODY,) if peers is None else peers
-            case Whose.ANYBODY:
-                names = (ANYBODY,)
+                names = (EVERY_NAME,) if peers is None else peers
+            case Whose.ANY:
+                names = (EVERY_NAME,)
             case Whose.HUB:
                 names = (HUB,)
         return [f"{prefix}/{name}/{self.kind}" for name in names]
@@ -101,7 +101,7 @@ RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
         *_LETTERBOX,
         *(Rule(Act.PUBLISH, Whose.PEERS, kind) for kind in LETTERS),
         Rule(Act.PUBLISH, Whose.OWN, STATUS),
-        Rule(Act.SUBSCRIBE, Whose.ANYBODY, STATUS),
+        Rule(Act.SUBSCRIBE, Whose.ANY, STATUS),
     ),
     AccountClass.DEVICE: (
         *_LETTERBOX,
@@ -111,8 +111,8 @@ RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
     ),
     AccountClass.HUB: (
         *(Rule(Act.SUBSCRIBE, Whose.HUB, kind) for kind in ANSWERS),
-        Rule(Act.SUBSCRIBE, Whose.ANYBODY, STATUS),
-        *(Rule(Act.PUBLISH, Whose.ANYBODY, kind) for kind in (PENDING, "ack", "failed")),
+        Rule(Act.SUBSCRIBE, Whose.ANY, STATUS),
+        *(Rule(Act.PUBLISH, Whose.ANY, kind) for kind in (PENDING, "ack", "failed")),
     ),
 }
 
@@ -198,5 +198,5 @@ def _why(act: Act, topic: str, prefix: str, of: AccountClass, peers: Sequence[st
                 return "a device is commanded by the hub alone, and answers it alone"
             if peers is not None and whose not in peers:
                 return f"{whose} is no node; only the hub writes to devices, and only devices to the hub"
-        return f"{kind} is {'everybody' if whose == ANYBODY else whose}'s own"
+        return f"{kind} is {'each account' if whose == EVERY_NAME else whose}'s own"
     return f"nothing is for nodes there, only {prefix}/{{username}}/{' '.join((*LETTERS, STATUS))}"

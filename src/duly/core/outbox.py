@@ -555,16 +555,14 @@ def _nothing(_: Results, __: int) -> list[Todo]:
     return []
 
 
-CRASHED: Final = Answer(
-    TIMED_OUT, b"", "we stopped in the middle of it; nobody can tell whether it took effect"
-)
+CRASHED: Final = Answer(TIMED_OUT, b"", "we stopped in the middle of it; whether it took effect is not known")
 SILENT: Final = Answer(
-    TIMED_OUT, b"", "the recipient did not answer in time; nobody can tell whether it took effect"
+    TIMED_OUT, b"", "the recipient did not answer in time; whether it took effect is not known"
 )
 EXPIRED: Final = Answer(TIMED_OUT, b"", "it expired before it could be done")
 UNABLE: Final = Verdict(
     Word.REFUSED,
-    reason="it was not stored just now, or nobody can tell; send it again with the same id, which is safe",
+    reason="it was not stored just now, or that is not known; send it again with the same id, which is safe",
     retry=True,
 )
 """Not that nothing was done: a commit whose answer was lost may have reached the ledger."""

@@ -2,7 +2,7 @@
 
 The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
 count of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A
-clock that is set back makes no one wait longer than a full burst takes to refill.
+clock that is set back makes no sender wait longer than a full burst takes to refill.
 """
 
 from __future__ import annotations

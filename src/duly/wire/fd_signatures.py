@@ -113,7 +113,7 @@ class FdSignatures:
         if status is not None:
             self.check(status, by)
         elif self.required:
-            raise Unsigned(f"somebody has removed the status of {by}; that cannot be signed")
+            raise Unsigned(f"the status of {by} was removed; a removal cannot be signed")
         return status
 
     def _verifier(self, by: str, kid: str) -> Verifier | None:

@@ -396,7 +396,7 @@ async def test_what_is_silenced_is_listed_and_nobody_is_told(place: Tower, hook:
     await place.profile("home", hook.url)
     made = await place.do("alert.silence", device="AA:*", lasts="60", by="ann")
     _, said = await place.post(event("event-1"), query="?wait=2")
-    assert said["ack"]["detail"] == "silenced by ann; nobody was told"
+    assert said["ack"]["detail"] == "silenced by ann; no recipient was told"
     await place.post(event("event-2", device_address="CC"))
     await hook.got(1)
     await place.do("alert.unsilence", silence=made["silence"])

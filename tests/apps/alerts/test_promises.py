@@ -161,7 +161,9 @@ async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profi
     assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["its address refused", "its profile names nobody"])
+@pytest.mark.parametrize(
+    "named", [True, False], ids=["its address refused", "its profile names no recipient"]
+)
 async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
     place: Tower, hook: Receiver, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ UNTOLD: Final = "untold"
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
 """The ends of a delivery after which it is not certain that the recipient was notified."""
-NOBODY: Final = "nobody"
+NO_RECIPIENT: Final = "none"
 """The recipient that is shown for an alert without deliveries."""
 SEARCHED: Final = 100_000
 """The newest alerts that are searched for an id or a status."""
@@ -210,14 +210,14 @@ class AlertOperations:
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
         """The newest deliveries in a state; `open` and `dead` stand for several states. An alert that
-        failed without a delivery, since its profile was missing, is shown with one to `nobody`."""
+        failed without a delivery, since its profile was missing, is shown with one to `none`."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
         found: list[tuple[AlertRecord, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
-            made = alert.deliveries or _to_nobody(alert)
+            made = alert.deliveries or _to_no_recipient(alert)
             found += ((alert, one) for one in made if _is(state, one.state))
             if len(found) >= limit:
                 break
@@ -448,7 +448,7 @@ class AlertOperations:
         """Deliver an alert to another address instead of this recipient."""
         rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
         if not rounds:
-            known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "nobody"
+            known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "no recipient"
             raise Malformed(f"this alert has no delivery to {recipient!r}; it goes to {known}")
         label = await self._profiles.add_address(url)
         now = self._ledger.clock.now()
@@ -512,13 +512,13 @@ def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
             return kind in TELLING
 
 
-def _to_nobody(alert: AlertRecord) -> list[Delivery]:
+def _to_no_recipient(alert: AlertRecord) -> list[Delivery]:
     """The delivery that is shown for an alert that failed without one."""
     record = alert.record
     if record.state not in DEAD:
         return []
     reason = "" if record.answer is None else record.answer.reason
-    return [Delivery(DeliveryRef(alert.key, CHANNEL, NOBODY), record.state, 0, 0, 0, "", reason)]
+    return [Delivery(DeliveryRef(alert.key, CHANNEL, NO_RECIPIENT), record.state, 0, 0, 0, "", reason)]
 
 
 def _critical(event: AlertEvent, status: AlertStatus) -> bool:

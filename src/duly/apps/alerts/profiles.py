@@ -302,7 +302,7 @@ class Profiles:
         )
         if not profile.steps and not draft.nobody:
             raise Malformed(
-                f"profile {name!r} would tell nobody; name an address with --send, or use --nobody if its "
+                f"profile {name!r} names no recipient; name an address with --send, or use --nobody if its "
                 "alerts are only to be listed"
             )
         writes.append(PutItem(PROFILES, name, msgspec.json.encode(profile)))

@@ -249,8 +249,8 @@ class AlertService:
         beat = read_beat(bytes(frame.data))
         if beat.every and not await self._has_profile(beat.profile_id, who.name):
             raise NoProfile(
-                f"there is no profile {beat.profile_id!r}, so nobody would be told of a silence; make it "
-                f"with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
+                f"there is no profile {beat.profile_id!r}, so no recipient would be told of a silence; make "
+                f"it with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
             )
         await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
@@ -265,7 +265,7 @@ class AlertService:
         if await self._ledger.find(message.key) is not None:
             return
         raise NoProfile(
-            f"there is no profile {message.recipient!r}, so nobody would be told; make it with "
+            f"there is no profile {message.recipient!r}, so no recipient would be told; make it with "
             f"'duly profile set {message.recipient} --send URL', or one named 'default'"
         )
 
@@ -347,14 +347,18 @@ class AlertService:
         silence = self._silence_over(message, event, now)
         if silence is not None:
             by = f" by {silence.by}" if silence.by else ""
-            return DeliveryPlan(end=(State.DONE, Answer(0, b"", f"silenced{by}; nobody was told")))
+            return DeliveryPlan(end=(State.DONE, Answer(0, b"", f"silenced{by}; no recipient was told")))
         profile = self.profiles.get(event.profile_id)
         if profile is None:
-            reason = f"there is no profile {event.profile_id!r}, so nobody was told; see 'duly profile set'"
+            reason = (
+                f"there is no profile {event.profile_id!r}, so no recipient was told; see 'duly profile set'"
+            )
             return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
         traits = traits_of(message, event)
         if not profile.steps and traits.urgent:
-            reason = f"profile {event.profile_id!r} names nobody, so nobody was told; see 'duly profile set'"
+            reason = (
+                f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
+            )
             return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
         if not profile.steps:
             return _LISTED

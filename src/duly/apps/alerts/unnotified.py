@@ -53,12 +53,14 @@ class UnnotifiedAlerts:
                 await self._ledger.write(DropItem(UNTOLD, name_in_bucket(key)))
                 return
             known = "" if alert.record.answer is None else alert.record.answer.reason
-            reason = known or "nobody was told"
+            reason = known or "no recipient was told"
             if not await self._operations.fall_back(alert, reason):
                 return  # it was done before
             self.count += 1
             message = alert.record.message
-            _LOG.error("nobody was told of the critical alert %s/%s: %s", message.scope, message.id, reason)
+            _LOG.error(
+                "no recipient was told of the critical alert %s/%s: %s", message.scope, message.id, reason
+            )
             self._audit.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
 
     async def catch_up(self) -> None:

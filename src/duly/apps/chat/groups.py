@@ -31,7 +31,7 @@ GROUPS: Final = frozenset(
 NAME_LIMIT: Final = 100
 ALREADY: Final = Verdict(Word.REFUSED, reason="they are in this group already", cause="already")
 LAST: Final = Verdict(
-    Word.REFUSED, reason="a group has an owner; make somebody else the owner first", cause="last_owner"
+    Word.REFUSED, reason="a group has an owner; make another member the owner first", cause="last_owner"
 )
 
 

@@ -345,7 +345,7 @@ class MqttDevices:
         if status is not None:
             self._check_signature(status, name)
         elif self._accounts.key_of(name):
-            raise Forged(f"the status of {name} was removed, which nobody can sign")
+            raise Forged(f"the status of {name} was removed; a removal cannot be signed")
         if status is not None and fd.is_question(status):
             return
         if not old:

@@ -974,7 +974,7 @@ function emit(listeners, what) {
 
 /** @returns {Ack} */
 function silent() {
-  return { state: "unknown", code: 4, detail: "no answer came; nobody can tell whether it took effect" };
+  return { state: "unknown", code: 4, detail: "no answer came; whether it took effect is not known" };
 }
 
 /** @returns {Ack} */

@@ -30,7 +30,7 @@ PLANNED: Final = frozenset({DeliveryKind.STEP, DeliveryKind.FALLBACK})
 TELLING: Final = PLANNED | {DeliveryKind.RAISED}
 """Deliveries that tell of a message as it stands, so that a correction has to follow if it is taken back."""
 
-NOT_WANTED: Final = "nobody needs to be told any more"
+NOT_WANTED: Final = "no recipient needs to be told any more"
 CUT_OFF: Final = "we stopped before we knew whether it had arrived"
 
 DOUBT: Final = "in doubt: "

@@ -92,7 +92,7 @@ class ChatHub(GatewayHub):
         self.recorded = getattr(self, "recorded", [])
         names = [name for name in self.world.nodes if name != self.name]
         buckets = self.disk.buckets
-        buckets.setdefault(c.GROUPS, {})[GROUP] = b'{"name":"everybody","made_by":"nobody"}'
+        buckets.setdefault(c.GROUPS, {})[GROUP] = b'{"name":"everybody","made_by":"founder"}'
         for name in names:
             buckets.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
             buckets.setdefault(c.convs(name), {})[GROUP] = b""

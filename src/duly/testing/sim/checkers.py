@@ -49,7 +49,7 @@ def wanted(world: World) -> Iterator[Finding]:
     for effect in world.log.effects:
         want = world.log.wanted.get(effect.message.key)
         if want is None or effect.message.body != want.message.body:
-            yield "took effect, but nobody wanted that", effect.message.key
+            yield "took effect, but was never wanted", effect.message.key
         elif want.message.recipient != effect.receiver:
             yield f"took effect at {effect.receiver}, not at {want.message.recipient}", effect.message.key
 

@@ -185,7 +185,7 @@ def all_told(world: World) -> Iterator[Finding]:
     for key, record in hub.messages.items():
         made = {ref.recipient: one for ref, one in hub.deliveries.items() if ref.key == key}
         if made.keys() != DOUBTS.keys():
-            yield f"only {', '.join(sorted(made)) or 'nobody'} would be told", key
+            yield f"only {', '.join(sorted(made)) or 'no recipient'} would be told", key
         for recipient, one in made.items():
             if not one.state.terminal:
                 yield f"the delivery to {recipient} is still {one.state.word}", key

@@ -182,7 +182,7 @@ class MqttSession(asyncio.Protocol):
     @property
     def lost(self) -> str:
         """The error text for a publish that was not confirmed before the connection ended."""
-        return f"{self.reason}; nobody knows whether the broker has it, send it again"
+        return f"{self.reason}; whether the broker has it is not known, send it again"
 
     def _watch_socket(self) -> None:
         """Keep the connection alive, and leave one that is not."""
