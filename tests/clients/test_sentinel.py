@@ -53,7 +53,7 @@ class Told(Sentinel):
 
     async def _open_ledger(self) -> Ledger:
         return await open_ledger(
-            "memory:" if self._data is None else f"sqlite:///{self._data}", clock=self.clock
+            "memory:" if self._store is None else f"sqlite:///{self._store}", clock=self.clock
         )
 
     async def hear(self, *words: str) -> SentinelNews:

@@ -186,7 +186,7 @@ async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowh
         # That ann came may be told late, to somebody who has become her friend since.
         seen = await bob.first(lambda f: f["type"] == "presence" and "status" in f["data"])
         assert (seen["from"], seen["data"]["status"]) == ("ann", "away")
-    subscribers = town.hub.chat.subscriptions.subscribers
+    subscribers = town.hub.chat.connections.of_person
     await town.until(lambda: not subscribers("ann") and not subscribers("bob"))
     async with town.enter("ann") as ann:
         # That bob has left may be told late as well, to her new connection; that he came is told after it.

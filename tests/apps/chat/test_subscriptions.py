@@ -6,11 +6,14 @@ import msgspec
 import pytest
 
 from duly.apps.chat import conversations as c
+from duly.apps.chat.connections import Connections
+from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.core.operations import AppendEntry, PutItem
 from duly.core.units import MS, SECOND
 from duly.identity.accounts import Principal, Role
+from duly.runtime.tasks import Supervisor
 from duly.storage.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
 from duly.wire.outgoing import LineFrame, OutgoingFrame, encode
@@ -41,8 +44,15 @@ class Room:
     def __init__(self) -> None:
         self.clock = ManualClock(10**15)
         self.ledger = MemoryLedger(self.clock)
+        self.tasks = Supervisor()
+        self.connections = Connections()
         self.subscriptions = Subscriptions(
-            self.ledger, lambda conv, reader, n: None, now=self.clock.now, nudge=self._nudged
+            self.ledger,
+            self.connections,
+            ReaderCursors(self.ledger, self.tasks, lambda conv, reader, n: None),
+            self.tasks,
+            now=self.clock.now,
+            nudge=self._nudged,
         )
         self.nudges: list[int | None] = []
         """when the subscriptions wanted to be woken, each time it said so"""
@@ -53,7 +63,7 @@ class Room:
 
     async def begin(self) -> None:
         await self.ledger.write(PutItem(c.convs("bob"), CONV, b""))
-        self.subscriber = self.subscriptions.enter(self.bob, Principal("bob", Role.USER))
+        self.subscriber = self.connections.add(self.bob, Principal("bob", Role.USER))
         await self.subscriptions.load_subscriptions(self.subscriber, None)
         self.subscriptions.begin(self.subscriber)
 
@@ -75,8 +85,8 @@ class Room:
 
     async def settle(self) -> None:
         """Until everything is done that was begun."""
-        await self.subscriptions.tasks.finish()
-        assert not self.subscriptions.tasks.failures
+        await self.tasks.finish()
+        assert not self.tasks.failures
 
     async def noted(self) -> AwaitedReceipt | None:
         """What the ledger says of Bob's silence."""
@@ -123,8 +133,8 @@ async def test_in_a_lively_talk_nothing_is_told_again(room: Room) -> None:
 async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None:
     """Who comes is known to others, and told by them, before their own places are read."""
     phone = Socket()
-    subscriber = room.subscriptions.enter(phone, Principal("bob", Role.USER))
-    assert room.subscriptions.subscribers("bob") == [room.subscriber, subscriber]
+    subscriber = room.connections.add(phone, Principal("bob", Role.USER))
+    assert room.connections.of_person("bob") == [room.subscriber, subscriber]
     subscriber.pass_on(LineFrame("receipt", n=7))
     assert phone.told == []
     await room.subscriptions.load_subscriptions(subscriber, None)

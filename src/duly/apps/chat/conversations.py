@@ -100,6 +100,16 @@ def pair_in(conv: str) -> tuple[str, ...]:
     return names if len(names) == 2 and all(names) else ()
 
 
+def other_in(conv: str, me: str) -> str:
+    """The one with whom a person is in a conversation of two.
+
+    >>> other_in("ann+bob", "ann")
+    'bob'
+    """
+    one, other = pair_in(conv)
+    return other if one == me else one
+
+
 _CONV: Final = re.compile(r"[#~]?[A-Za-z0-9._+-]{1,129}")
 
 
@@ -235,6 +245,13 @@ class Request(Struct, frozen=True, eq=False):
 
 
 T = TypeVar("T")
+
+
+class LineNumber(Struct, frozen=True):
+    """The `data` of a frame about one line."""
+
+    conv: str
+    n: int
 
 
 def read_data(frame: Frame, as_: type[T]) -> T:

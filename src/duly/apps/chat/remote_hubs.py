@@ -11,7 +11,7 @@ between: the hint says whose, the ledger how far.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -19,9 +19,12 @@ import msgspec
 from msgspec import Raw
 
 from duly.apps.chat import conversations as c
+from duly.apps.chat.connections import Connections
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
 from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
+from duly.errors import DulyError
+from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire.outgoing import TypingFrame
 
@@ -125,14 +128,17 @@ class ChatRemoteHubs(PolledRemoteHubs):
         self,
         ledger: Ledger,
         notifier: HintSender,
+        connections: Connections,
         subscriptions: Subscriptions,
+        tasks: Supervisor,
         *,
         reached: Callable[[str, str, int], None],
         typed: Callable[[TypingFrame], None],
         present: Callable[[str, Raw], Awaitable[list[str]]],
     ) -> None:
         super().__init__()
-        self._ledger, self._notifier, self._subscriptions = ledger, notifier, subscriptions
+        self._ledger, self._notifier, self._jobs = ledger, notifier, tasks
+        self._connections, self._subscriptions = connections, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
         self._refreshes = 0
         self._unseen: list[str] = []
@@ -171,18 +177,18 @@ class ChatRemoteHubs(PolledRemoteHubs):
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
     def _heard_line(self, conv: str) -> None:
-        if self._subscriptions.concerns(conv):
+        if self._connections.concern(conv):
             self._subscriptions.refresh(conv)
 
     def _heard_person(self, name: str) -> None:
-        if self._subscriptions.subscribers(name):
-            self._subscriptions.do(self._subscriptions.look_up(name))
+        if self._connections.of_person(name):
+            self._subscriptions.refresh_person(name)
 
     def _heard_reader(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
             conv, reader = _pair(what)
-            if self._subscriptions.here(conv):
-                self._subscriptions.do(self._learn_reader(conv, reader))
+            if self._connections.in_conversation(conv):
+                self._do(self._learn_reader(conv, reader))
 
     async def _learn_reader(self, conv: str, reader: str) -> None:
         self._reached(conv, reader, await self._ledger.cursor(c.stream(conv), reader))
@@ -194,12 +200,12 @@ class ChatRemoteHubs(PolledRemoteHubs):
 
     def _heard_presence(self, what: str) -> None:
         with suppress(msgspec.DecodeError):
-            self._subscriptions.do(self._pass_presence(_presence(what)))
+            self._do(self._pass_presence(_presence(what)))
 
     async def _pass_presence(self, presence: PersonPresence) -> None:
         name, data = presence.name, Raw(presence.data.encode())
         online = online_in(data)
-        if not presence.answered and self._subscriptions.subscribers(name) and online is False:
+        if not presence.answered and self._connections.of_person(name) and online is False:
             # The person left there and is here as well.
             self.presence(name, c.ONLINE, answered=True)
             return
@@ -208,23 +214,26 @@ class ChatRemoteHubs(PolledRemoteHubs):
             for friend in friends:
                 self.presence(friend, c.ONLINE, answered=True)
 
+    def _do(self, work: Coroutine[object, None, None]) -> None:
+        self._jobs.do("a hint of another hub's chat", work, expected=(DulyError,))
+
     # ── refreshing ───────────────────────────────────────────────────────────────────────────────
 
     async def _refresh(self) -> None:
         """Two queries, however many people are here: ten thousand must not cost ten thousand."""
         if not self._unseen:
-            self._unseen = self._subscriptions.convs()
+            self._unseen = self._connections.conversations()
         some, self._unseen = self._unseen[:CONVS_PER_REFRESH], self._unseen[CONVS_PER_REFRESH:]
         lasts = await self._ledger.lasts([c.stream(conv) for conv in some])
         for conv in some:
-            head = self._subscriptions.head(conv)
+            head = self._connections.head(conv)
             if head is not None and lasts.get(c.stream(conv), 0) > head:
                 self._subscriptions.refresh(conv)
         self._refreshes += 1
         if self._refreshes % PEOPLE_EVERY == 0:
             # A person in as many as are known here is in the same ones; that they left one, its lines say.
-            known = self._subscriptions.counts()
+            known = self._connections.counts()
             found = await self._ledger.counts([c.convs(name) for name in known])
             for name, count in known.items():
                 if found.get(c.convs(name), 0) != count:
-                    await self._subscriptions.look_up(name)
+                    await self._subscriptions.load_new(name)

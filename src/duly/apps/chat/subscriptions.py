@@ -1,4 +1,4 @@
-"""Subscriptions: which people are connected, in which conversations, and which lines each has been sent.
+"""Subscriptions: sends every connection the lines of its conversations, and again what is not acknowledged.
 
 The laws. Every connection is sent every line of its conversations, each once, in order. A line that is not
 acknowledged is sent again, ever more slowly, until it is; and only so many lines go ahead of what was
@@ -18,143 +18,53 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from duly.apps.chat import conversations as c
-from duly.apps.chat.receipts import AwaitedReceipt, note_waiting
-from duly.core.operations import MoveCursor, Write
+from duly.apps.chat.connections import Connections, Subscriber, Subscription
+from duly.apps.chat.history import show_page
+from duly.apps.chat.reader_cursors import ReaderCursors
+from duly.apps.chat.receipts import AwaitedReceipt
 from duly.core.retry import RetryPolicy
 from duly.core.timers import Timers
 from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
-from duly.identity.accounts import Principal
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, StreamEntry
-from duly.wire.fields import NOTHING
-from duly.wire.outgoing import LineFrame, OutgoingFrame
+from duly.wire.outgoing import LineFrame
 from duly.wire.session import Session
 
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
 """When a line that was not acknowledged is sent again."""
-WINDOW: Final = 1_000
-"""Lines of a conversation that go ahead of their acknowledgement."""
 PAGE: Final = 500
 NOTED_AFTER: Final = SECOND
 """How long a line that was sent waits for its acknowledgement until that is noted in the ledger, for requests
 at other hubs, or after a restart. Most lines are acknowledged sooner, and cost nothing."""
 
 
-class Subscriber:
-    """One connection of a person."""
-
-    __slots__ = ("_early", "loading", "missed", "session", "subscriptions", "who")
-
-    def __init__(self, session: Session, who: Principal) -> None:
-        self.session = session
-        self.who = who
-        self.subscriptions: dict[str, Subscription] = {}
-        self.loading = True
-        self.missed: set[str] = set()
-        """conversations in which a line was stored while the subscriptions were being read"""
-        self._early: list[OutgoingFrame] = []
-
-    def pass_on(self, frame: OutgoingFrame) -> None:
-        """Sends a frame that is kept nowhere (typing, presence, a receipt), but none before the welcome."""
-        if self.loading:
-            self._early.append(frame)
-        else:
-            self.session.push(frame)
-
-    def greeted(self) -> None:
-        """The welcome is sent: what waited for it follows."""
-        self.loading = False
-        for frame in self._early:
-            self.session.push(frame)
-        self._early.clear()
-
-
-class Subscription:
-    """One connection's subscription to one conversation: how far it has been sent, and has acknowledged."""
-
-    __slots__ = (
-        "acked",
-        "attempt",
-        "busy",
-        "conv",
-        "has",
-        "head",
-        "noted",
-        "over",
-        "since",
-        "subscriber",
-        "told",
-        "waiting",
-    )  # fmt: skip
-
-    def __init__(self, subscriber: Subscriber, conv: str, told: int, head: int, noted: int) -> None:
-        self.subscriber = subscriber
-        self.conv = conv
-        self.told = self.acked = told
-        self.noted = noted
-        """how far the ledger knows that the connection has acknowledged"""
-        self.has = noted
-        """the same, with the person's own lines since. What a client claimed when it connected is not:
-        a client may have received more than it has made use of"""
-        self.head = head
-        """the number of the last line, as far as this hub knows"""
-        self.attempt = 1
-        self.since = 0
-        """since when the oldest line that was sent, and is not acknowledged, waits"""
-        self.busy = False
-        """it is just being sent what it missed"""
-        self.over = False
-        self.waiting = False
-        """the ledger says that what was sent is not acknowledged"""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can be sent the next line at once."""
-        subscriber = self.subscriber
-        return not self.busy and not subscriber.loading and self.room > 0 and not subscriber.session.congested
-
-    @property
-    def room(self) -> int:
-        """How many more lines may go ahead of the acknowledgement."""
-        return WINDOW - (self.told - self.acked)
-
-
 class Subscriptions:
-    """The connections to one hub's chat. `moved` is called when it is stored how far a reader has come; `now`
-    and `nudge` are those of the engine that wakes them."""
+    """Feeds the connections to one hub's chat. `cursors` stores what they acknowledge; `now` and `nudge` are
+    those of the engine that wakes them."""
 
     def __init__(
         self,
         ledger: Ledger,
-        moved: Callable[[str, str, int], None],
+        connections: Connections,
+        cursors: ReaderCursors,
+        tasks: Supervisor,
         *,
         now: Callable[[], int],
         nudge: Callable[[], None],
         again: RetryPolicy = AGAIN,
     ) -> None:
         self._ledger = ledger
-        self._moved = moved
+        self._connections = connections
+        self._cursors = cursors
+        self._tasks = tasks
         self._now = now
         self._nudge = nudge
         self._again = again
-        self._subscribers: dict[Session, Subscriber] = {}
-        self._by_name: dict[str, list[Subscriber]] = {}
-        self._present: dict[str, dict[Subscriber, Subscription]] = {}
         self._timers = Timers[Subscription]()
-        self._moves: dict[tuple[str, str], int] = {}
-        self._waits: dict[tuple[str, str], AwaitedReceipt | None] = {}
-        self.tasks = Supervisor()
-        self._saving = False
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
-
-    def enter(self, session: Session, who: Principal) -> Subscriber:
-        """A person has connected; lines that are stored from now on are not missed."""
-        subscriber = self._subscribers[session] = Subscriber(session, who)
-        self._by_name.setdefault(who.name, []).append(subscriber)
-        return subscriber
 
     async def load_subscriptions(
         self, subscriber: Subscriber, cursors: dict[str, int] | None
@@ -177,91 +87,43 @@ class Subscriptions:
                 told = cursors[conv]
             if conv not in subscriber.subscriptions:
                 told = min(max(told, begins.cursor or 0, 0), own.last)
-                self._subscribe(subscriber, conv, told, own.last, here or 0)
+                self._connections.subscribe(subscriber, conv, told, own.last, here or 0)
 
     def begin(self, subscriber: Subscriber) -> None:
         """The welcome is sent: what the connection missed follows."""
         subscriber.greeted()
         if subscriber.missed:
-            self.do(self.look_up(subscriber.who.name))
+            self.refresh_person(subscriber.who.name)
         for subscription in list(subscriber.subscriptions.values()):
             self._read_on(subscription)
 
-    def leave(self, session: Session) -> Subscriber | None:
+    def end(self, session: Session) -> Subscriber | None:
         """A connection has ended; returns what it was, if it was one of chat."""
-        subscriber = self._subscribers.pop(session, None)
-        if subscriber is None:
-            return None
-        subscribers = self._by_name[subscriber.who.name]
-        subscribers.remove(subscriber)
-        if not subscribers:
-            del self._by_name[subscriber.who.name]
-        for conv, subscription in list(subscriber.subscriptions.items()):
-            # A person has their own lines; that needs to be known only when they come back.
-            self._note(subscription, subscription.has)
-            self._unsubscribe(subscriber, conv)
+        subscriber = self._connections.remove(session)
+        if subscriber is not None:
+            for conv, subscription in list(subscriber.subscriptions.items()):
+                # A person has their own lines; that needs to be known only when they come back.
+                self._note(subscription, subscription.has)
+                self._unsubscribe(subscriber, conv)
         return subscriber
-
-    def subscribers(self, name: str) -> list[Subscriber]:
-        """The connections of a person."""
-        return self._by_name.get(name, [])
-
-    def subscriber(self, session: Session) -> Subscriber | None:
-        """The subscriber behind a session, if it is one of chat."""
-        return self._subscribers.get(session)
-
-    def here(self, conv: str) -> list[Subscriber]:
-        """The connections that are in a conversation."""
-        return list(self._present.get(conv, ()))
-
-    def concerns(self, conv: str) -> bool:
-        """Whether a connection here is in this conversation, or may just be getting into it."""
-        return conv in self._present or any(self.subscribers(name) for name in c.pair_in(conv))
-
-    def convs(self) -> list[str]:
-        """The conversations that people here are in."""
-        return list(self._present)
-
-    def head(self, conv: str) -> int | None:
-        """The last line of a conversation that every subscription here knows of; None if there is none."""
-        subscriptions = self._present.get(conv)
-        return min(subscription.head for subscription in subscriptions.values()) if subscriptions else None
-
-    def counts(self) -> dict[str, int]:
-        """The people who are connected, and in how many conversations each is, without the notes to them; of
-        several connections the least."""
-        return {
-            name: min(len(subscriber.subscriptions) for subscriber in subscribers) - 1
-            for name, subscribers in self._by_name.items()
-        }
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
         """A person is in this conversation from now on."""
-        for subscriber in self.subscribers(name):
+        for subscriber in self._connections.of_person(name):
             if subscriber.loading:
                 subscriber.missed.add(conv)
             elif conv not in subscriber.subscriptions:
-                self._subscribe(subscriber, conv, told, told, 0)
+                self._connections.subscribe(subscriber, conv, told, told)
 
     def part(self, name: str, conv: str) -> None:
         """A person is not in this conversation any more."""
-        for subscriber in self.subscribers(name):
+        for subscriber in self._connections.of_person(name):
             self._unsubscribe(subscriber, conv)
 
-    def _subscribe(self, subscriber: Subscriber, conv: str, told: int, head: int, noted: int) -> None:
-        if subscriber.session in self._subscribers:
-            subscription = subscriber.subscriptions[conv] = Subscription(subscriber, conv, told, head, noted)
-            self._present.setdefault(conv, {})[subscriber] = subscription
-
     def _unsubscribe(self, subscriber: Subscriber, conv: str) -> None:
-        subscription = subscriber.subscriptions.pop(conv, None)
+        subscription = self._connections.unsubscribe(subscriber, conv)
         if subscription is not None:
-            subscription.over = True
             self._timers.cancel(subscription)
-            present = self._present[conv]
-            del present[subscriber]
-            if not present:
-                del self._present[conv]
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +132,7 @@ class Subscriptions:
         on to it. The connection it came `by` knows it from its `server_ack`."""
         for name in c.pair_in(conv) if n == 1 else ():
             self.join(name, conv)
-        for subscription in self._present.get(conv, {}).values():
+        for subscription in self._connections.subscriptions(conv):
             subscription.head = max(subscription.head, n)
             if n == subscription.told + 1 and subscription.ready:
                 subscription.told = n
@@ -288,20 +150,25 @@ class Subscriptions:
 
     def refresh(self, conv: str) -> None:
         """Something may be new in this conversation."""
-        self.do(self._refresh(conv))
+        self._do(self._refresh(conv))
+
+    def refresh_person(self, name: str) -> None:
+        """A person may be in more conversations than before."""
+        self._do(self.load_new(name))
 
     async def _refresh(self, conv: str) -> None:
         (own,) = await self._ledger.standing([(c.stream(conv), "")])
         for name in c.pair_in(conv):
             self.join(name, conv)
-        for subscription in list(self._present.get(conv, {}).values()):
+        for subscription in list(self._connections.subscriptions(conv)):
             subscription.head = max(subscription.head, own.last)
             self._read_on(subscription)
 
-    async def look_up(self, name: str) -> None:
-        """A person may be in more conversations than before. (That they left one, its own lines say.)"""
+    async def load_new(self, name: str) -> None:
+        """Subscribes a person to conversations that they are in by now. (That they left one, its own lines
+        say.)"""
         now = await self._ledger.bucket(c.convs(name))
-        for subscriber in list(self.subscribers(name)):
+        for subscriber in list(self._connections.of_person(name)):
             await self._load(subscriber, sorted(now.keys() - subscriber.subscriptions.keys()), None)
             for subscription in list(subscriber.subscriptions.values()):
                 self._read_on(subscription)
@@ -313,7 +180,7 @@ class Subscriptions:
             and subscription.room > 0
         ):
             subscription.busy = True
-            self.do(self._catch_up(subscription))
+            self._do(self._catch_up(subscription))
 
     async def _catch_up(self, subscription: Subscription) -> None:
         """Reads on to what is new. A ledger that fails is asked again when the timer of the acknowledgement
@@ -338,7 +205,7 @@ class Subscriptions:
 
     async def _push_page(self, subscription: Subscription, page: list[StreamEntry], attempt: int) -> None:
         now = self._ledger.clock.now()
-        for line in await self.show(subscription.conv, page, now, attempt):
+        for line in await show_page(self._ledger, subscription.conv, page, now, attempt):
             n = line.n or 0
             if subscription.subscriber.session.congested:
                 await subscription.subscriber.session.drained()
@@ -351,21 +218,6 @@ class Subscriptions:
             subscription.subscriber.session.push(line)
             if c.is_group(subscription.conv) and c.leaver_in(line) == subscription.subscriber.who.name:
                 self._unsubscribe(subscription.subscriber, subscription.conv)
-
-    async def show(self, conv: str, page: list[StreamEntry], now: int, attempt: int = 1) -> list[LineFrame]:
-        """The lines of a page as they go to their readers. An edit is shown with what its line says now."""
-        shown: list[LineFrame] = []
-        for entry in page:
-            line = c.shown_line(entry, now)
-            edited = c.edit_of(line)
-            if edited is not None:
-                (original,) = await self._ledger.entries(c.stream(conv), edited - 1, 1)
-                data = NOTHING
-                if original.body and not c.is_over(said := c.read_line(original), now):
-                    data = said.data
-                line = c.edit_line(line, line.from_ or "", edited, data)
-            shown.append(c.show(conv, entry.n, line, entry.at, attempt))
-        return shown
 
     # ── acknowledging ────────────────────────────────────────────────────────────────────────────
 
@@ -381,7 +233,7 @@ class Subscriptions:
             subscription.since = self._now()
             if subscription.waiting:
                 subscription.waiting = False
-                self._note_waiting(subscription, None)
+                self._cursors.note_waiting(conv, subscriber.who.name, None)
             if subscription.told < subscription.head:
                 self._read_on(subscription)
         self._note(subscription, n)
@@ -395,48 +247,14 @@ class Subscriptions:
         conv, subscriber = subscription.conv, subscription.subscriber
         name, device = subscriber.who.name, subscriber.who.device
         others = [
-            other.subscriptions.get(conv) for other in self.subscribers(name) if other is not subscriber
+            other.subscriptions.get(conv)
+            for other in self._connections.of_person(name)
+            if other is not subscriber
         ]
         if not any(other is not None and other.noted >= n for other in others):
-            self.move(conv, name, n)
+            self._cursors.move(conv, name, n)
         if device:
-            self.move(conv, f"{name}/{device}", n)
-
-    def move(self, conv: str, reader: str, n: int) -> None:
-        """Notes how far a reader has come. What gathers while the ledger flushes goes with the next flush."""
-        key = (conv, reader)
-        if n > self._moves.get(key, 0):
-            self._moves[key] = n
-        self._begin_saving()
-
-    def _note_waiting(self, subscription: Subscription, waiting: AwaitedReceipt | None) -> None:
-        """Notes for how long, and after how many attempts, a person has not acknowledged; None: no longer."""
-        self._waits[subscription.conv, subscription.subscriber.who.name] = waiting
-        self._begin_saving()
-
-    def _begin_saving(self) -> None:
-        if not self._saving:
-            self._saving = True
-            self.do(self._save())
-
-    async def _save(self) -> None:
-        try:
-            while self._moves or self._waits:
-                moves, self._moves = self._moves, {}
-                waits, self._waits = self._waits, {}
-                cursors = [MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()]
-                writes: list[Write] = [*cursors]
-                writes += [note_waiting(conv, name, waiting) for (conv, name), waiting in waits.items()]
-                try:
-                    results = await self._ledger.write(*writes)
-                except LedgerError:
-                    self._moves = moves | self._moves
-                    self._waits = waits | self._waits
-                    return  # until the ledger is back
-                for (conv, reader), n in zip(moves, results.of_each(cursors), strict=True):
-                    self._moved(conv, reader, n)
-        finally:
-            self._saving = False
+            self._cursors.move(conv, f"{name}/{device}", n)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -467,18 +285,16 @@ class Subscriptions:
                     self._note_unacknowledged(subscription)
             else:
                 subscription.attempt += 1
-                self.do(self._tell_again(subscription))
+                self._do(self._tell_again(subscription))
                 self._note_unacknowledged(subscription)
             self._watch(subscription, since)
 
     def _note_unacknowledged(self, subscription: Subscription) -> None:
         subscription.waiting = True
-        self._note_waiting(
-            subscription,
-            AwaitedReceipt(
-                subscription.acked, subscription.told, subscription.attempt, subscription.since // MS
-            ),
+        waiting = AwaitedReceipt(
+            subscription.acked, subscription.told, subscription.attempt, subscription.since // MS
         )
+        self._cursors.note_waiting(subscription.conv, subscription.subscriber.who.name, waiting)
 
     async def _tell_again(self, subscription: Subscription) -> None:
         if subscription.subscriber.session.congested:
@@ -508,30 +324,13 @@ class Subscriptions:
     def restored(self) -> None:
         """The ledger is back after a failure: a line may have been stored all the same and sent to no
         connection, and it may have begun a conversation."""
-        if self._moves or self._waits:
-            self._begin_saving()
-        for name in list(self._by_name):
-            self.do(self.look_up(name))
-        for conv in list(self._present):
+        self._cursors.save()
+        for name in self._connections.people():
+            self.refresh_person(name)
+        for conv in self._connections.conversations():
             self.refresh(conv)
 
-    def attempts(self, conv: str, n: int) -> int:
-        """How often a line has been sent to the connections here that have not acknowledged it; 0 if none."""
-        waiting = [p.attempt for p in self._present.get(conv, {}).values() if p.acked < n <= p.told]
-        return max(waiting, default=0)
-
-    # ── small things ─────────────────────────────────────────────────────────────────────────────
-
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a job in the background; `close` waits for it. A ledger that fails, or is closed, is no bug:
-        what was not sent is sent later."""
-        self.tasks.do("a job of chat", work, expected=(DulyError,))
-
-    async def close(self) -> None:
-        """Waits until what was acknowledged is noted; the rest is in the ledger."""
-        await self.tasks.finish()
-        await self.tasks.stop()
-
-    def kill(self) -> None:
-        """Cancels the jobs, as a crash would."""
-        self.tasks.kill()
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a job in the background. A ledger that fails, or is closed, is no bug: what was not sent is
+        sent later."""
+        self._tasks.do("a job of chat", work, expected=(DulyError,))

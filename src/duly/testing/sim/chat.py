@@ -129,7 +129,7 @@ class ChatHub(GatewayHub):
         assert isinstance(world, ChatWorld)
         world.talks.clear()
         if hasattr(self, "chat"):
-            self.chat.subscriptions.kill()
+            self.chat.kill()
 
 
 class _SimChat(Chat):

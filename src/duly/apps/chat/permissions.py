@@ -1,0 +1,58 @@
+"""Permissions: who may talk to whom, and from which line on a person sees a conversation.
+
+The law: a person sees no conversation they are not in, nor whether it exists. What must still hold when a
+request is stored is a precondition of its transaction, not a question asked before it.
+"""
+
+from __future__ import annotations
+
+from duly.apps.chat import conversations as c
+from duly.apps.chat.conversations import NOT_YOURS, Precondition
+from duly.errors import NotAllowed
+from duly.identity.accounts import Accounts, Role
+from duly.storage.ledger import Ledger
+
+
+class ChatPermissions:
+    """Says what people may do. With `friends_only`, only friends may talk to each other, or bring each other
+    into groups."""
+
+    def __init__(self, ledger: Ledger, accounts: Accounts, *, friends_only: bool) -> None:
+        self._ledger = ledger
+        self._accounts = accounts
+        self._friends_only = friends_only
+
+    async def knows(self, name: str, asker: str = "") -> bool:
+        """Whether there is a person of this name."""
+        return await self._accounts.find_role(name, asker) is Role.USER
+
+    async def may_add(self, me: str, other: str) -> bool:
+        """Whether a person may bring another into a group."""
+        if not await self.knows(other, me):
+            return False
+        if await self._ledger.item(c.BARRED, c.direct(me, other)) is not None:
+            return False
+        return not self._friends_only or await self._ledger.item(c.friends(me), other) is not None
+
+    def to_talk(self, conv: str, me: str, other: str) -> tuple[Precondition, ...]:
+        """What must hold for a line of one person to another."""
+        guards: tuple[Precondition, ...] = (Precondition(c.BARRED, conv, wanted=False),)
+        if self._friends_only and me != other:
+            guards = (*guards, Precondition(c.friends(me), other))
+        return guards
+
+    def to_write(self, conv: str, me: str) -> tuple[Precondition, ...]:
+        """What must hold for a person to change a line of a conversation."""
+        if c.is_group(conv):
+            return (Precondition(c.members(conv), me),)
+        return self.to_talk(conv, me, c.other_in(conv, me))
+
+    async def first_visible(self, conv: str, me: str) -> int:
+        """The first line that a person may see of a conversation; raises if they are not in it."""
+        c.known_form(conv)
+        if c.is_group(conv):
+            if await self._ledger.item(c.members(conv), me) is not None:
+                return await self._ledger.cursor(c.stream(conv), c.begins_for(me))
+        elif me in c.pair_in(conv) or conv == c.notes(me):
+            return 0
+        raise NotAllowed(NOT_YOURS.reason)

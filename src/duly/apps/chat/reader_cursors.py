@@ -1,0 +1,65 @@
+"""Reader cursors: stores how far readers have come, and who does not acknowledge.
+
+The law: what gathers while the ledger flushes goes with the next flush, the newest of each reader; what could
+not be stored stays here until the ledger is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from duly.apps.chat import conversations as c
+from duly.apps.chat.receipts import AwaitedReceipt, note_waiting
+from duly.core.operations import MoveCursor, Write
+from duly.errors import DulyError, LedgerError
+from duly.runtime.tasks import Supervisor
+from duly.storage.ledger import Ledger
+
+
+class ReaderCursors:
+    """Writes the cursors of one hub's readers. `moved` is called when it is stored how far one has come."""
+
+    def __init__(self, ledger: Ledger, tasks: Supervisor, moved: Callable[[str, str, int], None]) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+        self._moved = moved
+        self._moves: dict[tuple[str, str], int] = {}
+        self._waits: dict[tuple[str, str], AwaitedReceipt | None] = {}
+        self._saving = False
+
+    def move(self, conv: str, reader: str, n: int) -> None:
+        """Notes how far a reader has come."""
+        key = (conv, reader)
+        if n > self._moves.get(key, 0):
+            self._moves[key] = n
+        self.save()
+
+    def note_waiting(self, conv: str, name: str, waiting: AwaitedReceipt | None) -> None:
+        """Notes for how long, and after how many attempts, a person has not acknowledged; None: no longer."""
+        self._waits[conv, name] = waiting
+        self.save()
+
+    def save(self) -> None:
+        """Begins to store what is noted, unless that is under way."""
+        if not self._saving and (self._moves or self._waits):
+            self._saving = True
+            self._tasks.do("a note of chat's readers", self._save(), expected=(DulyError,))
+
+    async def _save(self) -> None:
+        try:
+            while self._moves or self._waits:
+                moves, self._moves = self._moves, {}
+                waits, self._waits = self._waits, {}
+                cursors = [MoveCursor(c.stream(conv), reader, n) for (conv, reader), n in moves.items()]
+                writes: list[Write] = [*cursors]
+                writes += [note_waiting(conv, name, waiting) for (conv, name), waiting in waits.items()]
+                try:
+                    results = await self._ledger.write(*writes)
+                except LedgerError:
+                    self._moves = moves | self._moves
+                    self._waits = waits | self._waits
+                    return  # until the ledger is back
+                for (conv, reader), n in zip(moves, results.of_each(cursors), strict=True):
+                    self._moved(conv, reader, n)
+        finally:
+            self._saving = False
