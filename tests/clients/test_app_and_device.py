@@ -218,11 +218,11 @@ async def test_an_app_with_a_memory_hears_what_it_missed_and_is_told_what_is_gon
 
     async with lock(place, []) as device:
         first = asyncio.create_task(listen(1))
-        while "phone" not in place.hub.gateway._apps:
+        while "phone" not in place.hub.gateway.sessions.apps:
             await asyncio.sleep(0.01)
         device.push("event_report", {"n": 0})
         assert await first == [0]
-        while "phone" in place.hub.gateway._apps:
+        while "phone" in place.hub.gateway.sessions.apps:
             await asyncio.sleep(0.01)
         before = (await place.hub.ledger.extent("push/lock")).last
         for n in range(1, 4):

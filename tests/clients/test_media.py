@@ -101,7 +101,7 @@ async def test_a_download_goes_on_after_a_brief_disconnect(place: Place, tmp_pat
             await place.stop()
             await place.start()
         else:
-            place.hub.gateway._devices["lock"].close("a cut")
+            place.hub.gateway.sessions.devices["lock"].close("a cut")
 
     def progress(n: int, of: int) -> None:
         if n >= 12 * (len(cuts) + 1) and len(cuts) < 2:

@@ -167,7 +167,7 @@ async def app(place: Place, board: Board) -> AsyncIterator[App]:
 def say(place: Place, frame: dict[str, object]) -> None:
     """What somebody who captured frames, or a hub that resends, puts on the device's wire."""
     raw: Any = msgspec.Raw(json.dumps({"from": "phone", **frame}).encode())
-    place.hub.gateway._devices["lock"].push(raw)
+    place.hub.gateway.sessions.devices["lock"].push(raw)
 
 
 async def test_a_command_is_done_and_its_answer_comes_back(app: App, board: Board) -> None:

@@ -53,9 +53,9 @@ async def test_connections_that_break_lose_and_repeat_nothing(place: Place) -> N
             sent.append(device.push("event_report", n))
             if n % 40 == 20:
                 async with asyncio.timeout(5):
-                    while "lock" not in place.hub.gateway._devices:
+                    while "lock" not in place.hub.gateway.sessions.devices:
                         await asyncio.sleep(0.01)
-                place.hub.gateway._devices["lock"].close("a cut")
+                place.hub.gateway.sessions.devices["lock"].close("a cut")
             await asyncio.sleep(0)
         async with asyncio.timeout(20):
             for push in sent:

@@ -130,11 +130,11 @@ async def test_a_socket_that_stands_still_is_hung_up_on(
         names = ("lamp", "lock", "phone")
         lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
         async with deaf(place.url, place.tokens["tablet"]):
-            await place.until(lambda: "tablet" in place.hub.gateway._apps)
+            await place.until(lambda: "tablet" in place.hub.gateway.sessions.apps)
             for n in range(400):
                 await lamp.say("event_report", data=[n, "x" * 20_000])
                 await phone.first(lambda f: f["type"] == "event_report")
-            await place.until(lambda: "tablet" not in place.hub.gateway._apps)
+            await place.until(lambda: "tablet" not in place.hub.gateway.sessions.apps)
             await served(phone, lock)
 
 

@@ -95,7 +95,7 @@ async def test_an_app_that_has_reconnected_hears_the_end_without_asking(place: P
             seq_id = await phone.command("lock")
             command = await lock.hear()
         async with place.join("phone") as phone:
-            await place.until(lambda: place.hub.gateway._apps.get("phone") is not None)
+            await place.until(lambda: place.hub.gateway.sessions.apps.get("phone") is not None)
             await lock.ack(command)
             assert (await phone.hear_of(seq_id))["state"] == "done"
 

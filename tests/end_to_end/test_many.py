@@ -292,7 +292,7 @@ async def test_apps_everywhere_hear_when_a_device_comes_and_goes_once(town: Town
         async with town.join(1, "lock"):
             assert (await phone.hear(10))["data"] == {"online": True}
             async with town.join(2, "lock"):  # it moves: that is neither
-                await until(lambda: not town.hubs[1].gateway.here)
+                await until(lambda: not town.hubs[1].gateway.sessions.devices)
         assert (await phone.hear(10))["data"] == {"online": False}
         assert await phone.hears_nothing()
 

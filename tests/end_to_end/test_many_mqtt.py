@@ -28,7 +28,7 @@ async def town(tmp_path: Path, postgres_server: Postgres, mosquitto_server: Mosq
 
 
 def registry(town: Town, name: str) -> list[int]:
-    return [n for n, hub in enumerate(town.hubs) if name in hub.gateway.here]
+    return [n for n, hub in enumerate(town.hubs) if name in hub.gateway.sessions.devices]
 
 
 def lock(broker: Mosquitto, effects: list[str]) -> Device:

@@ -285,7 +285,7 @@ async def test_a_bug_in_handling_one_message_does_not_end_the_reading(
         raise AssertionError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr("duly.apps.gateway.service.GatewayService.push_from", broken)
+        patched.setattr("duly.apps.gateway.pushes.PushService.store_from_broker", broken)
         await place.device("lamp", done)
         lamp = place.clients[-1]
         tell(

@@ -56,15 +56,15 @@ async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place, monkeypatch
         names = ("lamp", "lock", "phone")
         lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
         async with deaf(place.url, place.tokens["tablet"]):
-            await place.until(lambda: "tablet" in gateway._apps)
-            (session,) = gateway._apps["tablet"]
+            await place.until(lambda: "tablet" in gateway.sessions.apps)
+            (session,) = gateway.sessions.apps["tablet"]
             data = "x" * 20_000
             for n in range(1_500):
                 await lamp.say("event_report", data=[n, data])
                 assert (await phone.first(lambda f: f["type"] == "event_report"))["data"][0] == n
                 assert session._size <= 2 * websocket.ROOM_BYTES  # type: ignore[attr-defined]
             await served(phone, lock)
-            await place.until(lambda: "tablet" not in gateway._apps)
+            await place.until(lambda: "tablet" not in gateway.sessions.apps)
             await served(phone, lock)
 
 
@@ -133,7 +133,7 @@ async def test_an_introduction_that_never_ends(place: Place, monkeypatch: pytest
             answer = await silent.hear()
             assert (answer["code"], answer["error"]) == (3, "not_authenticated")
             await silent.closed()
-        assert "tablet" not in place.hub.gateway._apps
+        assert "tablet" not in place.hub.gateway.sessions.apps
 
 
 async def test_a_body_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,16 @@ class DeviceAnswers:
         audit: AuditLog,
         remote: GatewayRemote,
         tell_progress: TellProgress,
+        unaddressed: UnaddressedAcks,
     ) -> None:
         self._inbox = inbox
         self._engine = engine
         self._ledger = ledger
         self._audit = audit
         self._remote = remote
-        self._tell_progress = tell_progress
-        self.unaddressed = UnaddressedAcks()
+        self.tell_progress = tell_progress
+        """tells an app how far a device is with its command"""
+        self._unaddressed = unaddressed
 
     def take(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """Take the `ack` of a device; it is not answered itself."""
@@ -83,9 +85,9 @@ class DeviceAnswers:
 
     def _sender_of(self, device: str, seq_id: str) -> str:
         """The app that an ack without `to` is for."""
-        if not self.unaddressed.knows(device):
-            self.unaddressed.learn(device, self._inbox.all_under_way(device))
-        scopes = self.unaddressed.find(device, seq_id)
+        if not self._unaddressed.knows(device):
+            self._unaddressed.learn(device, self._inbox.all_under_way(device))
+        scopes = self._unaddressed.find(device, seq_id)
         if len(scopes) != 1:
             which = "several commands" if scopes else "no command"
             raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
@@ -93,7 +95,7 @@ class DeviceAnswers:
 
     async def _note_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
         """Note that a device is at work: no resends, a new deadline; its app is told once that is stored."""
-        await self._engine.put(Received(key), lambda: self._tell_progress(key, device, progress, more))
+        await self._engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
         return False
 
     async def _take_late(self, end: Answered) -> bool:

@@ -374,7 +374,7 @@ class MqttDevices:
     async def _take_push(self, name: str, push: MqttPush, old: bool = False) -> None:
         """Stores a push; one with an id is answered, on the device's own `ack` or `failed`."""
         try:
-            verdict = await self._gateway.push_from(name, *push, old)
+            verdict = await self._gateway.pushes.store_from_broker(name, *push, old)
         except SenderError as problem:
             self._answer_push(
                 name,
@@ -426,7 +426,7 @@ class MqttDevices:
     def _ours(self, name: str) -> MqttDevice | None:
         """The device, if it belongs to this hub."""
         device = self._devices.get(name)
-        return device if device is not None and self._gateway.session(name) is device else None
+        return device if device is not None and self._gateway.sessions.devices.get(name) is device else None
 
     async def _claim(self, name: str) -> None:
         remote = self._gateway.remote
@@ -521,7 +521,7 @@ class MqttDevices:
         match answer.said:
             case fd.FdAck(progress=progress):
                 if progress.data:
-                    self._gateway.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
+                    self._gateway.answers.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
                 return Received(answer.key)
             case fd.FdComplete(value=value):
                 done = Answer(DeviceCode.DONE, data_of(value))

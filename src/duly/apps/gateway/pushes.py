@@ -22,7 +22,7 @@ from duly.core.messages import Message, Verdict
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS
 from duly.core.window import next_page
-from duly.errors import DulyError, LedgerError, LedgerUnavailable
+from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
@@ -53,7 +53,7 @@ def stream_of(device: str) -> str:
 class PushService:
     """Stores and sends the pushes of one hub. `listeners(device)` are the connections that may see a device's
     pushes; `stored(device)` is called for every new one; what is older than `born(device)` is another
-    device's."""
+    device's. Types that are `reserved` are none of a push."""
 
     def __init__(
         self,
@@ -62,12 +62,15 @@ class PushService:
         listeners: Callable[[str], Iterable[Session]],
         stored: Callable[[str], None],
         born: Callable[[str], int] = lambda _: 0,
+        *,
+        reserved: frozenset[str] = frozenset(),
     ) -> None:
         self._ledger = ledger
         self._audit = audit
         self._listeners = listeners
         self._stored = stored
         self._born = born
+        self._reserved = reserved
         self._told: dict[Session, dict[str, int]] = {}
         """the number of the last push of each device that each connection has been sent"""
         self._behind: dict[Session, dict[str, None]] = {}
@@ -142,6 +145,21 @@ class PushService:
         if (n := results.find(entry)) is not None:
             await self.tell(device, n, entry.body)
         return results.of(write)
+
+    async def store_from_broker(
+        self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
+    ) -> Verdict | None:
+        """Stores a push of a device behind a broker; the verdict to answer it with, if it has an id."""
+        self.check_type(kind)
+        if id_ is not None:
+            return await self.store_once(device, id_, kind, frames.dump(data), more)
+        await self.store(device, kind, frames.dump(data), more, said, old)
+        return None
+
+    def check_type(self, kind: str) -> None:
+        """Raises `Malformed` if this cannot be the type of a push."""
+        if kind in self._reserved or not frames.is_own_type(kind):
+            raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 

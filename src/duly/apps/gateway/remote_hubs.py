@@ -21,6 +21,7 @@ import msgspec
 from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import PushService, stream_of
+from duly.apps.gateway.sessions import GatewaySessions
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
@@ -53,22 +54,10 @@ class LocalGateway(Protocol):
 
     engine: Engine
     pushes: PushService
-
-    @property
-    def here(self) -> Collection[str]:
-        """The devices whose sessions are here."""
-        ...
-
-    def hears(self, scope: str) -> bool:
-        """Whether this app has a session here."""
-        ...
+    sessions: GatewaySessions
 
     def waiting(self) -> Iterable[Message]:
         """The commands that wait here for their devices."""
-        ...
-
-    def check_push(self, kind: str) -> None:
-        """Raise `Malformed` if this cannot be the type of a push."""
         ...
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
@@ -219,7 +208,7 @@ class SingleHub(NoRemoteHubs):
 
     def online_devices(self) -> list[str]:
         """The devices whose sessions are here."""
-        return sorted(self._local.here)
+        return sorted(self._local.sessions.devices)
 
     def pushed(self, device: str) -> None:
         """Do nothing: the gateway tells its own apps."""
@@ -294,18 +283,20 @@ class GatewayRemoteHubs(PolledRemoteHubs):
             await self.registry.leave()
 
     async def _refresh(self) -> None:
-        local = self._local
+        local, here = self._local, self._local.sessions.devices
         for device in await self.registry.refresh():
-            if device not in local.here:
+            if device not in here:
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
-        await self.registry.drop_absent(local.here)
-        for device in list(local.here):
+        await self.registry.drop_absent(here.keys())
+        for device in list(here):
             if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
                 await local.replaced(device)
-        await self.take_over(list(local.here))
+        await self.take_over(list(here))
         still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
-        await self._learn_ends([*still, *(key for key in self._doubts if local.hears(names_in(key)[0]))])
+        await self._learn_ends(
+            [*still, *(key for key in self._doubts if names_in(key)[0] in local.sessions.apps)]
+        )
         heads = local.pushes.heads()
         lasts = await self._ledger.lasts([stream_of(device) for device in heads])
         await self._learn_pushes([d for d, head in heads.items() if lasts.get(stream_of(d), 0) > head])
@@ -354,7 +345,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     async def open_deliveries(self) -> list[OpenDelivery]:
         """What is for devices here, and what this hub holds."""
         others = self.registry.living - {self.registry.me}
-        return await self._strays(list(self._local.here), "-", others)
+        return await self._strays(list(self._local.sessions.devices), "-", others)
 
     async def waiting_commands(self) -> Iterable[Message]:
         """The commands that wait at any hub."""
@@ -388,7 +379,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
 
     def _heard_to(self, device: str) -> None:
-        if device in self._local.here:
+        if device in self._local.sessions.devices:
             self._deliveries.want(device)
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────
@@ -402,7 +393,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         origins = self._followed.setdefault(message.key, [])
         if origin is not None and origin not in origins:
             origins.append(origin)
-        if verdict.word is Word.FRESH and message.recipient not in self._local.here:
+        if verdict.word is Word.FRESH and message.recipient not in self._local.sessions.devices:
             self._notifier.hint(TO, message.recipient)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
@@ -425,7 +416,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         scope, _, id_ = name.partition("/")
         with suppress(Malformed):
             key = key_of(scope, id_)
-            if key in self._followed or self._local.hears(scope):
+            if key in self._followed or scope in self._local.sessions.apps:
                 self._ends.want(key)
 
     async def _learn_ends(self, keys: Collection[bytes]) -> None:
@@ -446,7 +437,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
         """Keep a push of a device that another hub holds, in case that hub has died."""
-        self._local.check_push(kind)
+        self._local.pushes.check_type(kind)
         self._overheard.keep(device, kind, data, seq_id, more)
         return True
 

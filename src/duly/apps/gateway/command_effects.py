@@ -1,0 +1,139 @@
+"""Command effects: what follows from a command's progress for those who are connected.
+
+The laws. An effect is performed after what it tells of is committed. An app is told how its command ended
+where it asked, and at every other session of that app; a device that is not connected is sent nothing, and
+gets the command when it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import cast
+
+import msgspec
+
+from duly.apps.gateway.admission import CommandAdmission
+from duly.apps.gateway.remote_hubs import GatewayRemote
+from duly.apps.gateway.sessions import GatewaySessions
+from duly.apps.gateway.trace import TraceLog
+from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
+from duly.core.backlog import Backlog
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, names_in
+from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
+from duly.core.units import MS
+from duly.identity.accounts import Accounts
+from duly.runtime.audit import AuditLog
+from duly.storage.ledger import Record
+from duly.wire import outgoing
+from duly.wire.fields import Fields
+from duly.wire.outgoing import OutgoingFrame
+from duly.wire.session import Session
+
+
+class CommandEffects:
+    """Tells apps and devices what the inbox has decided."""
+
+    def __init__(
+        self,
+        sessions: GatewaySessions,
+        accounts: Accounts,
+        admission: CommandAdmission,
+        backlog: Backlog,
+        remote: GatewayRemote,
+        audit: AuditLog,
+        traces: TraceLog,
+        unaddressed: UnaddressedAcks,
+    ) -> None:
+        self._sessions = sessions
+        self._accounts = accounts
+        self._admission = admission
+        self._backlog = backlog
+        self._remote = remote
+        self._audit = audit
+        self._traces = traces
+        self._unaddressed = unaddressed
+
+    def reply(self, reply: Reply) -> None:
+        """Tell a sender what was said of its command."""
+        message, verdict = reply.message, reply.verdict
+        self._traces.note(message.key, verdict.named)
+        if self._audit.watchers:
+            self._audit.see(
+                "said",
+                scope=message.scope,
+                id=message.id,
+                word=verdict.named,
+                to=message.recipient,
+                kind=message.kind,
+            )
+        _push_to((reply.origin,), outgoing.server_ack(message.id, verdict))
+        self._remote.follow(message, verdict, reply.origin)
+        if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
+            ended = outgoing.ack(message.id, message.recipient, verdict.state, verdict.answer)
+            _push_to((reply.origin,), ended)
+
+    def transmit(self, transmit: Transmit) -> None:
+        """Send a command to its device, if it is connected here."""
+        message, attempt = transmit.message, transmit.attempt
+        device = self._sessions.devices.get(message.recipient)
+        if device is None:
+            return
+        if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
+            return  # it still waits in the socket's queue; or it may not be sent again
+        self._traces.note(message.key, "sent", attempt)
+        device.push(outgoing.command(message, transmit.after))
+        if self._unaddressed.scopes:
+            self._unaddressed.began(message)
+        if self._audit.watchers:
+            self._audit.see("sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt)
+
+    def report(self, report: ReportOutcome) -> None:
+        """Tell apps here how a command has ended."""
+        origins = report.origins
+        if self._backlog.waiting:
+            self._backlog.remove(report.key)
+        also = self._remote.ended(report.key, report.state)
+        if also:
+            origins = (*origins, *(origin for origin in also if origin not in origins))
+        self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
+
+    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        """Tell apps here how a command has ended at another hub."""
+        message, answer = record.message, record.answer or Answer()
+        self._backlog.remove(message.key)
+        self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
+
+    def _tell_end(
+        self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
+    ) -> None:
+        scope, id_ = names_in(key)
+        if self._unaddressed.scopes:
+            self._unaddressed.ended(key, recipient, state)
+        self._traces.note(key, state.word)
+        if self._audit.watchers:
+            self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
+        frame = outgoing.ack(id_, recipient, state, answer)
+        _push_to(origins, frame)
+        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+        others = [session for session in self._sessions.apps.get(scope, ()) if session not in origins]
+        if others:
+            before = self._accounts.predecessor(scope)
+            if before and int.from_bytes(key[:6], "big") * MS <= before:
+                return  # another app of that name asked for it
+            for session in others:
+                session.push(frame)
+
+    def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
+        """Tell an app how far a device is; those that wait over HTTP wait for the end."""
+        scope, id_ = names_in(key)
+        self._traces.note(key, "at work")
+        frame = outgoing.working(id_, device, progress, more)
+        for session in self._sessions.apps.get(scope, ()):
+            session.push(frame)
+
+
+def _push_to(origins: Iterable[Origin], frame: OutgoingFrame) -> None:
+    for session in cast("Iterable[Session | None]", origins):
+        if session is not None:
+            session.push(frame)
