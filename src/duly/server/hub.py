@@ -227,7 +227,7 @@ class Hub:
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
                 self.disconnect(await self.accounts.refresh(), await self.people.refresh())
-                await self.alerts.refresh()
+                await self.alerts.configuration.refresh()
             before, self._others = self._others, self.gateway.remote.hubs
             if before - self._others:  # a hub has died: its work is taken over now
                 with contextlib.suppress(DulyError):

@@ -9,7 +9,7 @@ and says so. A critical alert is never silent: quiet hours do not hold for it, n
 not name it; if no recipient could be notified, those of the profile `default` are, and that is recorded.
 
 `Fanout` and `Engine` do everything durable. This module says what a frame means and what follows from it;
-`sender` sends the notifications.
+`planner` says who is notified, `configuration` keeps profiles and silences, `sender` sends notifications.
 """
 
 from __future__ import annotations
@@ -21,41 +21,37 @@ from typing import Final, cast
 
 from msgspec import structs
 
+from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.model import (
     NAMED,
     NOTHING_SAID,
-    AlertEvent,
     AlertState,
-    AlertStatus,
     current,
     name_in_bucket,
     read_change,
     read_event,
     read_status,
-    traits_of,
     updated,
 )
-from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, Silence, calls_off
-from duly.apps.alerts.profiles import CONFIGURED, VERSION, Profiles
+from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations
+from duly.apps.alerts.planner import AlertPlanner
+from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.sender import NotificationSender
-from duly.apps.alerts.unnotified import UnnotifiedAlerts, note, notes
+from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
     Amendment,
     AttemptEnded,
     DeliveriesChanged,
-    DeliveryPlan,
     FanoutPolicy,
-    GroupingTraits,
     StartAttempt,
 )
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
-from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
-from duly.core.operations import Deliver, DeliveryRef, Group, OpenDelivery
-from duly.core.quota import Quota, Rate
+from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE
+from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
 from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MS
 from duly.errors import (
@@ -69,7 +65,6 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
-from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
 from duly.wire import outgoing
@@ -79,15 +74,8 @@ from duly.wire.session import Session
 
 STOP_SECONDS: Final = 3.0
 """How long a hub that stops waits for attempts under way."""
-READ_KEPT: Final = 1_000
-"""Decoded alerts that are kept until they are planned."""
-PROFILE_READS: Final = Rate(50)
-"""Reads of the ledger for unknown profiles, per second and sentinel."""
 EARLIEST: Final = 10**11
 """Timestamps below this are no milliseconds since 1970, but seconds by mistake."""
-
-_LISTED: Final = DeliveryPlan()
-"""The plan of a profile that notifies no recipient on purpose: its alerts are only listed."""
 
 
 async def _every_name(_: str) -> bool:
@@ -117,53 +105,45 @@ class AlertService:
         self._audit = audit
         self.profiles = Profiles(ledger, private=private, box=box)
         self.operations = AlertOperations(ledger, self.profiles, self._changed)
+        self.planner = AlertPlanner(self.profiles)
+        self.configuration = AlertConfiguration(ledger, self.profiles, self.operations, self.planner)
         self._unnotified = UnnotifiedAlerts(ledger, self.operations, audit)
         self._fanout = Fanout(
             policy or FanoutPolicy(CHANNEL),
             ledger.worker,
             FanoutQueries(
-                plan=self._plan,
-                traits=self._traits,
+                plan=self.planner.plan,
+                traits=self.planner.traits,
                 route=self.profiles.recipient_policy,
                 doubt=self.profiles.doubt,
                 tries=self.profiles.tries,
-                wanted=self._is_wanted,
-                cancelled=self._is_cancelled,
-                notes=self._notes,
+                wanted=self.planner.is_wanted,
+                cancelled=self.planner.is_cancelled,
+                notes=self.planner.notes,
             ),
             sole=ledger.sole,
         )
         self.engine = Engine(self._fanout, ledger, self._perform)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
-        self._profile_reads = Quota(PROFILE_READS)
-        self._version: bytes | None = None
-        """the version of the profiles and silences in memory"""
-        self._items = ItemLoader(ledger)
-        self._refreshing = asyncio.Lock()
         self._sessions: dict[str, set[Session]] = {}
-        self._statuses: dict[bytes, AlertStatus] = {}
-        """the status of alerts that were changed after they were reported"""
-        self._read: dict[bytes, tuple[Message, AlertEvent]] = {}
-        """alerts that were just decoded and will be planned next"""
-        self._silences: list[Silence] = []
         self._sender = NotificationSender(
-            ledger, self.profiles, self._statuses, self._is_attempt_wanted, private=private
+            ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
         )
         self.tasks = Supervisor()
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
-        await self.refresh()
+        await self.configuration.refresh()
         for name, body in (await self._ledger.bucket(STATUSES)).items():
             scope, _, id_ = name.partition("/")
-            self._statuses[key_of(scope, id_)] = read_status(body)
+            self.planner.statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
         self._spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
         """Finish what a crash has interrupted: the corrections after a cancellation, and the notifications
         of the default profile after a critical alert that reached no recipient."""
-        for key in [key for key in self._statuses if self._is_cancelled(key)]:
+        for key in [key for key in self.planner.statuses if self.planner.is_cancelled(key)]:
             await self._changed(key)
         await self._unnotified.catch_up()
 
@@ -236,7 +216,7 @@ class AlertService:
         if frame.type == EVENT:
             message = self._message(who, frame)
             if not self._repeated(message, session):
-                await self._check_profile(message)
+                await self.configuration.check_profile(message)
                 await self.engine.put(Arrived(message, session))
             if self.heartbeats.owed(who.name, message.recipient):
                 self._spawn(self.heartbeats.note(who.name, message.recipient))
@@ -247,7 +227,7 @@ class AlertService:
     async def _beat(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Store a heartbeat; it is answered only if it has an id."""
         beat = read_beat(bytes(frame.data))
-        if beat.every and not await self._has_profile(beat.profile_id, who.name):
+        if beat.every and not await self.configuration.has_profile(beat.profile_id, who.name):
             raise NoProfile(
                 f"there is no profile {beat.profile_id!r}, so no recipient would be told of a silence; make "
                 f"it with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
@@ -257,34 +237,6 @@ class AlertService:
             return False
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
         return True
-
-    async def _check_profile(self, message: Message) -> None:
-        """Refuse an alert whose profile is missing, unless it is a repeat of a known alert."""
-        if await self._has_profile(message.recipient, message.scope):
-            return
-        if await self._ledger.find(message.key) is not None:
-            return
-        raise NoProfile(
-            f"there is no profile {message.recipient!r}, so no recipient would be told; make it with "
-            f"'duly profile set {message.recipient} --send URL', or one named 'default'"
-        )
-
-    async def _has_profile(self, profile: str, sentinel: str) -> bool:
-        """Whether there is a profile for these alerts; the ledger is read before the answer is no."""
-        if not self._ledger.sole:
-            await self._catch_up_on_changes()
-        if self.profiles.get(profile) is not None:
-            return True
-        if self._profile_reads.take(sentinel, self._ledger.clock.now()):
-            raise LedgerUnavailable(f"{sentinel} names too many unknown profiles; try again")
-        return await self.profiles.knows(profile)
-
-    async def _catch_up_on_changes(self) -> None:
-        """Read profiles and silences again if another hub has changed them. Alerts that arrive together
-        share one read, which begins after they arrived, so that no change is missed."""
-        (version,) = await self._items.get((CONFIGURED, VERSION))
-        if version != self._version:
-            await self.refresh(unless=version)
 
     def _repeated(self, message: Message, session: Session) -> bool:
         """Answer a repeat of an alert that has ended, if memory knows it: it need not pass the engine."""
@@ -307,9 +259,7 @@ class AlertService:
             )
         expires = 0 if frame.exp is None else frame.exp * MS
         message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
-        if len(self._read) >= READ_KEPT:
-            self._read.clear()  # repeats are never planned
-        self._read[message.key] = (message, event)
+        self.planner.expect(message, event)
         return message
 
     async def _change(self, session: Session, who: Principal, frame: Frame) -> None:
@@ -317,7 +267,7 @@ class AlertService:
         body = bytes(frame.data)
         change = read_change(body)
         if not self._ledger.sole:
-            await self._catch_up_on_changes()
+            await self.configuration.catch_up()
         async with self.operations.changing:
             now = self._ledger.clock.now()
             alert = await self.operations.get(key_of(who.name, change.event))
@@ -333,57 +283,13 @@ class AlertService:
                     status, standing=AlertState.CANCELLED, by=who.name, at=now, note=change.reason
                 )
             reported = alert.record.message
-            silence = self._silence_over(reported, current(read_event(reported.body), status), now)
+            silence = self.planner.silence_over(reported, current(read_event(reported.body), status), now)
             writes = self.operations.writes(alert, status, now, silenced=silence is not None)
             notified = any(isinstance(one, Deliver) for one in writes)
             missed = not notified and silence is None and self.operations.is_unnotified(alert, status)
             await self._commit(Amendment(message, session, (*writes, note(alert.key)) if missed else writes))
         if missed:
             await self._unnotified.notify(alert.key)
-
-    def _plan(self, message: Message, now: int) -> DeliveryPlan:
-        known = self._read.pop(message.key, None)
-        event = known[1] if known is not None and known[0] is message else read_event(message.body)
-        silence = self._silence_over(message, event, now)
-        if silence is not None:
-            by = f" by {silence.by}" if silence.by else ""
-            return DeliveryPlan(end=(State.DONE, Answer(0, b"", f"silenced{by}; no recipient was told")))
-        profile = self.profiles.get(event.profile_id)
-        if profile is None:
-            reason = (
-                f"there is no profile {event.profile_id!r}, so no recipient was told; see 'duly profile set'"
-            )
-            return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
-        traits = traits_of(message, event)
-        if not profile.steps and traits.urgent:
-            reason = (
-                f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
-            )
-            return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
-        if not profile.steps:
-            return _LISTED
-        return DeliveryPlan(profile.plan(now, urgent=traits.urgent), traits=traits)
-
-    def _silence_over(self, message: Message, event: AlertEvent, now: int) -> Silence | None:
-        return next((one for one in self._silences if one.covers(message, event, now)), None)
-
-    def _traits(self, message: Message) -> GroupingTraits:
-        """How notifications about an alert are grouped; an alert that has become critical is urgent from
-        then on."""
-        traits, status = traits_of(message), self._statuses.get(message.key)
-        raised = status is not None and status.severity is Severity.CRITICAL
-        return structs.replace(traits, urgent=True) if raised else traits
-
-    def _notes(self, message: Message, state: State) -> Group:
-        return notes(message.key, state, urgent=self._traits(message).urgent)
-
-    def _is_wanted(self, ref: DeliveryRef) -> bool:
-        status = self._statuses.get(ref.key)
-        return status is None or not calls_off(status.standing, ref.kind)
-
-    def _is_cancelled(self, key: bytes) -> bool:
-        status = self._statuses.get(key)
-        return status is not None and status.standing is AlertState.CANCELLED
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
@@ -422,16 +328,6 @@ class AlertService:
     def _spawn(self, work: Coroutine[object, None, None]) -> None:
         self.tasks.do("background work of alerts", work)
 
-    async def refresh(self, unless: bytes | None = None) -> None:
-        """Read profiles and silences again, unless the version `unless` was read meanwhile."""
-        async with self._refreshing:
-            if unless is not None and unless == self._version:
-                return
-            version = None if self._ledger.sole else await self._ledger.item(CONFIGURED, VERSION)
-            await self.profiles.refresh()
-            self._silences = list((await self.operations.silences()).values())
-            self._version = version  # it was read first: what was read after it is this version or newer
-
     async def adopt(self, living: Collection[str]) -> None:
         """Take over the deliveries of other hubs on the same ledger. A delivery that a living hub has
         claimed stays its own until the lease ends; the lease of a dead hub is over."""
@@ -450,16 +346,16 @@ class AlertService:
     async def _changed(self, key: bytes) -> None:
         """Read an alert again after a change in the ledger; an empty key stands for profiles and silences."""
         if not key:
-            await self.refresh()
+            await self.configuration.refresh()
             return
         with contextlib.suppress(DulyError):
             alert = await self.operations.get(key)
             if alert is None:
-                self._statuses.pop(key, None)
+                self.planner.statuses.pop(key, None)
                 return
             if alert.status is not NOTHING_SAID:
-                self._statuses[key] = alert.status
-            if self._is_cancelled(key):
+                self.planner.statuses[key] = alert.status
+            if self.planner.is_cancelled(key):
                 # A recipient may have been notified during the cancellation.
                 missing = self.operations.corrections(alert, self._ledger.clock.now())
                 if missing:
@@ -506,7 +402,7 @@ class AlertService:
     async def _is_attempt_wanted(self, attempt: StartAttempt) -> bool:
         with contextlib.suppress(DulyError):  # without the ledger, memory decides
             await self._catch_up_on(attempt)
-        return any(self._is_wanted(load.ref) for load in attempt.loads)
+        return any(self.planner.is_wanted(load.ref) for load in attempt.loads)
 
     async def _catch_up_on(self, attempt: StartAttempt) -> list[bytes]:
         """Read what other hubs have changed about these alerts; returns those that were cancelled."""
@@ -519,8 +415,8 @@ class AlertService:
             found = {name: await self._ledger.item(STATUSES, name) for name in names}
             stored = {name: body for name, body in found.items() if body is not None}
         for name in names.keys() & stored.keys():
-            self._statuses[names[name]] = read_status(stored[name])
-        return [key for key in names.values() if self._is_cancelled(key)]
+            self.planner.statuses[names[name]] = read_status(stored[name])
+        return [key for key in names.values() if self.planner.is_cancelled(key)]
 
     async def _commit(self, what: Amendment | AttemptEnded) -> None:
         """Hand an event to the fanout; returns when what follows from it is stored."""

@@ -102,7 +102,7 @@ class GatewayService:
             ledger,
             audit,
             self.sessions.listeners,
-            lambda device: self.remote.pushed(device),
+            self._stored,
             accounts.born,
             reserved=self.policy.commands,
         )
@@ -310,6 +310,9 @@ class GatewayService:
     def trail(self, key: bytes) -> list[Hop]:
         """When what happened to a command here, of the newest ones; its outcome is in the ledger anyway."""
         return self._traces.of(key)
+
+    def _stored(self, device: str) -> None:
+        self.remote.pushed(device)
 
     # ── what other hubs ask for (`LocalGateway`) ─────────────────────────────────────────────────
 

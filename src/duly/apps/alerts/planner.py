@@ -1,0 +1,93 @@
+"""Planner: who is to be notified of an alert, and whether that is still wanted.
+
+The laws. A critical alert is never silent: a profile without recipients fails it instead of listing it, and a
+silence covers it only if it names it. What was called off is not wanted any more, whatever is still open.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import structs
+
+from duly.apps.alerts.model import AlertEvent, AlertState, AlertStatus, read_event, traits_of
+from duly.apps.alerts.operations import Silence, calls_off
+from duly.apps.alerts.profiles import Profiles
+from duly.apps.alerts.unnotified import notes
+from duly.core.fanout.plan import DeliveryPlan, GroupingTraits
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.monitor.signals import Severity
+from duly.core.operations import DeliveryRef, Group
+
+READ_KEPT: Final = 1_000
+"""Decoded alerts that are kept until they are planned."""
+_LISTED: Final = DeliveryPlan()
+"""The plan of a profile that notifies no recipient on purpose: its alerts are only listed."""
+
+
+class AlertPlanner:
+    """Plans the deliveries of one tower's alerts, from its profiles, its silences and what became of them."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+        self.statuses: dict[bytes, AlertStatus] = {}
+        """the status of alerts that were changed after they were reported"""
+        self.silences: list[Silence] = []
+        self._read: dict[bytes, tuple[Message, AlertEvent]] = {}
+        """alerts that were just decoded and will be planned next"""
+
+    def expect(self, message: Message, event: AlertEvent) -> None:
+        """An alert was decoded and is planned next, unless it is a repeat."""
+        if len(self._read) >= READ_KEPT:
+            self._read.clear()  # repeats are never planned
+        self._read[message.key] = (message, event)
+
+    def plan(self, message: Message, now: int) -> DeliveryPlan:
+        """The deliveries of a new alert, or how it ends without any."""
+        known = self._read.pop(message.key, None)
+        event = known[1] if known is not None and known[0] is message else read_event(message.body)
+        silence = self.silence_over(message, event, now)
+        if silence is not None:
+            by = f" by {silence.by}" if silence.by else ""
+            return DeliveryPlan(end=(State.DONE, Answer(0, b"", f"silenced{by}; no recipient was told")))
+        profile = self._profiles.get(event.profile_id)
+        if profile is None:
+            reason = (
+                f"there is no profile {event.profile_id!r}, so no recipient was told; see 'duly profile set'"
+            )
+            return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
+        traits = traits_of(message, event)
+        if not profile.steps and traits.urgent:
+            reason = (
+                f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
+            )
+            return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
+        if not profile.steps:
+            return _LISTED
+        return DeliveryPlan(profile.plan(now, urgent=traits.urgent), traits=traits)
+
+    def silence_over(self, message: Message, event: AlertEvent, now: int) -> Silence | None:
+        """The silence that covers an alert now."""
+        return next((one for one in self.silences if one.covers(message, event, now)), None)
+
+    def traits(self, message: Message) -> GroupingTraits:
+        """How notifications about an alert are grouped; an alert that has become critical is urgent from
+        then on."""
+        traits, status = traits_of(message), self.statuses.get(message.key)
+        raised = status is not None and status.severity is Severity.CRITICAL
+        return structs.replace(traits, urgent=True) if raised else traits
+
+    def notes(self, message: Message, state: State) -> Group:
+        """What is noted with the end of an alert: that a critical one has reached no recipient."""
+        return notes(message.key, state, urgent=self.traits(message).urgent)
+
+    def is_wanted(self, ref: DeliveryRef) -> bool:
+        """Whether a delivery is still to be made."""
+        status = self.statuses.get(ref.key)
+        return status is None or not calls_off(status.standing, ref.kind)
+
+    def is_cancelled(self, key: bytes) -> bool:
+        """Whether an alert was cancelled."""
+        status = self.statuses.get(key)
+        return status is not None and status.standing is AlertState.CANCELLED
