@@ -10,8 +10,8 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -440,7 +440,7 @@ def _rank(word: str) -> Any:
 class _Pipe:
     """Lines from a pipe."""
 
-    def printing(self) -> Any:
+    def printing(self) -> AbstractContextManager[Callable[[str], None]]:
         from contextlib import nullcontext
 
         return nullcontext(say)
@@ -461,14 +461,14 @@ class _Pipe:
 class _Terminal:
     """Lines from a person, who may be in the middle of one when something is said."""
 
-    def printing(self) -> Any:
+    def printing(self) -> AbstractContextManager[Callable[[str], None]]:
         from contextlib import contextmanager
 
         from prompt_toolkit import ANSI, print_formatted_text
         from prompt_toolkit.patch_stdout import patch_stdout
 
         @contextmanager
-        def printing() -> Any:
+        def printing() -> Iterator[Callable[[str], None]]:
             with patch_stdout(raw=True):
                 yield lambda text: print_formatted_text(ANSI(rendered(text)))
 

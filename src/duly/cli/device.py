@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote
 
 import typer
@@ -100,7 +100,7 @@ class Effects:
         self._place = place
         self._fd: int | None = None
 
-    def read(self) -> list[tuple[str, str, str, Any]]:
+    def read(self) -> list[tuple[str, str, str, object]]:
         """Returns (id, sender, type, data) of every whole line."""
         import msgspec
 
@@ -154,7 +154,7 @@ class SimulatedThing:
         """The command type that changes it."""
         return "lock_control" if self.kind == "lock" else "dev_control"
 
-    def _after(self, type_: str, data: Any) -> JsonObject:
+    def _after(self, type_: str, data: object) -> JsonObject:
         """Returns the state after a command. Raises `ValueError` if the command makes no sense."""
         if type_ != self.main:
             return self.state

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -22,6 +22,7 @@ from duly.cli.common import CommandFailed, Exit, clock, note, print_json, say, t
 from duly.cli.options import BrokerOptions, Json, NodeOptions, grouped, length
 
 if TYPE_CHECKING:
+    from duly.clients.node.incoming import Handler
     from duly.clients.node.node import Node
     from duly.clients.node.statuses import NodeStatus
     from duly.clients.node.tasks import Task
@@ -81,13 +82,19 @@ async def begun(node: Node, meanwhile: str) -> AsyncIterator[Node]:
 
 
 async def _complain(node: Node, meanwhile: str) -> None:
-    said = ""
     await asyncio.sleep(SILENCE)
-    while True:
-        now = node.situation
-        if now not in ("online", said):
-            said = now
+    async for now in _situations(node):
+        if now != "online":
             note(f"duly: {'no answer from the broker' if now == 'connecting' else now}; {meanwhile}")
+
+
+async def _situations(node: Node) -> AsyncIterator[str]:
+    """Yields a node's situation, and again whenever it has changed."""
+    before = ""
+    while True:
+        if node.situation != before:
+            before = node.situation
+            yield before
         await asyncio.sleep(0.2)
 
 
@@ -164,8 +171,8 @@ def _action(text: str) -> tuple[str, str]:
     return action, command
 
 
-def _runner(command: str, json: bool) -> Any:
-    async def handler(task: Task) -> Any:
+def _runner(command: str, json: bool) -> Handler:
+    async def handler(task: Task) -> object:
         from duly.errors import TaskFailed
 
         began = time.monotonic()
@@ -206,7 +213,7 @@ def _text(out: bytes) -> str:
     return out.decode(errors="replace").strip()
 
 
-def _value(out: bytes) -> Any:
+def _value(out: bytes) -> object:
     import msgspec
 
     text = _text(out)
@@ -252,16 +259,11 @@ async def _serve(node: Node, json: bool) -> None:
 
 async def _announce(node: Node, json: bool) -> None:
     """Say when it is online and when not, and why."""
-    said = ""
-    while True:
-        now = node.situation
-        if now != said:
-            said = now
-            if json:
-                print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
-            else:
-                say(f"{clock(time.time() * 1000)}  {node.name}: {now}")
-        await asyncio.sleep(0.2)
+    async for now in _situations(node):
+        if json:
+            print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
+        else:
+            say(f"{clock(time.time() * 1000)}  {node.name}: {now}")
 
 
 # ── call ─────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +302,7 @@ def call(
         require_signed=at.require_signed,
     )
 
-    async def run() -> Any:
+    async def run() -> object:
         lasts = 60.0 if expires is None else expires
         if not lasts:
             raise CommandFailed(

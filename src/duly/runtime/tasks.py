@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
@@ -36,10 +36,10 @@ UNSTEADY: Final = 3
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
-def report(name: str) -> Callable[[asyncio.Task[Any]], None]:
+def report(name: str) -> Callable[[asyncio.Task[object]], None]:
     """A callback for the end of a small task that its owner keeps: what it failed of is logged."""
 
-    def over(task: asyncio.Task[Any]) -> None:
+    def over(task: asyncio.Task[object]) -> None:
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
             LOG.error(f"{name} failed: %r", problem, exc_info=problem)
@@ -209,7 +209,7 @@ class Supervisor:
         return self._live(SupervisedTask(self, name, later))
 
     def do(
-        self, name: str, work: Coroutine[Any, Any, None], *, expected: tuple[type[Exception], ...] = ()
+        self, name: str, work: Coroutine[object, None, None], *, expected: tuple[type[Exception], ...] = ()
     ) -> asyncio.Task[None] | None:
         """Do this once, in the background; what it fails of is logged and counted, unless it is `expected`.
         None: everything was stopped, and this is not begun."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from duly.core.messages import Verdict, Word
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
@@ -96,7 +96,7 @@ class Router:
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
-        commits: list[Coroutine[Any, Any, object]] = []
+        commits: list[Coroutine[object, None, object]] = []
         for session, raw in zip(sessions, raws, strict=True):
             seq_id: str | int | None = None
             try:

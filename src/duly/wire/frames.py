@@ -381,7 +381,7 @@ def load_order(text: bytes) -> FrameOrder | Literal[False]:
         return False
 
 
-def own_fields(values: Mapping[str, Any]) -> Fields:
+def own_fields(values: Mapping[str, object]) -> Fields:
     """Fields of a sender's own; one whose name the protocol uses is refused."""
     taken = sorted(_COMMAND & values.keys())
     if taken:

@@ -11,7 +11,7 @@ owner: an owner who wants to leave makes another member the owner first, or is t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -193,13 +193,13 @@ class Groups:
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
-    async def show(self, frame: Frame, me: str) -> dict[str, Any]:
+    async def show(self, frame: Frame, me: str) -> dict[str, object]:
         """A group as its members see it."""
         group = c.known_form(c.read_data(frame, GroupRequest).group)
         info, ranks = await self._info(group), await self._ledger.bucket(c.members(group))
         if info is None or me not in ranks:
             raise NotAllowed(NOT_YOURS.reason)
-        shown: dict[str, Any] = msgspec.to_builtins(info)
+        shown: dict[str, object] = msgspec.to_builtins(info)
         return shown | {"group": group, "members": {name: rank.decode() for name, rank in ranks.items()}}
 
     async def name_of(self, group: str) -> str:

@@ -9,7 +9,7 @@ old, and counts for nothing.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -95,7 +95,7 @@ def _recipient(
     return Recipient(name, "waiting", acknowledged, read, since=entry.at // MS)
 
 
-async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, Any] | None:
+async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, object] | None:
     """Where a message of chat is stored, and how far it has come with its recipients, those without it
     first. None for any other message, and if `for_` is a person who is not in the conversation."""
     conv = conversation_of(record.message)

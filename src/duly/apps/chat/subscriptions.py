@@ -15,7 +15,7 @@ Memory here is only a cache. `refresh` is called by a hint: something may be new
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.connections import Connections, Subscriber, Subscription
@@ -330,7 +330,7 @@ class Subscriptions:
         for conv in self._connections.conversations():
             self.refresh(conv)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[object, None, None]) -> None:
         """Runs a job in the background. A ledger that fails, or is closed, is no bug: what was not sent is
         sent later."""
         self._tasks.do("a job of chat", work, expected=(DulyError,))

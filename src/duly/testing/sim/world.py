@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -231,7 +231,7 @@ class World:
         except LedgerError:
             node.crash()  # it cannot use its disk: it is started again
 
-    def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, program: Coroutine[object, None, None]) -> None:
         task = self.loop.create_task(program)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -25,7 +25,7 @@ class AlertsBackend(http.MessagesBackend, Protocol):
 
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
-    ) -> tuple[list[dict[str, Any]], tuple[int, bytes] | None]:
+    ) -> tuple[list[dict[str, object]], tuple[int, bytes] | None]:
         """A page of alerts accepted since then, newest first, and where the next one begins."""
         ...
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -91,7 +91,7 @@ class MessagesBackend(TokenCheck, Protocol):
         """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Returns the state of the hub, as an admin sees it."""
         ...
 
@@ -114,17 +114,17 @@ class MessagesBackend(TokenCheck, Protocol):
         """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
-    def trail(self, key: bytes) -> list[Any]:
+    def trail(self, key: bytes) -> Sequence[object]:
         """When what happened to a message here, if it is still remembered."""
         ...
 
-    async def trace_line(self, record: Record, who: Principal) -> dict[str, Any] | None:
+    async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
         """How far a line of chat has come with its recipients; None for any other message."""
         ...
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
-    ) -> tuple[list[dict[str, Any]], str | None]:
+    ) -> tuple[list[dict[str, object]], str | None]:
         """The devices that a principal may see, by name, and after which the next page begins."""
         ...
 
@@ -382,10 +382,10 @@ class MessagesEndpoint:
         return as_json(OPENAPI)
 
 
-def show(record: Record) -> dict[str, Any]:
+def show(record: Record) -> dict[str, object]:
     """A record as people and programs want to see it: times in milliseconds."""
     m, answer = record.message, record.answer
-    shown: dict[str, Any] = {
+    shown: dict[str, object] = {
         "scope": m.scope,
         "id": m.id,
         "type": m.kind,
@@ -406,9 +406,9 @@ def show(record: Record) -> dict[str, Any]:
     return shown
 
 
-def show_delivery(delivery: Delivery) -> dict[str, Any]:
+def show_delivery(delivery: Delivery) -> dict[str, object]:
     """Returns a delivery as JSON values, with times in milliseconds."""
-    shown: dict[str, Any] = {
+    shown: dict[str, object] = {
         "channel": delivery.ref.channel,
         "recipient": delivery.ref.recipient,
         "round": delivery.ref.round,

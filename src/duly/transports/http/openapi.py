@@ -6,7 +6,8 @@ statuses are written here, and a test compares the paths with the routes.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -58,11 +59,11 @@ _WORDS: Final = {
 }  # fmt: skip
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json(schema: Mapping[str, object]) -> dict[str, object]:
     return {"application/json": {"schema": schema}}
 
 
-def _ref(type_: type) -> dict[str, Any]:
+def _ref(type_: type) -> dict[str, object]:
     return {"$ref": _REF.format(name=type_.__name__)}
 
 
@@ -70,7 +71,7 @@ _FRAMES: Final = {"anyOf": [_ref(Frame), {"type": "array", "items": _ref(Frame)}
 _ACKS: Final = {"anyOf": [_ref(AnsweredServerAck), {"type": "array", "items": _ref(AnsweredServerAck)}]}
 
 
-def _answers(*statuses: int) -> dict[str, Any]:
+def _answers(*statuses: int) -> dict[str, object]:
     """The answers of a request that sends no frame."""
     return {
         str(status): {"description": _WORDS[status]}
@@ -79,7 +80,7 @@ def _answers(*statuses: int) -> dict[str, Any]:
     }
 
 
-def _said_of_frames(*statuses: int) -> dict[str, Any]:
+def _said_of_frames(*statuses: int) -> dict[str, object]:
     """The answers to frames: a `server_ack`, with the `ack` in it if that was waited for; or an error."""
     either = {"anyOf": [*_ACKS["anyOf"], _ref(ErrorAnswer)]}
     return {
@@ -88,12 +89,12 @@ def _said_of_frames(*statuses: int) -> dict[str, Any]:
     }
 
 
-def _account(summary: str, status: int, body: type) -> dict[str, Any]:
+def _account(summary: str, status: int, body: type) -> dict[str, object]:
     answers = _answers(status, 400, 401, 403)
     return {"summary": summary, "requestBody": {"content": _json(_ref(body))}, "responses": answers}
 
 
-OPENAPI: Final[dict[str, Any]] = {
+OPENAPI: Final[dict[str, object]] = {
     "openapi": "3.1.0",
     "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
     "components": {

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
@@ -306,7 +306,7 @@ class MqttLink:
             self._complain(bug)
             arrival.session.end("the handler of a message failed; it will come again")
 
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
+    def _call(self, function: Callable[..., None], *args: object) -> None:
         try:
             function(*args)
         except Exception as bug:
@@ -351,7 +351,7 @@ def _telling(confirmed: asyncio.Future[None], session: MqttSession) -> Done:
     return done
 
 
-async def _first(*waits: Awaitable[Any]) -> None:
+async def _first(*waits: Awaitable[object]) -> None:
     """Until one of them is over; the others are dropped."""
     tasks = {asyncio.ensure_future(w) for w in waits}
     try:
