@@ -281,27 +281,148 @@ class Command {
   }
 }
 
-/** An app's side of the wire. */
-export class App {
+/**
+ * What `App` and `Chat` share: the link to the hub, what is told to listeners, how it begins and how it ends.
+ * What has an underscore is between this class and those two.
+ * @template {Record<string, any>} Told
+ */
+class Client {
+  #link;
+  #resumed = false;
+  /** @type {Map<string, Set<(what: any) => void>>} */
+  #listeners;
+  /** @type {() => void} */
+  #isReady = () => {};
+  /** @type {(problem: Error) => void} */
+  #isRefused = () => {};
+  /** @type {Error|null} why nothing is sent any more */
+  _closed = null;
+  /** How far the hub's clock is ahead of ours, in ms: that of a wall tablet may be anywhere. */
+  _ahead = 0;
+
+  /** @param {string} url @param {string} token @param {any} socket @param {string[]} events */
+  constructor(url, token, socket, events) {
+    this.#listeners = new Map(events.map((event) => [event, new Set()]));
+    /** Our account's name, once the hub has told it. */
+    this.name = "";
+    /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
+     * @type {Promise<void>} */
+    this.ready = new Promise((resolve, reject) => {
+      this.#isReady = resolve;
+      this.#isRefused = reject;
+    });
+    this.ready.catch(() => {});
+    this.#link = new Link(url, token, socket, {
+      cursors: () => this._positions(),
+      welcome: (frame) => this.#welcome(frame),
+      unwelcome: (frame) => this.#unwelcome(frame),
+      hear: (frame) => this._hear(frame),
+      down: (reason) => this._emit("down", reason),
+    });
+  }
+
+  get connected() {
+    return this.#link.up;
+  }
+
+  /**
+   * Call `listener` for every event of this kind, and when the connection is "up" (our name) or "down" (why),
+   * or "denied": the hub no longer knows our token (it is tried again, ever more slowly).
+   * @template {keyof Told} E
+   * @param {E & string} event
+   * @param {(what: Told[E]) => void} listener
+   * @returns {() => void} stops it
+   */
+  on(event, listener) {
+    const listeners = this.#listeners.get(event);
+    if (!listeners) throw new TypeError(`there is no event ${event}`);
+    listeners.add(listener);
+    return () => void listeners.delete(listener);
+  }
+
+  /** End. What is under way rejects with `Closed`; what was kept is resumed by the next page. */
+  close() {
+    this.#close(new Closed());
+  }
+
+  #close(problem) {
+    if (this._closed) return;
+    this._closed = problem;
+    this.#isRefused(problem);
+    this._abandon(problem);
+    this.#link.close();
+  }
+
+  #welcome(frame) {
+    this._ahead = frame.time - Date.now();
+    this.name = frame.you;
+    this._catchUp(frame);
+    if (!this.#resumed) {
+      this.#resumed = true;
+      this._resume();
+    }
+    this._sendAgain();
+    this.#isReady();
+    this._emit("up", this.name);
+  }
+
+  #unwelcome(frame) {
+    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
+    if (this.name) this._emit("denied", refused); // it knew us before: it is tried again
+    else this.#close(refused);
+  }
+
+  _emit(event, what) {
+    emit(this.#listeners.get(event) ?? [], what);
+  }
+
+  /** @param {any} frame @param {boolean} [answered] something comes back for it */
+  _send(frame, answered) {
+    this.#link.send(frame, answered);
+  }
+
+  /** Whether the connection was given up, since the hub was silent. */
+  _dead() {
+    return this.#link.dead();
+  }
+
+  /** The hub's time in ms. */
+  _now() {
+    return Date.now() + this._ahead;
+  }
+
+  /** How far we have come in each stream, as the hub is told when we connect. @returns {any} */
+  _positions() {}
+
+  /** Take what the welcome says of those streams. @param {any} _frame */
+  _catchUp(_frame) {}
+
+  /** Go on with what an earlier page has left, once. */
+  _resume() {}
+
+  /** Send again what is under way, at every connection. */
+  _sendAgain() {}
+
+  /** @param {any} _frame */
+  _hear(_frame) {}
+
+  /** Fail what is under way: it is over. @param {Error} _problem */
+  _abandon(_problem) {}
+}
+
+/**
+ * An app's side of the wire. It tells of every "push", "gap" and "end".
+ * @extends {Client<Events>}
+ */
+export class App extends Client {
   #kept;
   #keep;
-  #link;
-  /** @type {Error|null} why nothing is sent any more */
-  #closed = null;
-  #ahead = 0;
-  #resumed = false;
   /** @type {Map<string, Command>} */
   #commands = new Map();
   /** Ended as unknown here, so far. @type {Map<string, Command>} */
   #unsettled = new Map();
   /** @type {Record<string, number>} */
   #cursors = {};
-  /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(["push", "gap", "end", "up", "down", "denied"].map((event) => [event, new Set()]));
-  /** @type {() => void} */
-  #isReady = () => {};
-  /** @type {(problem: Error) => void} */
-  #isRefused = () => {};
 
   /**
    * @param {string} url the hub, such as "http://127.0.0.1:7800"; several with commas between
@@ -313,31 +434,12 @@ export class App {
    * @param {new (url: string) => WebSocket} [options.socket] a WebSocket, where there is none, as in Node 20
    */
   constructor(url, token, { keep = false, storage, socket = globalThis.WebSocket } = {}) {
+    super(url, token, socket, ["push", "gap", "end", "up", "down", "denied"]);
     this.#kept = new Kept(token, storage);
     this.#keep = keep;
-    /** Our account's name, once the hub has told it. */
-    this.name = "";
     /** Our devices that are online, as far as the hub has told. @type {Set<string>} */
     this.online = new Set();
-    /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
-     * @type {Promise<void>} */
-    this.ready = new Promise((resolve, reject) => {
-      this.#isReady = resolve;
-      this.#isRefused = reject;
-    });
-    this.ready.catch(() => {});
     for (const key of this.#kept.keys("seen:")) this.#cursors[key] = Number(this.#kept.get(`seen:${key}`));
-    this.#link = new Link(url, token, socket, {
-      cursors: () => this.#cursors,
-      welcome: (frame) => this.#welcome(frame),
-      unwelcome: (frame) => this.#unwelcome(frame),
-      hear: (frame) => this.#hear(frame),
-      down: (reason) => this.#emit("down", reason),
-    });
-  }
-
-  get connected() {
-    return this.#link.up;
   }
 
   // ── commands ───────────────────────────────────────────────────────────────────────────────────
@@ -353,7 +455,7 @@ export class App {
    * @param {string} device @param {string} type @param {any} [data] @param {SendOptions} [options]
    * @returns {Promise<{id: string, accepted: Promise<void>, ended: Promise<Ack>}>} */
   async post(device, type, data, { id, expires, queue, order, latest, timeout, progress, fields } = {}) {
-    if (this.#closed) throw this.#closed;
+    if (this._closed) throw this._closed;
     const taken = Object.keys(fields ?? {}).filter((name) => COMMAND.has(name));
     if (taken.length) throw new TypeError(`${taken}: the protocol's own; give your field another name`);
     /** @type {any} */
@@ -372,13 +474,13 @@ export class App {
       this.#end(command, never());
       return command;
     }
-    frame.seq_id ??= await this.#kept.mint(this.#now());
-    if (this.#closed) throw this.#closed;
+    frame.seq_id ??= await this.#kept.mint(this._now());
+    if (this._closed) throw this._closed;
     const known = this.#commands.get(frame.seq_id);
     if (known) return known;
-    const command = new Command(frame, this.#now(), false);
+    const command = new Command(frame, this._now(), false);
     command.progress = progress;
-    if (expires !== undefined) frame.exp = Math.round(asked + this.#ahead + expires * 1000);
+    if (expires !== undefined) frame.exp = Math.round(asked + this._ahead + expires * 1000);
     this.#write(command);
     this.#commands.set(command.id, command);
     this.#transmit(command);
@@ -387,14 +489,14 @@ export class App {
 
   #transmit(command) {
     command.nextTry = Infinity; // without a connection, the next one sends it
-    if (this.#link.up) {
+    if (this.connected) {
       command.again = command.sent;
       if (!command.sent) {
         command.sent = true;
         command.giveUp = performance.now() + PATIENCE + (command.frame.timeout ?? 0);
         this.#write(command); // first: after a reload it must not pass for one that never left us
       }
-      this.#link.send(command.frame);
+      this._send(command.frame);
       command.nextTry = performance.now() + RESEND;
     }
     this.#setTimer(command);
@@ -413,7 +515,7 @@ export class App {
       this.#end(command, command.sent ? silent() : never());
     } else if (now >= command.nextTry && command.resends < RESENDS) {
       command.resends += 1;
-      if (!this.#link.dead()) this.#transmit(command);
+      if (!this._dead()) this.#transmit(command);
     } else {
       this.#setTimer(command);
     }
@@ -421,7 +523,7 @@ export class App {
 
   #accepted(command) {
     const { exp, queue, timeout } = command.frame;
-    const waits = queue ? Math.max(0, (exp ?? command.made + DAY) - this.#now()) : 0;
+    const waits = queue ? Math.max(0, (exp ?? command.made + DAY) - this._now()) : 0;
     command.giveUp = performance.now() + waits + PATIENCE + (timeout ?? 0);
     command.taken = true;
     command.accept();
@@ -447,7 +549,7 @@ export class App {
       const [oldest] = this.#unsettled.keys();
       if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
     }
-    this.#emit("end", { id: command.id, device, type, ack, refused });
+    this._emit("end", { id: command.id, device, type, ack, refused });
   }
 
   #write(command) {
@@ -457,7 +559,7 @@ export class App {
   }
 
   /** What a page before this one had under way. What was never answered in its time is not sent again. */
-  #resume() {
+  _resume() {
     if (!this.#keep) return;
     const number = (id) => Number(id.split("_")[1]);
     for (const id of this.#kept.keys("command:").sort((a, b) => number(a) - number(b))) {
@@ -465,82 +567,46 @@ export class App {
       const { frame, made, sent } = JSON.parse(this.#kept.get(`command:${id}`));
       const command = new Command(frame, made, sent);
       const until = frame.queue ? (frame.exp ?? made + DAY) : made;
-      if (this.#now() > until + PATIENCE) this.#end(command, sent ? silent() : never());
+      if (this._now() > until + PATIENCE) this.#end(command, sent ? silent() : never());
       else this.#commands.set(id, command);
     }
   }
 
-  // ── listening ──────────────────────────────────────────────────────────────────────────────────
-
-  /**
-   * Call `listener` for every "push", "gap" and "end", and when the connection is "up" (our name) or "down"
-   * (why), or "denied": the hub no longer knows our token (it is tried again, ever more slowly).
-   * @template {keyof Events} E
-   * @param {E} event
-   * @param {(what: Events[E]) => void} listener
-   * @returns {() => void} stops it
-   */
-  on(event, listener) {
-    const listeners = this.#listeners.get(event);
-    if (!listeners) throw new TypeError(`there is no event ${event}`);
-    listeners.add(listener);
-    return () => void listeners.delete(listener);
-  }
-
-  #emit(event, what) {
-    emit(this.#listeners.get(event) ?? [], what);
-  }
-
-  /** End. Commands under way reject with `Closed`; kept ones are resumed by the next page. */
-  close() {
-    this.#close(new Closed());
-  }
-
-  #close(problem) {
-    if (this.#closed) return;
-    this.#closed = problem;
-    this.#isRefused(problem);
+  /** Commands under way reject with `Closed`; kept ones are resumed by the next page. */
+  _abandon(problem) {
     for (const command of this.#commands.values()) {
       clearTimeout(command.timer);
       command.deny(problem);
       command.reject(problem);
     }
     this.#commands.clear();
-    this.#link.close();
   }
 
   // ── the wire ───────────────────────────────────────────────────────────────────────────────────
 
-  #welcome(frame) {
-    this.#ahead = frame.time - Date.now();
-    this.name = frame.you;
+  _positions() {
+    return this.#cursors;
+  }
+
+  _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
       const seen = this.#cursors[device];
       if (seen === undefined) this.#see(device, head);
       else if (seen > head) {
         // The hub counts anew: it has lost what it had.
-        this.#emit("gap", { device, after: seen, first: head + 1 });
+        this._emit("gap", { device, after: seen, first: head + 1 });
         this.#see(device, head);
       }
     }
-    if (!this.#resumed) {
-      this.#resumed = true;
-      this.#resume();
-    }
+  }
+
+  _sendAgain() {
     for (const command of [...this.#commands.values()]) this.#transmit(command);
-    for (const { taken, frame } of this.#unsettled.values()) if (taken) this.#link.send(frame);
-    this.#isReady();
-    this.#emit("up", this.name);
+    for (const { taken, frame } of this.#unsettled.values()) if (taken) this._send(frame);
   }
 
-  #unwelcome(frame) {
-    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
-    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
-    else this.#close(refused);
-  }
-
-  #hear(frame) {
+  _hear(frame) {
     if (frame.type === "server_ack") this.#serverAck(frame);
     else if (frame.type === "ack") this.#ack(frame);
     else if (frame.type === "gap") this.#gap(frame);
@@ -584,25 +650,18 @@ export class App {
     if (cursor <= (this.#cursors[device] ?? 0)) return;
     this.#cursors[device] = cursor;
     if (type === "device_status") this.online[data?.online ? "add" : "delete"](device);
-    this.#emit("push", { device, type, data, cursor, time, fields });
+    this._emit("push", { device, type, data, cursor, time, fields });
     this.#see(device, cursor);
   }
 
   #gap({ from: device, after, first }) {
-    this.#emit("gap", { device, after, first });
+    this._emit("gap", { device, after, first });
     this.#see(device, first - 1);
   }
 
   #see(device, cursor) {
     this.#cursors[device] = cursor;
     this.#kept.set(`seen:${device}`, String(cursor));
-  }
-
-  // ── small things ───────────────────────────────────────────────────────────────────────────────
-
-  /** The hub's time in ms: the clock of a wall tablet may be anywhere. */
-  #now() {
-    return Date.now() + this.#ahead;
   }
 }
 
@@ -622,20 +681,16 @@ export class App {
  * The laws. What is said is kept before it is sent, and sent again with the same id until the hub has taken or
  * refused it, also after a reload. What is said to one person or group goes out one line after the other, so
  * it arrives in the order it was said. What others say arrives once and in order, also what was missed; a line
- * is acknowledged when its listeners have had it.
+ * is acknowledged when its listeners have had it. It tells of every "line", "receipt", "typing" and "presence".
  *
  *     const token = await Chat.logIn("http://127.0.0.1:7800", "ann", password);
  *     const chat = new Chat("http://127.0.0.1:7800", token);
  *     chat.on("line", ({ sender, data }) => show(sender, data.text));
  *     const { conv, n } = await chat.send("bob", "hello");
+ * @extends {Client<ChatEvents>}
  */
-export class Chat {
+export class Chat extends Client {
   #kept;
-  #link;
-  /** @type {Error|null} */
-  #closed = null;
-  #ahead = 0;
-  #resumed = false;
   /** What is under way, by id. @type {Map<string, any>} */
   #sending = new Map();
   /** The end of the queue to each recipient. @type {Map<string, Promise<any>>} */
@@ -650,14 +705,6 @@ export class Chat {
   /** @type {any} */
   #acking = undefined;
   #unsaid = 0;
-  /** @type {Map<string, Set<(what: any) => void>>} */
-  #listeners = new Map(
-    ["line", "receipt", "typing", "presence", "up", "down", "denied"].map((e) => [e, new Set()]),
-  );
-  /** @type {() => void} */
-  #isReady = () => {};
-  /** @type {(problem: Error) => void} */
-  #isRefused = () => {};
 
   /** Create an account, at a hub with open registration.
    * @param {string} url @param {string} name @param {string} password */
@@ -675,26 +722,9 @@ export class Chat {
   /** @param {string} url the hub; several with commas between @param {string} token
    * @param {{storage?: Storage|null, socket?: any}} [options] as for `App` */
   constructor(url, token, { storage, socket = globalThis.WebSocket } = {}) {
+    super(url, token, socket, ["line", "receipt", "typing", "presence", "up", "down", "denied"]);
     this.#kept = new Kept(token, storage);
-    this.name = "";
-    /** Resolves at the first welcome. @type {Promise<void>} */
-    this.ready = new Promise((resolve, reject) => {
-      this.#isReady = resolve;
-      this.#isRefused = reject;
-    });
-    this.ready.catch(() => {});
     for (const conv of this.#kept.keys("at:")) this.#at[conv] = Number(this.#kept.get(`at:${conv}`));
-    this.#link = new Link(url, token, socket, {
-      cursors: () => this.#at,
-      welcome: (frame) => this.#welcome(frame),
-      unwelcome: (frame) => this.#unwelcome(frame),
-      hear: (frame) => this.#hear(frame),
-      down: (reason) => this.#emit("down", reason),
-    });
-  }
-
-  get connected() {
-    return this.#link.up;
   }
 
   // ── saying ─────────────────────────────────────────────────────────────────────────────────────
@@ -704,7 +734,7 @@ export class Chat {
    * @returns {Promise<Sent>} its conversation and number, once it is stored; rejects with `Refused` */
   send(to, what, { expires } = {}) {
     const data = typeof what === "string" ? { text: what } : what;
-    const exp = expires === undefined ? undefined : Math.round(this.#now() + expires * 1000);
+    const exp = expires === undefined ? undefined : Math.round(this._now() + expires * 1000);
     return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, exp);
   }
 
@@ -737,8 +767,8 @@ export class Chat {
   #say(type, to, data, exp) {
     return this.#inTurn(to ?? "", async () => {
       await this.ready;
-      if (this.#closed) throw this.#closed;
-      const frame = { type, seq_id: await this.#kept.mint(this.#now()), to, data, exp };
+      if (this._closed) throw this._closed;
+      const frame = { type, seq_id: await this.#kept.mint(this._now()), to, data, exp };
       this.#kept.set(`line:${frame.seq_id}`, JSON.stringify(frame));
       return this.#deliver(frame);
     });
@@ -762,18 +792,18 @@ export class Chat {
 
   #transmit(line) {
     clearTimeout(line.timer);
-    if (!this.#link.up) return; // the next connection sends it
-    this.#link.send(line.frame);
+    if (!this.connected) return; // the next connection sends it
+    this._send(line.frame);
     const wait = Math.min(RESEND * 2 ** line.tries, 10 * RESEND);
     line.tries += 1;
     line.timer = setTimeout(() => {
-      if (!this.#link.dead()) this.#transmit(line);
+      if (!this._dead()) this.#transmit(line);
     }, wait);
   }
 
   /** Say that everything up to `n` was read. */
-  read(conv, n) { this.#link.send({ type: "read", conv, n }, false); }
-  typing(conv) { this.#link.send({ type: "typing", conv }, false); }
+  read(conv, n) { this._send({ type: "read", conv, n }, false); }
+  typing(conv) { this._send({ type: "typing", conv }, false); }
 
   // ── asking ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -790,54 +820,37 @@ export class Chat {
   friends() { return this.#ask("friends", {}); }
 
   #ask(type, data) {
-    if (this.#closed) return Promise.reject(this.#closed);
+    if (this._closed) return Promise.reject(this._closed);
     return new Promise((resolve, reject) => {
       this.#questions += 1;
       const frame = { type, seq_id: `q${this.#questions}`, data };
       this.#asked.set(frame.seq_id, { frame, resolve, reject });
-      this.#link.send(frame);
+      this._send(frame);
     });
   }
 
   // ── hearing ────────────────────────────────────────────────────────────────────────────────────
 
-  /**
-   * Call `listener` for every "line", "receipt", "typing" and "presence", and when the connection is "up" or
-   * "down", or "denied": we were logged out, or removed. @template {keyof ChatEvents} E @param {E} event @param {(what: ChatEvents[E]) => void} listener
-   * @returns {() => void} stops it
-   */
-  on(event, listener) {
-    const listeners = this.#listeners.get(event);
-    if (!listeners) throw new TypeError(`there is no event ${event}`);
-    listeners.add(listener);
-    return () => void listeners.delete(listener);
+  _positions() {
+    return this.#at;
   }
 
-  #emit(event, what) {
-    emit(this.#listeners.get(event) ?? [], what);
-  }
-
-  #welcome(frame) {
-    this.#ahead = frame.time - Date.now();
-    this.name = frame.you;
+  _catchUp(frame) {
     for (const [conv, n] of Object.entries(frame.cursors ?? {})) {
       if (n > (this.#at[conv] ?? -1)) this.#have(conv, n);
     }
-    if (!this.#resumed) {
-      this.#resumed = true;
-      this.#resume();
-    }
+  }
+
+  _sendAgain() {
     for (const line of this.#sending.values()) {
       line.tries = 0;
       this.#transmit(line);
     }
-    for (const { frame } of this.#asked.values()) this.#link.send(frame);
-    this.#isReady();
-    this.#emit("up", this.name);
+    for (const { frame } of this.#asked.values()) this._send(frame);
   }
 
   /** What a page before this one had not got through goes before anything new. */
-  #resume() {
+  _resume() {
     const number = (id) => Number(id.split("_")[1]);
     for (const id of this.#kept.keys("line:").sort((a, b) => number(a) - number(b))) {
       const frame = JSON.parse(this.#kept.get(`line:${id}`));
@@ -845,25 +858,19 @@ export class Chat {
     }
   }
 
-  #unwelcome(frame) {
-    const refused = new Refused(frame.code ?? 3, frame.error ?? "not_authenticated", frame.detail ?? "");
-    if (this.name) this.#emit("denied", refused); // it knew us before: it is tried again
-    else this.#close(refused);
-  }
-
-  #hear(frame) {
+  _hear(frame) {
     const { type, from, conv, n, data } = frame;
     if (type === "server_ack") this.#serverAck(frame);
-    else if (type === "receipt") this.#emit("receipt", { conv, n, reader: from, state: data.state });
-    else if (type === "typing") this.#emit("typing", { conv, sender: from });
-    else if (type === "presence") this.#emit("presence", { sender: from, data });
+    else if (type === "receipt") this._emit("receipt", { conv, n, reader: from, state: data.state });
+    else if (type === "typing") this._emit("typing", { conv, sender: from });
+    else if (type === "presence") this._emit("presence", { sender: from, data });
     else if (conv !== undefined && n !== undefined) this.#told(conv, n, frame);
   }
 
   #told(conv, n, frame) {
     const at = this.#at[conv] ?? n - 1;
     if (n === at + 1) {
-      this.#emit("line", lineOf(frame));
+      this._emit("line", lineOf(frame));
       this.#have(conv, n);
     }
     if (n <= at + 1) this.#acknowledge(conv);
@@ -885,7 +892,7 @@ export class Chat {
       this.#unsaid = 0;
       const due = Object.entries(this.#unacknowledged);
       this.#unacknowledged = {};
-      for (const [conv, n] of due) this.#link.send({ type: "ack", conv, n }, false);
+      for (const [conv, n] of due) this._send({ type: "ack", conv, n }, false);
       if (due.length) this.#acking = setTimeout(say, ACK_PAUSE);
     };
     say();
@@ -913,26 +920,14 @@ export class Chat {
     }
   }
 
-  /** End. What is under way is sent by the next page. */
-  close() {
-    this.#close(new Closed());
-  }
-
-  #close(problem) {
-    if (this.#closed) return;
-    this.#closed = problem;
-    this.#isRefused(problem);
+  /** What is under way is sent by the next page. */
+  _abandon(problem) {
     clearTimeout(this.#acking);
     for (const { timer, reject } of this.#sending.values()) {
       clearTimeout(timer);
       reject(problem);
     }
     for (const { reject } of this.#asked.values()) reject(problem);
-    this.#link.close();
-  }
-
-  #now() {
-    return Math.round(Date.now() + this.#ahead);
   }
 }
 
