@@ -87,10 +87,10 @@ class Admin:
         hub = self._hub
         result = await administer(hub.accounts, verb, wanted)
         await hub.gateway.review()
-        hub.announce_accounts()
+        hub.revocation.announce()
         if verb == "remove":
             await hub.people.log_out_everywhere(wanted["name"])
         if verb in ("add", "remove"):
-            hub.disconnect(frozenset({wanted["name"]}))  # connections that used a token that is void now
+            hub.revocation.disconnect(frozenset({wanted["name"]}))  # they used a token that is void now
             await hub.chat.remove_from_chat()
         return result

@@ -36,6 +36,7 @@ from duly.server.admin import Admin
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
 from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gateway_policy
+from duly.server.revocation import Revocation
 from duly.server.router import Router
 from duly.server.runfile import RunFile
 from duly.settings import Settings
@@ -51,11 +52,6 @@ if TYPE_CHECKING:
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
-REVOKED_SECONDS: Final = 1.0
-"""How long a connection may outlive its account, which another hub has removed, if the notification is
-lost."""
-ACCOUNTS: Final = "accounts"
-"""The topic of notifications that accounts, grants or logins have changed."""
 
 SWITCH_SECONDS: Final = 0.001
 """How long the event loop may keep the ledger's thread waiting for the interpreter. With Python's default
@@ -85,6 +81,7 @@ class Hub:
         self.tasks = Supervisor()
         self._closing = contextlib.AsyncExitStack()
         self.admin = Admin(self)
+        self.revocation = Revocation(self)
         self.url = ""
         self.mqtt_url = ""
         self.mqtt: MqttService | None = None
@@ -142,7 +139,7 @@ class Hub:
             self.accounts,
             guard,
             open_=self.settings.open_registration,
-            ended=self._session_ended,
+            ended=self.revocation.end_login,
         )
         self._closing.callback(self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
@@ -159,7 +156,7 @@ class Hub:
         )  # fmt: skip
         self.archive = archive_of(settings)
         self._applications = (self.gateway, self.chat, self.alerts)
-        self._router = Router(audit, self._applications)
+        self.router = Router(audit, self._applications)
         for application in self._applications:
             await application.start()
             self._closing.push_async_callback(application.stop)
@@ -175,8 +172,7 @@ class Hub:
     def _start_periodic(self) -> None:
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
-        if not self.ledger.sole:
-            self.tasks.every("disconnecting the revoked", REVOKED_SECONDS, self._disconnect_revoked)
+        self.revocation.start()
 
     async def _open_notifier(self) -> Notifier | None:
         """The notifier, where other hubs may use the same ledger."""
@@ -187,11 +183,7 @@ class Hub:
 
         notifier = open_notifier(settings.notifier or "postgres", self.ledger.worker, settings.ledger_url)
         notifier.tasks = self.tasks
-
-        def changed(_: str) -> None:
-            self.tasks.do("disconnecting the revoked", self._disconnect_revoked())
-
-        notifier.listen(ACCOUNTS, changed)
+        self.revocation.listen(notifier)
         await notifier.start()
         self._closing.push_async_callback(notifier.stop)
         return notifier
@@ -226,40 +218,12 @@ class Hub:
             await self.chat.remove_from_chat()
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                self.disconnect(await self.accounts.refresh(), await self.people.refresh())
+                self.revocation.disconnect(await self.accounts.refresh(), await self.people.refresh())
                 await self.alerts.configuration.refresh()
             before, self._others = self._others, self.gateway.remote.hubs
             if before - self._others:  # a hub has died: its work is taken over now
                 with contextlib.suppress(DulyError):
                     await self.alerts.adopt(self._others)
-
-    async def _disconnect_revoked(self) -> None:
-        """Close the connections of accounts and logins that have ended at another hub, and cancel commands
-        that are no longer allowed."""
-        with contextlib.suppress(LedgerError):
-            before = self.accounts.version
-            self.disconnect(await self.accounts.catch_up(), await self.people.catch_up())
-            if self.accounts.version != before:
-                await self.gateway.review()
-
-    def disconnect(self, accounts: frozenset[str], logins: frozenset[Principal] = frozenset()) -> None:
-        """Close the connections of these accounts, and those of these logins of people."""
-        for name in accounts:
-            self._router.dismiss(name)
-            if self.mqtt is not None:
-                self.mqtt.dismiss(name)
-        for who in logins:
-            self.chat.dismiss(who.name, who.device)
-
-    def _session_ended(self, name: str, device: str) -> None:
-        """Close the connections of a person's session that has ended at this hub, or of all of them."""
-        self.chat.dismiss(name, device)
-        self.announce_accounts()
-
-    def announce_accounts(self) -> None:
-        """Tell other hubs that accounts, grants or logins have changed."""
-        if self.notifier is not None:
-            self.notifier.hint(ACCOUNTS)
 
     # ── what the transports ask for ──────────────────────────────────────────────────────────────
 
@@ -271,22 +235,22 @@ class Hub:
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Greet a session that has logged in."""
         try:
-            await self._router.connected(session, who, cursors)
+            await self.router.connected(session, who, cursors)
         except LedgerError as problem:
             session.close(f"try again soon: {problem}")
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
         """Handle a frame; returns what has to be awaited before the next one, if anything."""
-        return self._router.receive(session, who, raw)
+        return self.router.receive(session, who, raw)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Handle frames in their order, each with its session."""
-        await self._router.receive_all(sessions, who, raws)
+        await self.router.receive_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """Forget a session that has ended."""
         with contextlib.suppress(DulyError):
-            await self._router.disconnected(session, who)
+            await self.router.disconnected(session, who)
 
     def trail(self, key: bytes) -> list[Hop]:
         """The steps of a command at this hub with their times, as far as they are remembered."""

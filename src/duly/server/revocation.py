@@ -1,0 +1,76 @@
+"""Revocation: closes the connections of accounts and logins that are no longer valid, at every hub.
+
+The law: whatever hub an account was removed or a person logged out at, each hub closes its own connections of
+them, at once where a notification arrives and within a second where it is lost. Commands that are no longer
+allowed are cancelled with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from duly.errors import LedgerError
+from duly.identity.accounts import Principal
+
+if TYPE_CHECKING:
+    from duly.cluster.notifier import Notifier
+    from duly.server.hub import Hub
+
+ACCOUNTS: Final = "accounts"
+"""The topic of notifications that accounts, grants or logins have changed."""
+CHECK_SECONDS: Final = 1.0
+"""How long a connection may outlive its account, which another hub has removed, if the notification is
+lost."""
+NAME: Final = "disconnecting the revoked"
+
+
+class Revocation:
+    """The revocations of one hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def listen(self, notifier: Notifier) -> None:
+        """Check whenever another hub says that accounts have changed."""
+        tasks = self._hub.tasks
+
+        def changed(_: str) -> None:
+            tasks.do(NAME, self.check())
+
+        notifier.listen(ACCOUNTS, changed)
+
+    def start(self) -> None:
+        """Check regularly, where other hubs may use the same ledger."""
+        if not self._hub.ledger.sole:
+            self._hub.tasks.every(NAME, CHECK_SECONDS, self.check)
+
+    async def check(self) -> None:
+        """Close the connections of accounts and logins that have ended at another hub, and cancel commands
+        that are no longer allowed."""
+        hub = self._hub
+        with suppress(LedgerError):
+            before = hub.accounts.version
+            self.disconnect(await hub.accounts.catch_up(), await hub.people.catch_up())
+            if hub.accounts.version != before:
+                await hub.gateway.review()
+
+    def disconnect(self, accounts: frozenset[str], logins: frozenset[Principal] = frozenset()) -> None:
+        """Close the connections of these accounts, and those of these logins of people."""
+        hub = self._hub
+        for name in accounts:
+            hub.router.dismiss(name)
+            if hub.mqtt is not None:
+                hub.mqtt.dismiss(name)
+        for who in logins:
+            hub.chat.dismiss(who.name, who.device)
+
+    def end_login(self, name: str, device: str) -> None:
+        """Close the connections of a person's login that has ended at this hub, or of all of them."""
+        self._hub.chat.dismiss(name, device)
+        self.announce()
+
+    def announce(self) -> None:
+        """Tell other hubs that accounts, grants or logins have changed."""
+        if self._hub.notifier is not None:
+            self._hub.notifier.hint(ACCOUNTS)
