@@ -139,6 +139,7 @@ class _Device:
         self.held: _Held | None = None
 
     def refresh(self, policy: SuppressPolicy, now: int) -> None:
+        """Forget what lies outside of its window, or in the future after a clock was set back."""
         self.last = _alive(policy.debounce, self.last, now)
         self.critical = _alive(policy.debounce, self.critical, now)
         if self.cancelled is not None and not 0 <= now - self.cancelled < policy.cooldown:
@@ -153,6 +154,7 @@ class _Device:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is remembered of the device."""
         return not self.last and self.cancelled is None and not self.passed and self.held is None
 
 
