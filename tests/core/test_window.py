@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duly.core.lane import Release, Supersede
 from duly.core.messages import Message, Mode, Order
-from duly.core.ordering import LanePolicy, Lanes, Release, Supersede
+from duly.core.ordering import LanePolicy, Lanes
 from duly.core.window import PAGE_BYTES, Outstanding, Window, next_page
 
 
