@@ -536,6 +536,7 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
     "wrong",
     [
         {"debounce": -1}, {"cooldown": float("nan")}, {"countdown": 1e12}, {"per_hour": 0}, {"tries": -1},
+        {"heartbeat": 0.5},
         {"retry_first": 0}, {"retry_first": 10, "retry_most": 5}, {"countdown": 60, "keep": 60},
     ],
     ids=str,
