@@ -311,6 +311,15 @@ def test_what_starts_before_it_was_cancelled_goes_on() -> None:
     assert gateway.state(message(0).key) == "sent"
 
 
+def test_a_failure_of_what_has_no_order_lowers_no_mark() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message()))
+    (end,) = only(ReportOutcome, gateway.give(Answered(message().key, State.FAILED, Answer(3))))
+    assert end.state is State.FAILED
+    assert gateway.ledger.disk.marks == {}
+
+
 def test_what_may_no_longer_be_handed_over_when_its_turn_comes_is_cancelled() -> None:
     gateway = hub(permit=lambda message: "the grant was revoked")
     gateway.give(Arrived(message(0)))
