@@ -85,11 +85,11 @@ docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are
 	$(BIN)/python tools/reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Tracing makes everything several times slower; the limit of a single test allows for that.
-coverage: $(VENV)/.dev ## which branches of core/ its tests and a few simulated runs take
+# Tracing makes everything several times slower; the limit of a single test allows for that. The simulation is
+# no part of it: on Python 3.11 a traced `asyncio.timeout` ends in a CancelledError that nothing catches.
+coverage: $(VENV)/.dev ## which branches of core/ its tests take
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 --hypothesis-profile=ci tests/core tests/runtime tests/wire
-	$(BIN)/coverage run -m duly sim --seeds 3 --jobs 1
+	$(BIN)/coverage run -m pytest -q -p no:xdist -o timeout=600 --hypothesis-profile=ci tests/core tests/runtime tests/wire tests/test_docs.py::test_examples_in_docstrings_hold
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

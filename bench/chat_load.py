@@ -17,8 +17,9 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,7 +27,7 @@ import uvloop
 from msgspec import Struct
 
 from bench.load import allow_many_files
-from duly.clients.chat import ACK_LINES, ACK_SECONDS
+from duly.clients.chat_positions import ACK_LINES, ACK_SECONDS
 
 WARM_SECONDS = 0.5
 TEXT = "x" * 100
@@ -63,11 +64,11 @@ class Client(asyncio.Protocol):
         self.person = person
         self.buffer = b""
         self.ready = asyncio.get_running_loop().create_future()
-        self.heard = lambda mark: None
+        self.heard: Callable[[str], None] = lambda mark: None
         self.acks: dict[bytes, bytes] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         self.greet()
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -187,7 +188,7 @@ class Xmpp(Client):
     )
 
     def greet(self) -> None:
-        self.stage = 0
+        self.stage = 0.0
         self.transport.write(self.OPEN)
 
     def send(self, to: str, mark: str) -> None:
@@ -229,7 +230,7 @@ class Xmpp(Client):
             self.transport.write(
                 b"<iq type='set' id='bind'><bind xmlns='urn:ietf:params:xml:ns:xmpp-bind'/></iq>"
             )
-            self.stage = 3.5  # type: ignore[assignment]
+            self.stage = 3.5
         elif self.stage == 3.5 and b"</iq>" in buffer:
             self.stage = 4
             session = b"<session xmlns='urn:ietf:params:xml:ns:xmpp-session'/>"
@@ -246,6 +247,8 @@ KINDS = {"http": Duly, "xmpp": Xmpp, "bare": Bare}
 
 async def join(work: Work, person: Person) -> Client:
     parts = urlsplit(work.url)
+    assert parts.hostname is not None
+    assert parts.port is not None
     _, client = await asyncio.get_running_loop().create_connection(
         lambda: KINDS[parts.scheme](person), parts.hostname, parts.port
     )

@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import duly
@@ -104,10 +105,10 @@ async def run(quick: bool) -> Report:
             shutil.copy(at_size(place, sizes[0]), copy)
             return await burst(copy)
 
-        def measured(size: int) -> object:
+        def measured(size: int) -> Callable[[], Awaitable[float]]:
             return smallest if size == sizes[0] else lambda: burst(at_size(place, size))
 
-        cost = await rounds({str(size): measured(size) for size in sizes}, 9 if quick else 15)  # type: ignore[misc]
+        cost = await rounds({str(size): measured(size) for size in sizes}, 9 if quick else 15)
 
     least, most = str(sizes[0]), str(sizes[-1])
     figures = []

@@ -68,7 +68,7 @@ def powertools(port: int) -> Callable[..., Any]:
     client: Any = redis.Redis(host="127.0.0.1", port=port, decode_responses=True)
     config = IdempotencyConfig(use_local_cache=False)
 
-    @idempotent_function(  # type: ignore[untyped-decorator]
+    @idempotent_function(  # type: ignore[untyped-decorator]  # it is not always installed
         data_keyword_argument="order", persistence_store=CachePersistenceLayer(client=client), config=config
     )
     def charge(order: Order) -> dict[str, str]:

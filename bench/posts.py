@@ -107,6 +107,8 @@ class Poster(asyncio.Protocol):
 
 async def connect(work: Work) -> Poster:
     parts = urlsplit(work.url)
+    assert parts.hostname is not None
+    assert parts.port is not None
     _, poster = await asyncio.get_running_loop().create_connection(Poster, parts.hostname, parts.port)
     return poster
 

@@ -34,7 +34,7 @@ def make_celery() -> Any:
     app = Celery("rivals", broker=f"{REDIS}/0", backend=f"{REDIS}/1")
     app.conf.update(task_acks_late=True, worker_prefetch_multiplier=50, task_always_eager=False)
 
-    @app.task(name="work")
+    @app.task(name="work")  # type: ignore[untyped-decorator]  # Celery has no types
     def work(payload: Any) -> dict[str, bool]:
         return {"on": True}
 
@@ -55,7 +55,7 @@ def make_dramatiq() -> tuple[Any, Any]:
     broker.add_middleware(Results(backend=RedisBackend(url=f"{REDIS}/1")))
     dramatiq.set_broker(broker)
 
-    @dramatiq.actor(store_results=True)
+    @dramatiq.actor(store_results=True)  # type: ignore[untyped-decorator]  # it is not always installed
     def work(payload: Any) -> dict[str, bool]:
         return {"on": True}
 
@@ -70,7 +70,7 @@ def make_taskiq() -> tuple[Any, Any]:
 
     broker = RedisStreamBroker(url=f"{REDIS}/0").with_result_backend(RedisAsyncResultBackend(f"{REDIS}/1"))
 
-    @broker.task(task_name="work")
+    @broker.task(task_name="work")  # type: ignore[untyped-decorator]  # it is not always installed
     async def work(payload: Any) -> dict[str, bool]:
         return {"on": True}
 
@@ -110,7 +110,7 @@ def make_faststream() -> Any:
 async def faststream_worker() -> None:
     broker, qos = make_faststream()
 
-    @broker.subscriber("work", qos=qos)
+    @broker.subscriber("work", qos=qos)  # type: ignore[untyped-decorator]  # it is not always installed
     async def work(payload: Any) -> dict[str, bool]:
         return {"on": True}
 

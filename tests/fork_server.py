@@ -122,19 +122,20 @@ _Ordinary = subprocess.Popen
 _server = ForkServer()
 
 
-class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
+class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]  # text or bytes, as the caller asks
     """A `Popen` that asks the fork server for the programs it can start."""
 
     def _execute_child(self, *given: Any) -> None:
-        options = inspect.signature(_Ordinary._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        execute = _Ordinary._execute_child  # type: ignore[attr-defined]  # private, and so in no stub
+        options = inspect.signature(execute).bind(self, *given).arguments
         request = _request(options)
         if request is None:
-            super()._execute_child(*given)  # type: ignore[assignment, misc]
+            super()._execute_child(*given)  # type: ignore[misc]  # private, and so in no stub
             return
         streams = [options["p2cread"], options["c2pwrite"], options["errwrite"]]
         self.pid = _server.start(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
         self._child_created = True
-        self._close_pipe_fds(*(options[name] for name in PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(options[name] for name in PIPES))  # type: ignore[attr-defined]  # private
 
 
 def _request(options: dict[str, Any]) -> dict[str, Any] | None:
@@ -159,7 +160,7 @@ def _request(options: dict[str, Any]) -> dict[str, Any] | None:
 def install() -> None:
     """From now on `subprocess` and `asyncio` start duly's programs in this way."""
     if available():
-        subprocess.Popen = ForkedPopen  # type: ignore[assignment, misc]
+        subprocess.Popen = ForkedPopen  # type: ignore[misc]  # replaces the class
 
 
 # ── in the fork server ───────────────────────────────────────────────────────────────────────────
@@ -184,7 +185,7 @@ def _stream(fd: int, old: TextIO, mode: str) -> TextIO:
     raw = open(fd, mode + "b", buffering=-1, closefd=False)  # noqa: SIM115
     lines = raw.isatty() or fd == 2
     made = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, line_buffering=lines)
-    made.mode = mode  # type: ignore[assignment, misc]
+    made.mode = mode  # type: ignore[misc]  # as the interpreter does
     return made
 
 
@@ -199,9 +200,9 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "r")  # type: ignore[assignment, misc]
-    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "w")  # type: ignore[assignment, misc]
-    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "w")  # type: ignore[assignment, misc]
+    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "r")  # type: ignore[assignment, misc]  # Final in the stubs
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "w")  # type: ignore[assignment, misc]  # Final in the stubs
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "w")  # type: ignore[assignment, misc]  # Final in the stubs
     sys.argv = ["-m", *request["args"]]
     sys.path[0] = request["cwd"]
 
@@ -264,7 +265,7 @@ def main() -> None:
     code = _run(request["module"])
     # The end of an interpreter, without taking apart what the server has imported: that would write to all
     # the memory that the two share, and take as long as everything else.
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # private, and so in no stub
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

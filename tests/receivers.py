@@ -105,6 +105,7 @@ class Mailbox:
         if word.startswith("hang"):
             await self.released.wait()
         if word.startswith("close"):
+            assert isinstance(server.transport, asyncio.WriteTransport)
             server.transport.abort()
         return "250 OK" if word == "250" else f"{word[:3]} not now" if word[:3].isdecimal() else "250 OK"
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import quote
 
 import pytest
@@ -48,7 +48,7 @@ def quiet_port() -> int:
             return port
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     message = f"{what} is not installed; 'make test' as root on Debian installs it"
     if os.environ.get("CI"):
         pytest.fail(message)

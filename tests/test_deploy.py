@@ -114,7 +114,7 @@ def test_the_balancer_takes_its_settings_also_while_a_hub_is_not_to_be_found(thi
     assert {wanted[name].split(":")[0] for name in ("HUB1", "HUB2", "HUB3")} == set(HUBS)
     here = {"LISTEN": "127.0.0.1:7999", "HUB1": "127.0.0.1:7801", "HUB2": "127.0.0.1:7802", "HUB3": third}
     assert here.keys() == wanted.keys()
-    command = [program("haproxy", "haproxy"), "-c", "-f", DEPLOY / "haproxy.cfg"]
+    command = [program("haproxy", "haproxy"), "-c", "-f", str(DEPLOY / "haproxy.cfg")]
     checked = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
@@ -146,5 +146,5 @@ def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
         [analyze, "verify", tmp_path / "duly@1.service"], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    exposed = [analyze, "security", "--offline=yes", "--threshold=20", tmp_path / "duly@.service"]
+    exposed = [analyze, "security", "--offline=yes", "--threshold=20", str(tmp_path / "duly@.service")]
     assert subprocess.run(exposed, capture_output=True, check=False).returncode == 0, "2.0 of 10 at most"

@@ -29,7 +29,7 @@ def test_the_whole_tree_is_in_one_file_and_as_drawn() -> None:
 
 
 def test_every_error_has_a_word_of_its_own_and_says_what_it_is() -> None:
-    found = [DulyError, *tree_of(DulyError)]
+    found: list[type[DulyError]] = [DulyError, *tree_of(DulyError)]
     assert all(one.__doc__ for one in found)
     words = [one.word for one in found if one is not errors.Refused]  # what the hub did is what it is
     assert len(set(words)) == len(words)

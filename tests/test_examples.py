@@ -162,7 +162,7 @@ async def test_a_sentinel_reports_and_a_webhook_hears(folder: Folder, tmp_path: 
     secret = "whsec_" + base64.b64encode(os.urandom(32)).decode()
     receiver = await folder.start("webhook.py", "0", WEBHOOK_SECRET=secret)
     port = (await line(receiver, "listening on")).rsplit(" ", 1)[1]
-    home = {"send": [f"http://127.0.0.1:{port}/"], "secret": secret}
+    home: dict[str, object] = {"send": [f"http://127.0.0.1:{port}/"], "secret": secret}
     hub = await folder.hub(
         Settings(
             data=str(tmp_path / "data"),

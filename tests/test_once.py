@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import msgspec
@@ -28,7 +28,7 @@ from duly.storage.ledger import Ledger, Transaction
 from tests.storage import conftest as ledgers
 
 if TYPE_CHECKING:
-    from tests.nowhere import OnlyForTheTypeChecker
+    from tests.nowhere import OnlyForTheTypeChecker  # type: ignore[import-not-found]  # at run time nor here
 
 Store = ledgers.Store
 store = ledgers.store
@@ -51,9 +51,9 @@ class Shop:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None  # of the run that comes next to its end
-        self.charge: Callable[..., Awaitable[str]] = duly.once(
-            ledger, scope="shop", key=lambda order, amount=1: order, **options
-        )(self._charge)
+
+        once: Any = duly.once(ledger, scope="shop", key=lambda order, amount=1: order, **options)
+        self.charge: Callable[..., Awaitable[str]] = once(self._charge)
 
     async def _charge(self, order: str, amount: int = 1) -> str:
         self.runs.append((order, amount))
@@ -743,9 +743,9 @@ class Till:
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.charge: Callable[..., Awaitable[Any]] = duly.once(
-            ledger, scope="shop", key=lambda order, amount=1: order, effect="exactly_once", **options
-        )(self._charge)
+        options |= {"effect": "exactly_once"}
+        once: Any = duly.once(ledger, scope="shop", key=lambda order, amount=1: order, **options)
+        self.charge: Callable[..., Awaitable[Any]] = once(self._charge)
 
     async def _charge(self, tx: Transaction, order: str, amount: int = 1) -> Any:
         await tx.execute(f"INSERT INTO paid VALUES ('{order}')")
@@ -922,7 +922,7 @@ async def nothing() -> None:
     return None
 
 
-async def not_annotated():  # type: ignore[no-untyped-def]  # noqa: ANN202, RUF100
+async def not_annotated():  # type: ignore[no-untyped-def]  # that is the point  # noqa: ANN202, RUF100
     return {"a": [1, None]}
 
 
@@ -940,7 +940,7 @@ async def test_a_repeat_gets_a_result_of_the_annotated_type(
 ) -> None:
     for _ in range(2):
         ledger = await store.reopen()
-        result: Any = await duly.once(ledger, scope="shop", key=lambda: "o-1")(function)()  # type: ignore[arg-type]
+        result: Any = await duly.once(ledger, scope="shop", key=lambda: "o-1")(cast("Any", function))()
         assert result == await function()
         assert type(result) is type(await function())
 
@@ -971,7 +971,7 @@ async def test_a_result_that_is_not_what_the_annotation_says_is_unstorable_for_t
 ) -> None:
     @duly.once(ledger, scope="shop", key=lambda: "o-1")
     async def charge() -> int:
-        return "seven"  # type: ignore[return-value]
+        return "seven"  # type: ignore[return-value]  # the mistake
 
     for _ in range(2):
         with pytest.raises(duly.Unstorable, match="int"):
@@ -1007,7 +1007,7 @@ def nested() -> Callable[[], Any]:
 
 
 def misspelt() -> Callable[[], Any]:
-    async def function() -> Reciept:  # type: ignore[name-defined]  # noqa: F821
+    async def function() -> Reciept:  # type: ignore[name-defined]  # the mistake  # noqa: F821
         raise AssertionError
 
     return function
@@ -1093,7 +1093,7 @@ async def test_bad_options_are_refused_when_decorating(ledger: Ledger, options: 
 async def test_a_sync_function_is_refused_when_decorating(ledger: Ledger) -> None:
     with pytest.raises(ProgramError, match="async"):
 
-        @duly.once(ledger, scope="shop", key=str)  # type: ignore[arg-type]
+        @duly.once(ledger, scope="shop", key=str)  # type: ignore[arg-type]  # the mistake
         def charge(order: str) -> None: ...
 
 

@@ -53,6 +53,14 @@ if TYPE_CHECKING:
     from duly.clients.node.tasks import SentTask, Task
     from duly.clients.sentinel import Sentinel
     from duly.core.monitor.signals import SentinelPolicy
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load a client when it is first used: clients need HTTP libraries, which `once` does not."""
+        if name in _LATER:
+            return getattr(import_module(_LATER[name]), name)
+        raise AttributeError(f"module 'duly' has no attribute {name!r}")
+
 
 _LATER = {
     "App": "duly.clients.app",
@@ -65,13 +73,6 @@ _LATER = {
     "Sentinel": "duly.clients.sentinel",
     "SentinelPolicy": "duly.core.monitor.signals",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Load a client when it is first used: clients need HTTP libraries, which `once` does not."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'duly' has no attribute {name!r}")
 
 
 __all__ = [

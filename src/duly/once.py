@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 import msgspec.inspect
@@ -63,9 +63,11 @@ from duly.errors import (
     Unstorable,
 )
 from duly.runtime.tasks import SupervisedTask, Supervisor
-from duly.storage.ledger import Ledger
+from duly.storage.ledger import Ledger, Transaction
 
+P = ParamSpec("P")
 R = TypeVar("R")
+AsyncFunction: TypeAlias = Callable[P, Coroutine[Any, Any, R]]
 
 Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
 
@@ -79,6 +81,48 @@ OK, ERROR, UNSTORABLE = 0, 1, 2
 """Codes of the stored answer: a result, an exception, a result that could not be written down."""
 
 
+@overload
+def once(
+    ledger: Ledger,
+    *,
+    scope: str,
+    key: Callable[..., object],
+    effect: Literal["exactly_once"],
+    errors: Literal["retry", "store"] = "retry",
+    keep: float | None = None,
+    lease: float = 30.0,
+    meaning: Callable[..., object] | None = None,
+) -> Callable[[Callable[Concatenate[Transaction, P], Coroutine[Any, Any, R]]], AsyncFunction[P, R]]: ...
+
+
+@overload
+def once(
+    ledger: Ledger,
+    *,
+    scope: str,
+    key: Callable[..., object],
+    effect: Literal["at_most_once", "at_least_once"] = "at_most_once",
+    errors: Literal["retry", "store"] = "retry",
+    keep: float | None = None,
+    lease: float = 30.0,
+    meaning: Callable[..., object] | None = None,
+) -> Callable[[AsyncFunction[P, R]], AsyncFunction[P, R]]: ...
+
+
+@overload
+def once(
+    ledger: Ledger,
+    *,
+    scope: str,
+    key: Callable[..., object],
+    effect: Effect,
+    errors: Literal["retry", "store"] = "retry",
+    keep: float | None = None,
+    lease: float = 30.0,
+    meaning: Callable[..., object] | None = None,
+) -> Callable[[AsyncFunction[..., R]], AsyncFunction[..., R]]: ...
+
+
 def once(
     ledger: Ledger,
     *,
@@ -89,7 +133,7 @@ def once(
     keep: float | None = None,
     lease: float = 30.0,
     meaning: Callable[..., object] | None = None,
-) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], Callable[..., Coroutine[Any, Any, R]]]:
+) -> Callable[[AsyncFunction[..., R]], AsyncFunction[..., R]]:
     """Run an async function once per key.
 
     `key` makes the key from the call's arguments. `keep` is how many seconds a key is remembered, for ever
@@ -106,7 +150,7 @@ def once(
             raise Malformed(f"{name}={length!r} must be a length of time in seconds, more than 0")
     key_of(scope, "-")
 
-    def decorate(function: Callable[..., Coroutine[Any, Any, R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+    def decorate(function: AsyncFunction[..., R]) -> AsyncFunction[..., R]:
         if not inspect.iscoroutinefunction(function):
             raise ProgramError(f"{_name_of(function)} must be an async function for duly.once")
         runner = _Runner(ledger, function, scope=scope, effect=effect, errors=errors, keep=keep, lease=lease)
@@ -201,6 +245,7 @@ class _Runner:
         self._decoder: msgspec.json.Decoder[Any] | None = None
 
     async def call(self, id_: str, digest: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function under this key, or return the result of the run that was first."""
         decoder = self._result_decoder()
         message = Message(self._scope, id_, "once", "run", digest)
         known = self._ledger.recall(message, self._ledger.clock.now())
@@ -498,12 +543,14 @@ class _Leases:
         self._renewing: SupervisedTask | None = None
 
     def add(self, ref: DeliveryRef, attempt: int) -> None:
+        """Renew the lease of this run from now on, unless no other process can take it."""
         if not self._ledger.sole:
             self._runs[ref] = attempt
             if self._renewing is None:
                 self._renewing = self._tasks.every("renewing leases", self._lease / SECOND / 3, self._renew)
 
     def remove(self, ref: DeliveryRef) -> None:
+        """Stop renewing the lease of this run."""
         self._runs.pop(ref, None)
         if not self._runs and self._renewing is not None:
             self._renewing.kill()

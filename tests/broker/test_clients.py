@@ -46,12 +46,13 @@ async def test_what_a_flood_has_left_for_the_hub_is_skipped(
     published: int, waiting: int, kicked: list[int]
 ) -> None:
     clients = BrokerClients(UserList(), None)
-    clients.callout = callout = Callout(  # type: ignore[assignment]
+    callout = Callout(
         BrokerConnection(1, HUB, DEVICES, 0, waiting),
         BrokerConnection(2, HUB, DEVICES, 0, 0),
         BrokerConnection(7, "thief", DEVICES, published, 0),
         BrokerConnection(8, "lock", DEVICES, 5, 10 * BACKLOG),
     )
+    clients.callout = callout  # type: ignore[assignment]  # without a broker
     await clients.check_rates()
     assert callout.kicked == kicked
 
@@ -60,7 +61,7 @@ async def test_what_a_device_answers_is_no_flood_and_what_it_adds_is() -> None:
     clients = BrokerClients(UserList(), None)
     burst, tasks = PUBLISHED[DEVICES].burst, 1_000
     callout = Callout()
-    clients.callout = callout  # type: ignore[assignment]
+    clients.callout = callout  # type: ignore[assignment]  # without a broker
 
     async def publishes(total: int, given: int) -> None:
         callout.all = [BrokerConnection(7, "lock", DEVICES, total)]

@@ -13,11 +13,13 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from duly.broker import rules as broker_rules
 from duly.broker.clients import BrokerRefusal
@@ -285,7 +287,7 @@ async def test_names_and_passwords_cannot_break_the_configuration(broker: Embedd
 
     def connect(name: str) -> int:
         codes: list[int] = []
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=f"nasty{nasty.index(name)}")
+        client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"nasty{nasty.index(name)}")
         client.username_pw_set(name, name + "!")
         client.on_connect = lambda c, u, f, reason, p: codes.append(reason.value)
         client.connect("127.0.0.1", broker.port)
@@ -364,12 +366,20 @@ async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path, 
         await until(lambda: sorted(bob.heard) == [b"kept", b"retained"])
 
 
+def restarted(broker: EmbeddedBroker, times: int) -> bool:
+    return broker.restarts == times
+
+
+def connected_again(client: Client, times: int) -> bool:
+    return client.link.up and client.link.connections > times
+
+
 async def test_keeps_coming_back(broker: EmbeddedBroker) -> None:
     for count in (1, 2, 3):
         pid = broker.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda count=count: broker.restarts == count)
+        await until(partial(restarted, broker, count))
         assert broker.pid not in (None, pid)
 
 
@@ -393,8 +403,8 @@ async def test_a_client_that_comes_back_before_we_listen_does_not_wait(
         for count in (1, 2, 3):
             assert broker.pid is not None
             os.kill(broker.pid, signal.SIGKILL)
-            await until(lambda count=count: broker.restarts == count)
-            await until(lambda count=count: client.link.up and client.link.connections > count)
+            await until(partial(restarted, broker, count))
+            await until(partial(connected_again, client, count))
 
 
 async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path) -> None:
@@ -567,9 +577,9 @@ async def test_paho_talks_to_it(broker: EmbeddedBroker) -> None:
 
         def talk() -> list[bytes]:
             heard: list[bytes] = []
-            client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="a", clean_session=False)
+            client = paho.Client(CallbackAPIVersion.VERSION2, client_id="a", clean_session=False)
             client.username_pw_set("a", "secret")
-            client.on_message = lambda c, u, message: heard.append(message.payload)
+            client.on_message = lambda c, u, message: heard.append(bytes(message.payload))
             client.connect("127.0.0.1", broker.port)
             client.subscribe("nodes/a/pending", 1)
             client.loop_start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,10 @@ async def nodes_work(port: int) -> None:
 # ── Mosquitto ────────────────────────────────────────────────────────────────────────────────────
 
 
+StartWith = Callable[[str], int]
+"""Starts Mosquitto with these rules and returns its port."""
+
+
 @pytest.fixture(scope="module")
 def mosquitto() -> Iterator[servers.Mosquitto]:
     server = servers.Mosquitto(
@@ -74,7 +78,7 @@ def mosquitto() -> Iterator[servers.Mosquitto]:
 
 
 @pytest.fixture
-def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[object]:
+def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[StartWith]:
     def start(rules: str) -> int:
         (mosquitto.folder / "acl").write_text(rules)
         mosquitto.start()
@@ -84,7 +88,7 @@ def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[object]:
     mosquitto.stop()
 
 
-async def test_mosquitto_enforces_the_generated_rules(mosquitto_with) -> None:
+async def test_mosquitto_enforces_the_generated_rules(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(WANTED))
     await nodes_work(port)
     found = await check(observer(port), USERS, "nodes")
@@ -93,7 +97,7 @@ async def test_mosquitto_enforces_the_generated_rules(mosquitto_with) -> None:
     assert len(found) > 80
 
 
-async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with) -> None:
+async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(MIXED))
     await nodes_work(port)
     found = await check(observer(port), users_of(MIXED), "nodes")
@@ -105,14 +109,14 @@ async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with) -> None:
     assert tried["lamp", "publish", "nodes/hub/complete"]
 
 
-async def test_a_device_that_may_command_another_is_found(mosquitto_with) -> None:
+async def test_a_device_that_may_command_another_is_found(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(MIXED) + "pattern write nodes/+/pending\n")
     found = wrong(await check(observer(port), users_of(MIXED), "nodes"))
     assert ("leaks", "lamp", "publish", "nodes/lock/pending") in found
     assert ("leaks", "A", "publish", "nodes/lock/pending") in found
 
 
-async def test_another_prefix_is_another_set_of_rules(mosquitto_with) -> None:
+async def test_another_prefix_is_another_set_of_rules(mosquitto_with: StartWith) -> None:
     rules = broker_rules.mosquitto(RulesRequest(prefix="plant/7", admins=["boss"]))
     port = mosquitto_with(rules)
     assert wrong(await check(observer(port), USERS, "plant/7")) == []
@@ -131,27 +135,29 @@ async def test_another_prefix_is_another_set_of_rules(mosquitto_with) -> None:
         ("pattern read $SYS/#", ("A", "subscribe", "$SYS/#")),
     ],
 )
-async def test_a_rule_too_many_is_found(mosquitto_with, hole: str, leaks: tuple[str, str, str]) -> None:
+async def test_a_rule_too_many_is_found(
+    mosquitto_with: StartWith, hole: str, leaks: tuple[str, str, str]
+) -> None:
     port = mosquitto_with(broker_rules.mosquitto(WANTED) + hole + "\n")
     found = wrong(await check(observer(port), USERS, "nodes"))
     assert ("leaks", *leaks) in found
     assert {verdict for verdict, *_ in found} == {"leaks"}
 
 
-async def test_a_rule_too_few_is_found(mosquitto_with) -> None:
+async def test_a_rule_too_few_is_found(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(WANTED).replace("pattern write nodes/+/ack\n", ""))
     assert set(wrong(await check(observer(port), USERS, "nodes", patience=1.0))) == {
         ("blocked", one, "publish", f"nodes/{other}/ack") for one in "AB" for other in "AB"
     }
 
 
-async def test_an_observer_who_does_not_see_everything_proves_nothing(mosquitto_with) -> None:
+async def test_an_observer_who_does_not_see_everything_proves_nothing(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(RulesRequest()))
     with pytest.raises(NotAllowed, match="must be allowed everything"):
         await check(observer(port), USERS, "nodes", patience=1.0)
 
 
-async def test_who_cannot_get_in_is_told_so(mosquitto_with) -> None:
+async def test_who_cannot_get_in_is_told_so(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(broker_rules.mosquitto(WANTED))
     with pytest.raises(ConnectionRefused):
         await check(observer(port), [*USERS, BrokerLogin("C", "unknown")], "nodes")

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Place
 
 
-def told(place: Place, name: str = "told") -> list[dict[str, object]]:
+def told(place: Place, name: str = "told") -> list[dict[str, Any]]:
     path = place.folder / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -54,7 +55,7 @@ def test_from_a_profile_to_a_resolved_alert(place: Place) -> None:
     assert place.duly("alert", "list", "--status", "open").stdout.count("event-1") == 0
     shown = place.ask("alert", "show", "event-1")
     assert {d["state"] for d in shown["deliveries"]} == {"done", "cancelled"}
-    assert [line["data"]["event"] for line in told(place)] == ["event-1"]  # type: ignore[index]
+    assert [line["data"]["event"] for line in told(place)] == ["event-1"]
 
     again = place.duly("deliveries", "retry", "event-1", "--to", shown["deliveries"][0]["recipient"])
     assert again.returncode == 0

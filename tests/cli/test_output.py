@@ -80,7 +80,7 @@ def test_an_argument_that_is_not_utf_8_can_be_told(capsys: pytest.CaptureFixture
 def test_log_lines_are_made_harmless(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last_resort = logging._StderrHandler(logging.WARNING)  # type: ignore[attr-defined]
+    last_resort = logging._StderrHandler(logging.WARNING)  # type: ignore[attr-defined]  # private
     monkeypatch.setattr(logging, "lastResort", last_resort)
     output.guard_logs()
     log = logging.Logger("of a stranger's words")

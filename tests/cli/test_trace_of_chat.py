@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 
 import pytest
 
 from tests.cli.conftest import Place
 
 
-def post(place: Place, token: str, frame: dict[str, object]) -> dict[str, object]:
+def post(place: Place, token: str, frame: Mapping[str, object]) -> dict[str, object]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{place.port}/v1/messages",
         data=json.dumps(frame).encode(),

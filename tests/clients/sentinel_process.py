@@ -80,8 +80,8 @@ def wire(fuse: Fuse) -> None:
         perform(self, effect)
         fuse(f"after {name}")
 
-    SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
-    Sentinel._perform = deadly_perform  # type: ignore[method-assign]
+    SqliteLedger.commit = deadly_commit  # type: ignore[method-assign, assignment]  # a fuse
+    Sentinel._perform = deadly_perform  # type: ignore[method-assign]  # a fuse
 
 
 async def watch(job: Job, name: str) -> None:

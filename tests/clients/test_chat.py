@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import duly
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
+from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
 from duly.identity.accounts import Role
 from tests.places import Place
@@ -104,7 +106,7 @@ async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_pa
     await ann.__aenter__()
     await town.stop()
     saying = asyncio.create_task(ann.send("bob", "said while the hub was away"))
-    while not ann._sending or not len(ann._engine._machine):  # type: ignore[arg-type]
+    while not ann._sending or not len(cast("Outbox", ann._engine._machine)):
         await asyncio.sleep(0.01)
     await ann.stop()
     with pytest.raises(Stopped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -24,11 +25,6 @@ from duly.server.hub import Hub
 from tests import servers
 from tests.end_to_end.many import Town
 from tests.places import Place
-
-try:
-    from playwright.async_api import async_playwright
-except ImportError:
-    async_playwright = None
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,8 +75,10 @@ async def browser() -> AsyncIterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         servers.missing("chromium")
-    if async_playwright is None:
+    if importlib.util.find_spec("playwright") is None:
         servers.missing("playwright")
+    from playwright.async_api import async_playwright
+
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duly.clients import media
-from duly.clients.app import App
+from duly.clients.app import Ack, App
 from duly.clients.device import Device
 from duly.errors import MediaError
 from tests.places import Place
@@ -34,7 +35,9 @@ async def test_a_file_arrives_whole(place: Place, film: Path, tmp_path: Path) ->
     assert list(tmp_path.glob("*.part")) == []
 
 
-async def test_a_download_goes_on_where_it_was_cut(place: Place, film: Path, tmp_path: Path) -> None:
+async def test_a_download_goes_on_where_it_was_cut(
+    place: Place, film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digest = hashlib.sha256(film.read_bytes()).hexdigest()
     part = tmp_path / f"got.mp4.{digest[:12]}.part"
     part.write_bytes(film.read_bytes()[: media.CHUNK_BYTES * 5 + 99])
@@ -44,12 +47,12 @@ async def test_a_download_goes_on_where_it_was_cut(place: Place, film: Path, tmp
     async with device, App(place.url, place.tokens["phone"]) as app:
         send = app.send
 
-        async def listen(device: str, type: str, data: object = None, **more: object) -> object:
+        async def listen(device: str, type: str, data: object = None, **more: Any) -> Ack:
             if isinstance(data, dict) and "n" in data:
                 asked.append(data["n"])
             return await send(device, type, data, **more)
 
-        app.send = listen  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(app, "send", listen)
         got = await app.download("lock", "visit", tmp_path / "got.mp4")
     assert got.read_bytes() == film.read_bytes()
     assert sorted(asked) == [5, 6, 7]

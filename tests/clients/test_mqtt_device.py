@@ -34,7 +34,8 @@ class Place:
         self.phone = phone
 
     def kill_broker(self) -> None:
-        broker = self.hub.mqtt and self.hub.mqtt.broker
+        assert self.hub.mqtt is not None
+        broker = self.hub.mqtt.broker
         assert broker is not None
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)

@@ -252,7 +252,7 @@ async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: Place, tr
 async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
     watch = sentinel(tower, store=memory)
-    watch._heard = lambda frame: None  # type: ignore[method-assign]
+    watch._heard = lambda frame: None  # type: ignore[method-assign]  # every answer is lost
     async with watch:
         alert = watch.trigger("fall", "band")
         await alert.stored()
@@ -448,7 +448,7 @@ async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_no
     async def open_it() -> Ledger:
         return disk
 
-    watch._open_ledger = open_it  # type: ignore[method-assign]
+    watch._open_ledger = open_it  # type: ignore[method-assign]  # on the disk of this test
     async with watch:
         disk.room = False
         alerts = [watch.trigger("fall", f"band-{n}") for n in range(10)]

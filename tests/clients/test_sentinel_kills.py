@@ -89,9 +89,10 @@ async def test_many_sentinels_over_a_bad_network_with_kills_all_around(
         for fleet in fleets:
             await fleet.start()
             stack.push_async_callback(fleet.kill)
+        mortals: list[Fleet | HubProcess] = [*fleets, hub]
         for _ in range(deaths):
             await asyncio.sleep(chance.uniform(0.5, 2))
-            victim: Fleet | HubProcess = chance.choice([*fleets, hub])
+            victim = chance.choice(mortals)
             await victim.kill()
             await asyncio.sleep(chance.uniform(0, 0.5))
             await victim.start()

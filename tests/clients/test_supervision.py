@@ -17,6 +17,7 @@ from duly.clients.chat import Chat
 from duly.clients.device import Command, Device
 from duly.clients.node.tasks import Task
 from duly.clients.sentinel import Sentinel
+from duly.clients.websocket_link import WebSocketLink
 from duly.core.monitor.signals import SentinelPolicy
 from duly.identity.accounts import Role
 from duly.wire.frames import Frame
@@ -138,6 +139,7 @@ async def test_a_link_that_dies_of_a_bug_begins_anew_and_says_so(place: Place) -
 
         async with asyncio.timeout(STEP):
             assert (await app.send("lock", "lock_control")).code == 0
+        assert isinstance(app._link, WebSocketLink)
         assert app._link.tasks.failures == {"websocket link": 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from duly.core import operations as w
@@ -54,5 +55,5 @@ class Driver:
         return self.ledger.disk.messages[key].state.word
 
 
-def only(kind: type[E], effects: list[Effect]) -> list[E]:
+def only(kind: type[E], effects: Iterable[object]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]

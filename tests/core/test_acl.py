@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.core.acl import LETTERS, STATUS, Act, allowed, covers, decide
+from duly.core.acl import LETTERS, STATUS, AccountClass, Act, allowed, covers, decide
 from duly.wire.fd import FdKind
 
 P, S = Act.PUBLISH, Act.SUBSCRIBE
@@ -84,3 +84,27 @@ def test_the_kinds_are_those_of_the_dialect() -> None:
 )
 def test_a_filter_covers_another(wide: str, narrow: str, does: bool) -> None:
     assert covers(wide, narrow) is does
+
+
+@pytest.mark.parametrize(
+    ("of", "peers", "act", "topic", "reason"),
+    [
+        (AccountClass.DEVICE, None, P, "nodes/you/pending", "a device is commanded by the hub alone"),
+        (AccountClass.DEVICE, None, P, "nodes/you/complete", "a device is commanded by the hub alone"),
+        (AccountClass.DEVICE, None, S, "nodes/you/pending", "pending is you's own"),
+        (AccountClass.NODE, ("me", "you"), P, "nodes/lock/pending", "lock is no node"),
+        (AccountClass.NODE, ("me", "you"), P, "nodes/hub/complete", "hub is no node"),
+        (AccountClass.HUB, None, S, "nodes/you/pending", "pending is you's own"),
+    ],
+)
+def test_a_denial_says_what_the_class_of_the_account_may_not(
+    of: AccountClass, peers: tuple[str, ...] | None, act: Act, topic: str, reason: str
+) -> None:
+    assert reason in decide(act, "me", topic, "nodes", of, peers).reason
+
+
+def test_a_device_answers_the_hub_and_the_hub_commands_devices() -> None:
+    assert decide(P, "lamp", "nodes/hub/complete", "nodes", AccountClass.DEVICE)
+    assert decide(P, "hub", "nodes/lamp/pending", "nodes", AccountClass.HUB)
+    assert decide(S, "hub", "nodes/hub/complete", "nodes", AccountClass.HUB)
+    assert decide(P, "me", "nodes/you/pending", "nodes", AccountClass.NODE, ("me", "you"))

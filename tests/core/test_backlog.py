@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.core.backlog import Backlog, BacklogPolicy
+from duly.errors import Malformed
 
 NAMES = st.sampled_from(["ann", "bob"])
 
@@ -37,3 +39,9 @@ def test_it_says_which_bound_and_whose() -> None:
     assert backlog.excess("phone", "door") == "2 commands of phone are waiting, 2 may"
     backlog.clear()
     assert backlog.excess("phone", "lock") is None
+
+
+@pytest.mark.parametrize("wrong", [{"messages": 0}, {"bytes": 0}])
+def test_a_backlog_that_holds_nothing_cannot_be_made(wrong: dict[str, int]) -> None:
+    with pytest.raises(Malformed):
+        BacklogPolicy(**wrong)

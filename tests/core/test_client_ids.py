@@ -69,3 +69,32 @@ def test_whose_an_id_is_is_known_after_a_restart(ids: ClientIds, names: set[str]
     names.discard("lamp")
     assert again.owner("esp32", "thief") == "thief", "it was removed meanwhile"
     assert again.changed
+
+
+def test_what_is_restored_takes_nothing_from_its_owner(ids: ClientIds) -> None:
+    assert ids.owner("esp32", "lamp") == "lamp"
+    ids.restore({"thief": ["esp32", "esp8266"]})
+    assert ids.owner("esp32", "thief") == "lamp"
+    assert ids.owner("esp8266", "lamp") == "thief"
+
+
+def test_an_id_that_another_took_over_is_not_freed_with_its_first_account(
+    ids: ClientIds, names: set[str]
+) -> None:
+    ids.owner("esp32", "lamp")
+    names.discard("lamp")
+    assert ids.owner("esp32", "lock") == "lock", "its owner is gone"
+    ids.forget("lamp")
+    assert ids.owner("esp32", "thief") == "lock"
+
+
+def test_an_id_that_another_took_over_is_not_freed_when_its_first_account_has_too_many(
+    ids: ClientIds, names: set[str]
+) -> None:
+    ids.owner("esp32", "lamp")
+    names.discard("lamp")
+    ids.owner("esp32", "lock")
+    names.add("lamp")
+    for n in range(3):
+        ids.owner(f"board{n}", "lamp")
+    assert ids.owner("esp32", "thief") == "lock"

@@ -67,3 +67,19 @@ def test_what_was_taken_out_can_be_put_back_in_front() -> None:
     assert list(queue) == ["first", "second", "later"]
     queue.clear()
     assert not queue
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([NO_SENDER, "ann", "bob"]), st.integers(0, 50)), max_size=60),
+    st.integers(0, 3),
+)
+def test_an_offer_is_taken_exactly_where_there_is_room(offers: list[tuple[str, int]], reserved: int) -> None:
+    queue: FairQueue[int] = FairQueue(capacity=10, share=4, share_bytes=100)
+    taken: list[int] = []
+    for n, (sender, size) in enumerate(offers):
+        room = queue.room(sender) - (reserved if sender == NO_SENDER else 0)
+        if queue.offer(sender, n, size, reserved):
+            taken.append(n)
+        assert (n in taken) is (room > 0)
+    assert sorted(queue) == taken
+    assert len(queue) == len(taken)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from duly.core import high_water
 from duly.core.high_water import HighWaterMarks, names_in
 
 MARK = '["lamp","power","app"]'
@@ -99,3 +102,23 @@ def test_what_is_under_way_before_something_that_is_done_counts_no_longer() -> N
     assert marks.without(MARK, A) is None
     marks.settled(MARK, A, counts=False)
     assert marks.is_late(MARK, 1, 10)
+
+
+def test_of_an_unknown_mark_nothing_is_lowered() -> None:
+    marks = HighWaterMarks()
+    marks.restore(MARK, 5, 50)
+    assert marks.without(MARK, A) is None
+    assert marks.get('["lamp","other","app"]') is None
+
+
+def test_the_mark_that_was_used_longest_ago_is_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(high_water, "MARKS_KEPT", 2)
+    marks = HighWaterMarks()
+    names = [f'["lamp","{key}","app"]' for key in ("power", "level", "colour")]
+    for name in names:
+        marks.hand_over(name, A, 3, 30)
+    assert [marks.get(name) for name in names] == [None, (3, 30), (3, 30)]
+    assert marks.last(names[0]) == -1
+    assert marks.forget("lamp") == set(names[1:])

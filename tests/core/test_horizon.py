@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def made(at: int, expires: int = 0) -> Message:
 
 def word(message: Message, horizon: Horizon = DEFAULT, now: int = NOW) -> Word | None:
     verdict = judge(message, horizon, now)
-    return verdict and verdict.word
+    return None if verdict is None else verdict.word
 
 
 def test_a_message_of_now_may_come_in() -> None:
@@ -80,7 +82,7 @@ def test_settings_that_would_forget_too_early_are_refused_with_the_right_number(
 
 
 @pytest.mark.parametrize("bad", [{"keep": 0}, {"keep": -1}, {"skew": -1}, {"grace": -1}, {"fresh": 2 * DAY}])
-def test_a_nonsensical_horizon_cannot_be_made(bad: dict[str, int]) -> None:
+def test_a_nonsensical_horizon_cannot_be_made(bad: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         Horizon(**bad)
 

@@ -20,8 +20,12 @@ from duly.core.steps import (
     Answered,
     Arrived,
     AttemptFailed,
+    CancelMessages,
     Effect,
+    MachineEvent,
+    NumberRefused,
     Reachable,
+    Received,
     Reply,
     ReportOutcome,
     Transmit,
@@ -260,6 +264,103 @@ def test_the_application_may_refuse_what_is_new_but_not_a_repeat() -> None:
     assert words(gateway.give(Arrived(message(0)))) == ["duplicate"]
     away = False
     assert words(gateway.give(Arrived(message(1)))) == ["fresh"], "the id was not burned"
+
+
+def test_it_says_what_waits_and_what_is_under_way() -> None:
+    machine = Inbox(HUB, "hub", lanes=LanePolicy(gated=True))
+    gateway, key = Driver(machine, ManualClock()), message().key
+    gateway.give(Arrived(message()))
+    assert (machine.message(key), machine.waiting()) == (message(), [message()])
+    assert (machine.under_way(key), machine.all_under_way("lock")) == (None, [])
+    gateway.give(Reachable("lock"))
+    assert (machine.message(key), machine.waiting()) == (message(), [])
+    assert (machine.under_way(key), machine.all_under_way("lock")) == (message(), [message()])
+    gateway.give(Answered(key, State.DONE, Answer(0)))
+    assert (machine.message(key), machine.keys) == (None, [])
+
+
+def test_a_receipt_is_stored_and_one_for_nothing_is_nothing() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message()))
+    assert gateway.give(Received(message().key)) == []
+    assert gateway.state(message().key) == "delivered"
+    assert gateway.give(Received(message(1).key)) == []
+    assert gateway.give(MachineEvent(None)) == []
+
+
+def test_what_waits_can_be_cancelled_and_what_has_started_cannot() -> None:
+    gateway = hub()
+    gateway.give(Arrived(message(0)))
+    ends = only(ReportOutcome, gateway.give(CancelMessages((message(0),), "the grant was revoked")))
+    assert [(end.state, end.answer.reason) for end in ends] == [(State.CANCELLED, "the grant was revoked")]
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message(1)))
+    assert gateway.give(CancelMessages((message(1),), "the grant was revoked")) == []
+    assert gateway.state(message(1).key) == "sent"
+
+
+def test_what_starts_before_it_was_cancelled_goes_on() -> None:
+    gateway = hub()
+    gateway.give(Arrived(message(0)))
+    start = gateway.machine.handle(Reachable("lock"), gateway.clock.now())
+    cancel = gateway.machine.handle(CancelMessages((message(0),), "too late"), gateway.clock.now())
+    gateway.carry_out(start + cancel)
+    assert only(Transmit, gateway.effects)
+    assert only(ReportOutcome, gateway.effects) == []
+    assert gateway.state(message(0).key) == "sent"
+
+
+def test_a_failure_of_what_has_no_order_lowers_no_mark() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(message()))
+    (end,) = only(ReportOutcome, gateway.give(Answered(message().key, State.FAILED, Answer(3))))
+    assert end.state is State.FAILED
+    assert gateway.ledger.disk.marks == {}
+
+
+def test_what_may_no_longer_be_handed_over_when_its_turn_comes_is_cancelled() -> None:
+    gateway = hub(permit=lambda message: "the grant was revoked")
+    gateway.give(Arrived(message(0)))
+    (end,) = only(ReportOutcome, gateway.give(Reachable("lock")))
+    assert (end.state, end.answer.reason) == (State.CANCELLED, "the grant was revoked")
+
+
+def test_a_gap_that_is_filled_releases_what_waited_behind_it_in_order() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(ordered(0)))
+    assert only(Transmit, gateway.give(Arrived(ordered(2)))) == []
+    started = only(Transmit, gateway.give(Arrived(ordered(1))))
+    assert [one.message.id for one in started] == [ordered(1).id, ordered(2).id]
+
+
+def test_a_number_that_was_refused_before_is_no_gap() -> None:
+    gateway = hub()
+    gateway.give(Reachable("lock"))
+    gateway.give(Arrived(ordered(0)))
+    gateway.give(Arrived(ordered(2)))
+    started = only(Transmit, gateway.give(NumberRefused("app", 1, ordered(1).made)))
+    assert [one.message.id for one in started] == [ordered(2).id]
+
+
+def test_the_last_id_of_a_local_sender_is_kept_with_the_message_that_carries_it() -> None:
+    gateway = hub(minted="ids")
+    gateway.give(Arrived(message(0)))
+    gateway.give(Arrived(ordered(7)))
+    assert gateway.ledger.disk.marks["ids"] == (7, 1_700_000_000_007)
+
+
+def test_a_repeat_that_was_judged_while_the_ledger_was_read_anew_gets_the_answer() -> None:
+    first = receiver()
+    first.give(Arrived(message()))
+    first.give(done(message()))
+    second = receiver(disk=first.ledger.disk, clock=first.clock)
+    judged = second.machine.handle(Arrived(message(), "c1"), second.clock.now())
+    second.carry_out(second.machine.restore((), (), second.ledger.disk.marks, second.clock.now()))
+    second.carry_out(judged)
+    assert words(second.effects) == ["duplicate"]
 
 
 class AnyHistory(RuleBasedStateMachine):

@@ -48,6 +48,7 @@ names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
         (b"app", Malformed, "must be text"),
         (None, Malformed, "must be text"),
         (7, Malformed, "must be text"),
+        ([], Malformed, "must be text"),
         ("x" * (NAME_LIMIT + 1), TooLarge, f"limit is {NAME_LIMIT}"),
         ("锁" * (NAME_LIMIT // 3 + 1), TooLarge, f"limit is {NAME_LIMIT}"),
     ],

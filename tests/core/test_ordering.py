@@ -10,11 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from duly.core import ordering
 from duly.core.high_water import mark_name
 from duly.core.lane import Move, Release, Supersede
 from duly.core.messages import Message, Mode, Order
 from duly.core.ordering import LanePolicy, Lanes
 from duly.core.units import HOUR, MS, SECOND
+from duly.core.window import Window
 from duly.errors import Malformed
 
 T = 1_700_000_000 * SECOND
@@ -75,7 +77,8 @@ def test_the_24_orders_end_in_the_right_state_where_the_latest_counts(arrival: t
     released, superseded = numbers(moves)
     assert released[-1] == 3
     assert released == sorted(released, key=lambda n: n or 0)
-    assert sorted(released + superseded) == [0, 1, 2, 3]  # type: ignore[type-var]
+    assert {*released, *superseded} == {0, 1, 2, 3}
+    assert len(released + superseded) == 4
 
 
 def test_numbers_that_went_to_other_lanes_leave_no_gap() -> None:
@@ -219,8 +222,10 @@ def test_a_message_that_wants_no_order_runs_at_once_and_its_number_leaves_no_gap
     assert numbers(lanes.offer(message(9, mode=Mode.ANY), T))[0] == [9]
 
 
-@pytest.mark.parametrize("bad", [{"window": -1}, {"drift": -1}])
-def test_a_nonsensical_policy_cannot_be_made(bad: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "bad", [{"window": -1}, {"drift": -1}, {"width": 0}, {"serial": True, "ahead": Window()}]
+)
+def test_a_nonsensical_policy_cannot_be_made(bad: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         LanePolicy(**bad)
 
@@ -335,6 +340,74 @@ def test_a_late_one_says_for_which_mark() -> None:
     assert (late.mark, late.n) == (mark_name(message(0)), 0)
 
 
+def test_what_has_no_number_is_left_to_another_hub_as_it_is() -> None:
+    lanes = Lanes()
+    plain = Message("app", "order-7", "k", "lamp")
+    assert lanes.leave(plain, T) == (plain, [])
+    told = message(3, after=2)
+    assert lanes.leave(told, T) == (told, [])
+    assert lanes.without(plain) is None
+
+
+def test_what_waits_for_a_gap_is_forgotten_with_its_recipient_and_what_is_for_others_stays() -> None:
+    lanes = Lanes(LanePolicy(gated=True))
+    for recipient in ("lamp", "lock"):
+        lanes.reach(recipient)
+    lanes.offer(message(2), T)
+    lanes.offer(message(3, after=1, recipient="lamp", key="level"), T)
+    lanes.offer(message(5, recipient="lock"), T)
+    lanes.forget("lamp")
+    assert lanes.waiting == 1
+    assert numbers(lanes.wake(T + 300 * MS))[0] == [5]
+
+
+def test_what_came_through_another_hub_frees_what_waits_in_its_own_lane() -> None:
+    home = Lanes()
+    assert home.offer(message(4, after=2), T) == []
+    home.offer(message(1, after=-1), T)
+    told = message(2, after=1)
+    assert numbers(home.offer(told, T) + home.catch_up(told))[0] == [2, 4]
+
+
+def test_numbers_far_ahead_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "AHEAD_KEPT", 3)
+    lanes = Lanes()
+    lanes.offer(message(0), T)
+    for n in range(5, 9):
+        lanes.arrived("app", n, T, T)
+    assert numbers(lanes.offer(message(9), T))[0] == [9], "the gap before them is given up"
+
+
+def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ordering, "CHAINS_KEPT", 2)
+    lanes = Lanes()
+    lanes.offer(message(2, scope="waits"), T)
+    for n in range(5):
+        lanes.offer(message(0, scope=f"app{n}"), T)
+        left(lanes, 1, scope=f"app{n}", recipient="lock")
+    assert len(lanes._chains) <= 3
+    assert len(lanes._passed) <= 2
+    assert numbers(lanes.wake(T + 300 * MS))[0] == [2]
+
+
+def test_a_sender_that_has_only_time_is_sorted_in_each_of_its_lanes() -> None:
+    lanes = Lanes()
+    for n, key in enumerate(("power", "level", "power")):
+        assert lanes.offer(message(0, key=key, made=T // MS + 10 * n), T + n * MS) == []
+    released = [move.message.order for move in lanes.wake(T + 300 * MS) + lanes.wake(T + 302 * MS)]
+    assert [order.key for order in released if order] == ["power", "level", "power"]
+
+
+def test_a_recipient_has_room_unless_its_window_is_full() -> None:
+    assert Lanes().has_room("lamp")
+    lanes = Lanes(LanePolicy(ahead=Window(frames=1)))
+    assert lanes.has_room("lamp")
+    lanes.offer(message(0), T)
+    assert not lanes.has_room("lamp")
+
+
 class AnyArrival(RuleBasedStateMachine):
     """Whatever comes, however late: released numbers rise, each moves once, nothing waits for ever."""
 
@@ -351,7 +424,9 @@ class AnyArrival(RuleBasedStateMachine):
 
     def take(self, moves: list[Move]) -> None:
         for move in moves:
-            n = move.message.order.n  # type: ignore[union-attr]
+            order = move.message.order
+            assert order is not None
+            n = order.n
             assert n is not None
             self.moved.append(n)
             if isinstance(move, Release):

@@ -14,16 +14,23 @@ from duly.core.steps import (
     Answered,
     Arrived,
     AttemptFailed,
+    CancelMessages,
+    DeliveriesFound,
+    Event,
+    MachineEvent,
+    NumberRefused,
     Reachable,
     Received,
     Reply,
     ReportOutcome,
     Transmit,
+    Unreachable,
 )
 from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
 from duly.storage.memory import Disk
 from duly.testing import ManualClock
+from tests.at_once import at_once
 from tests.core.driving import Driver, only
 
 OVER_THE_NETWORK = OutboxPolicy("hub", RetryPolicy.fixed(3 * SECOND, tries=4), patience=30 * SECOND)
@@ -277,3 +284,80 @@ def test_what_could_not_be_committed_may_be_stored_all_the_same_and_its_sender_i
     assert reply.verdict.retry
     assert "same id" in reply.verdict.reason
     assert "nothing was" not in reply.verdict.reason
+
+
+# ── what is under way, and other events ──────────────────────────────────────────────────────────
+
+
+def test_it_says_what_is_under_way_and_to_whom() -> None:
+    machine = Outbox(OVER_THE_NETWORK, "me")
+    out = Driver(machine, ManualClock())
+    out.give(Arrived(message()))
+    key = message().key
+    assert (machine.message(key), machine.recipient(key), len(machine)) == (message(), "lock", 1)
+    assert (machine.messages("lock"), machine.messages("lamp")) == ([message()], [])
+    out.give(Answered(key, State.DONE, Answer(0)))
+    assert (machine.message(key), machine.recipient(key), len(machine)) == (None, None, 0)
+
+
+def test_a_receipt_counts_once_and_only_for_what_is_under_way() -> None:
+    out = sender()
+    assert out.give(Received(message().key)) == []
+    assert message().key not in out.ledger.disk.messages
+    out.give(Arrived(message()))
+    for _ in range(2):
+        assert out.give(Received(message().key)) == []
+        assert out.state(message().key) == "delivered"
+
+
+@pytest.mark.parametrize(
+    "event", [Unreachable("lock"), NumberRefused("app", 3, 0), MachineEvent(None), CancelMessages((), "gone")]
+)
+def test_what_is_nothing_to_a_sender_changes_nothing(event: Event) -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    assert out.give(event) == []
+    assert out.state(message().key) == "sent"
+
+
+def test_a_repeat_of_what_has_ended_gets_the_verdict_that_memory_holds() -> None:
+    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer(0))
+    machine = Outbox(OVER_THE_NETWORK, "me")
+    assert machine.repeated(message(), verdict, "c1", 0) == [Reply("c1", message(), verdict)]
+    assert machine.unable(Arrived(message(), "c1")) == unable(Arrived(message(), "c1"))
+    assert machine.unable(Received(message().key)) == []
+
+
+def test_what_another_worker_had_begun_is_taken_over_when_it_is_found() -> None:
+    first = sender()
+    first.give(Arrived(message()))
+    second = Driver(Outbox(OVER_THE_NETWORK, "next"), first.clock)
+    second.ledger = first.ledger
+    found = DeliveriesFound(tuple(at_once(first.ledger.open_deliveries("hub"))))
+    assert [t.attempt for t in only(Transmit, second.give(found))] == [2]
+    assert second.give(found) == [], "a newer attempt is under way here"
+
+
+# ── recipients that are sent everything once, and messages that say how long they take ───────────
+
+
+def test_a_recipient_that_is_sent_everything_once_is_sent_nothing_again_by_any_way() -> None:
+    def machine(worker: str) -> Outbox:
+        return Outbox(OVER_THE_NETWORK, worker, once=lambda message: True)
+
+    first = Driver(machine("me"), ManualClock())
+    first.give(Arrived(message()))
+    assert only(Transmit, first.wait(20) + first.give(Reachable("lock"))) == []
+    second = Driver(machine("next"), first.clock, first.ledger.disk)
+    assert only(Transmit, second.effects + second.give(Reachable("lock"))) == []
+    (report,) = only(ReportOutcome, second.wait(31))
+    assert report.state is State.UNKNOWN
+
+
+def test_a_message_that_says_how_long_it_takes_may_end_after_its_expiry_but_is_not_sent_after_it() -> None:
+    machine = Outbox(OVER_THE_NETWORK, "me", patience=lambda message: 60 * SECOND)
+    out = Driver(machine, ManualClock())
+    out.give(Arrived(message(expires=out.clock.now() + 4 * SECOND)))
+    assert [t.attempt for t in only(Transmit, out.wait(59))] == [2], "after 3 seconds, not after 6"
+    (report,) = only(ReportOutcome, out.wait(2))
+    assert report.state is State.UNKNOWN

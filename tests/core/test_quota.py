@@ -114,3 +114,9 @@ def test_a_new_name_shares_what_the_rest_have_when_there_is_no_room() -> None:
     assert quota.wait("cid", 0) == 0
     quota.give_back("ann")
     assert quota.take("ann", 0) == 0
+
+
+def test_what_was_never_counted_cannot_be_given_back() -> None:
+    quota = Quota(Rate(1, SECOND, burst=1))
+    quota.give_back("ann")
+    assert [quota.take("ann", 0) for _ in range(2)] == [0, SECOND]

@@ -199,3 +199,33 @@ def test_found_twice_is_taken_once() -> None:
     assert sent(both) == [b"0"]
     assert isinstance(b.machine, Inbox)
     assert b.machine.live == 1
+
+
+def test_what_waits_for_a_gap_is_let_go_when_another_hub_has_taken_it() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(1)))  # it waits for number 0
+    b.comes()
+    assert sent(b.wait(1)) == [b"1"]
+    assert a.wait(1) == []
+    assert isinstance(a.machine, Inbox)
+    assert a.machine.live == 0
+
+
+def test_what_waits_for_a_gap_is_late_when_another_hub_has_handed_over_a_later_one() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(1), "c1"))  # it waits for number 0
+    b.give(Reachable("lock"))
+    b.give(Arrived(message(3)))
+    assert sent(b.wait(1)) == [b"3"]
+    assert [end.state for end in only(ReportOutcome, a.wait(1))] == [State.SUPERSEDED]
+
+
+def test_what_waits_for_a_gap_goes_with_its_recipient() -> None:
+    a, b, _ = two()
+    a.comes()
+    a.give(Arrived(message(1)))  # it waits for number 0
+    a.give(Unreachable("lock"))
+    assert a.wait(1) == []
+    assert sent(b.comes() + b.wait(1)) == [b"1"]

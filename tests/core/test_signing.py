@@ -69,6 +69,11 @@ def test_what_is_no_public_key_is_refused(text: str) -> None:
         read_key(text)
 
 
+def test_an_hmac_key_has_no_public_half() -> None:
+    with pytest.raises(Malformed, match="secret alone"):
+        Key(Algorithm.HMAC, public=ONE.public, secret=SHARED.secret)
+
+
 def test_no_secret_is_ever_printed() -> None:
     ring = Keyring("A", own=ONE).trust("B", SHARED)
     for shown in (repr(ring), str(ONE), SHARED.shown, ONE.shown):

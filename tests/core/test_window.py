@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duly.core.lane import Release, Supersede
 from duly.core.messages import Message, Mode, Order
-from duly.core.ordering import LanePolicy, Lanes, Release, Supersede
+from duly.core.ordering import LanePolicy, Lanes
 from duly.core.window import PAGE_BYTES, Outstanding, Window, next_page
+from duly.errors import Malformed
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 100)), max_size=100))
@@ -107,3 +110,9 @@ def test_what_was_under_way_before_a_restart_counts() -> None:
     new = command(2, scope="tablet")
     assert it.offer(new, 0) == []
     it.finished(before[0])
+
+
+@pytest.mark.parametrize("wrong", [{"frames": 0}, {"bytes": 0}])
+def test_a_window_that_lets_nothing_through_cannot_be_made(wrong: dict[str, int]) -> None:
+    with pytest.raises(Malformed):
+        Window(**wrong)

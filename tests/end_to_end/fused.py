@@ -27,6 +27,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply, ReportOutcome, Transmit
 from duly.core.units import MS, SECOND
 from duly.server import hub
+from duly.server.policies import fanout_policy
 from duly.storage.sqlite.ledger import SqliteLedger
 
 RETRY = RetryPolicy.exponential(200 * MS, 2 * SECOND)
@@ -88,17 +89,17 @@ def wire(fuse: Fuse) -> None:
         say(self, app, seq_id, answer, state)
         fuse("after answer")
 
-    async def deadly_notify(self: WebhookChannel, notice: Notification) -> None:
+    async def deadly_notify(self: WebhookChannel, notification: Notification) -> None:
         fuse("before telling")
-        await notify(self, notice)
+        await notify(self, notification)
         fuse("after telling")
 
-    WebhookChannel.send = deadly_notify  # type: ignore[method-assign]
-    SqliteLedger.commit = deadly_commit  # type: ignore[method-assign]
-    GatewayService._perform = deadly_perform  # type: ignore[method-assign]
-    ChatService._perform = deadly_tell  # type: ignore[method-assign]
-    Effects.add = deadly_effect  # type: ignore[method-assign]
-    Device._answer = deadly_say  # type: ignore[method-assign]
+    WebhookChannel.send = deadly_notify  # type: ignore[method-assign]  # a fuse
+    SqliteLedger.commit = deadly_commit  # type: ignore[method-assign, assignment]  # a fuse
+    GatewayService._perform = deadly_perform  # type: ignore[method-assign]  # a fuse
+    ChatService._perform = deadly_tell  # type: ignore[method-assign]  # a fuse
+    Effects.add = deadly_effect  # type: ignore[method-assign]  # a fuse
+    Device._answer = deadly_say  # type: ignore[method-assign]  # a fuse
 
 
 def main() -> None:
@@ -106,8 +107,7 @@ def main() -> None:
 
     device.FIRST_SECONDS = 86_400.0  # a person is told soon that there is no hub; here it is being killed
     # After five deaths over the same notification the next attempt would come in a minute or more.
-    policy = hub.fanout_policy
-    hub.fanout_policy = lambda settings: replace(policy(settings), retry=RETRY)
+    vars(hub)["fanout_policy"] = lambda settings: replace(fanout_policy(settings), retry=RETRY)
     point = sys.argv.pop(1)
     if point:
         wire(Fuse(point))

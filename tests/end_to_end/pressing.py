@@ -26,11 +26,16 @@ ENDS = ("done", "superseded", "unknown")
 BROKEN = (Closed, aiohttp.ClientError, OSError, TimeoutError, AssertionError)
 
 
-class Server(Protocol):
-    """A hub; or several, of which each asking names another."""
+class Address(Protocol):
+    """Where clients connect: a hub, a balancer, or several hubs of which each asking names another."""
 
     @property
     def url(self) -> str: ...
+
+
+class Server(Address, Protocol):
+    """A hub, or several, and what they log."""
+
     @property
     def errors(self) -> str:
         """What it has complained about."""
@@ -47,7 +52,7 @@ class Doer(Protocol):
 class Lock:
     """A device as one would be built: it remembers what it did, and writes it down before it says so."""
 
-    def __init__(self, hub: Server, token: str, log: Path) -> None:
+    def __init__(self, hub: Address, token: str, log: Path) -> None:
         self._hub, self._token, self._log = hub, token, log
         self._answers: dict[Key, Json] = {}
 
@@ -74,7 +79,7 @@ class Lock:
 class Remote:
     """An app as one would be built: it sends again, with the same id, until it knows the end."""
 
-    def __init__(self, hub: Server, name: str, token: str, *, ordered: bool) -> None:
+    def __init__(self, hub: Address, name: str, token: str, *, ordered: bool) -> None:
         self._hub, self.name, self.token, self.ordered = hub, name, token, ordered
         self._ids = Ids()
         self._waiting: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
@@ -206,7 +211,8 @@ class Load:
 @contextlib.asynccontextmanager
 async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
     """Under load while the block runs and until enough was done, and then until everything has ended."""
-    living = [asyncio.create_task(one.run()) for one in (*remotes, *more)]
+    clients: list[Remote | Lock] = [*remotes, *more]
+    living = [asyncio.create_task(one.run()) for one in clients]
     stop, load = asyncio.Event(), Load(remotes)
     pressing = [asyncio.create_task(press(remote, stop)) for remote in remotes]
     try:

@@ -219,17 +219,11 @@ async def test_removing_an_app_or_a_device_cancels_what_is_queued(place: Place, 
         assert await place.state("phone", lost) == "cancelled"
         if gone == "lock":
             await cancelled(phone, lost)
-    token = await place.hub.accounts.add(*_role(gone))
+    token = await place.hub.accounts.add(Role.APP if gone == "phone" else Role.DEVICE, gone)
     place.tokens[gone] = token
     await place.hub.accounts.grant("phone", "lock")
     async with place.join("lock") as lock:
         assert await lock.hears_nothing(), "who has the name now did not ask for it"
-
-
-def _role(name: str) -> tuple[object, str]:
-    from duly.identity.accounts import Role
-
-    return (Role.APP if name == "phone" else Role.DEVICE, name)
 
 
 async def test_a_command_is_not_sent_again_after_its_grant_was_revoked(open_place: Open) -> None:

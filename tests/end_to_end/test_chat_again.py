@@ -11,6 +11,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from tests.end_to_end.conftest import Town
 from tests.end_to_end.people import Person
+from tests.end_to_end.raw import Json
 
 SOON = RetryPolicy.exponential(300 * MS, 600 * MS, jitter=0.0)
 
@@ -31,8 +32,8 @@ async def told(person: Person, n: int, times: int) -> list[int]:
     return attempts
 
 
-async def receipts(person: Person, conv: str, n: int) -> dict[str, object]:
-    answer: dict[str, object] = (await person.ask("receipts", conv=conv, n=n))["data"]
+async def receipts(person: Person, conv: str, n: int) -> Json:
+    answer: Json = (await person.ask("receipts", conv=conv, n=n))["data"]
     return answer
 
 
@@ -75,7 +76,7 @@ async def test_receipts_count_the_attempts_of_another_hub(
                 await asyncio.sleep(0.02)
         await told(bob, 1, 2)
         async with asyncio.timeout(10):
-            while (found := await receipts(ann, "ann+bob", 1))["attempts"] < 3:  # type: ignore[operator]
+            while (found := await receipts(ann, "ann+bob", 1))["attempts"] < 3:
                 await asyncio.sleep(0.02)
         assert (found["state"], found["delivered"]) == ("accepted", 0)
         await bob.say("ack", conv="ann+bob", n=1)

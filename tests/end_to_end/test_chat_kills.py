@@ -11,6 +11,7 @@ import json
 import random
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,9 +111,8 @@ async def chat_while(folder: Path, deaths: list[str]) -> None:
     rng = random.Random(7)
     for death in [*deaths[1:], None]:
         if deaths[0]:
-            await asyncio.wait(
-                [asyncio.ensure_future(hub.died()), talking], return_when=asyncio.FIRST_COMPLETED
-            )
+            ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(hub.died()), talking]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.wait([talking], timeout=rng.random() * 0.5)
             await hub.kill()

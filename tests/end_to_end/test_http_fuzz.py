@@ -56,7 +56,7 @@ TYPES = [
     "group_create",
     "watch",
 ]
-VALUES = [
+VALUES: list[object] = [
     None, True, 0, -1, 10**30, 1e308, "", "\0", "\ud800", "x" * 500, [], {}, [[]], {"a": None}, "phone",
     "lock",
     "1700000000000_1", 1700000000000, "\u202e", {"key": "k", "mode": "latest"}, {"profile_id": "home"},

@@ -86,7 +86,7 @@ async def kill(place: Place) -> None:
 
     async def nothing(*_: object) -> None: ...
 
-    place.hub.gateway.remote._presence.went = nothing  # type: ignore[attr-defined]
+    place.hub.gateway.remote._presence.went = nothing  # type: ignore[attr-defined]  # one hub alone keeps presence itself
     await place.hub.stop()
 
 

@@ -22,9 +22,9 @@ import pytest
 from tests import servers
 from tests.end_to_end.fused import DEVICE_POINTS, HUB_POINTS
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
-from tests.end_to_end.processes import DeviceProcess, HubProcess, quiet_port
+from tests.end_to_end.processes import DeviceProcess, HubProcess
 from tests.proof import TWO_SIZES
-from tests.servers import GUARD
+from tests.servers import GUARD, quiet_port
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
 ROUNDS = 7
@@ -209,14 +209,15 @@ async def test_everything_dies_at_random(tmp_path: Path, broker: str, whole: boo
                 if dice.random() < 0.7:
                     await load.more(dice.randint(1, 10))
                 await asyncio.sleep(dice.uniform(0, 1))
-                match dice.choice(("hub", "broker", *town.devices)):
+                mortals: list[str | DeviceProcess] = ["hub", "broker", *town.devices]
+                match dice.choice(mortals):
                     case "hub":
                         await town.hub.kill()
                         await town.hub.start()
                     case "broker":
                         assert town.broker is not None
                         await town.broker.kill(town.hub)
-                    case device:
+                    case DeviceProcess() as device:
                         deaths += 1
                         await device.kill()
                         await device.start()

@@ -11,6 +11,7 @@ from typing import Any
 
 import paho.mqtt.client as mqtt
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
@@ -25,7 +26,7 @@ class Firmware:
         self.name = name
         self.tasks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=name)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name)
         self._client.username_pw_set(name, token)
 
         def heard(_: Any, __: Any, message: mqtt.MQTTMessage) -> None:
@@ -36,7 +37,11 @@ class Firmware:
 
         self._client.on_message = heard
         letters = [(f"nodes/{name}/{kind}", 1) for kind in ("pending", "ack", "failed")]
-        self._client.on_connect = lambda *_: self._client.subscribe(letters)
+
+        def subscribe(*_: object) -> None:
+            self._client.subscribe(letters)
+
+        self._client.on_connect = subscribe
         self._client.on_subscribe = ready
         host, _, port = url.removeprefix("mqtt://").partition(":")
         self._client.connect(host, int(port))

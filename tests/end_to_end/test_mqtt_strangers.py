@@ -13,6 +13,7 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 from msgspec.structs import replace
+from paho.mqtt.enums import CallbackAPIVersion
 
 from duly.clients.app import App
 from duly.clients.device import Command, Device
@@ -20,6 +21,7 @@ from duly.core.signing import Keyring
 from duly.identity.accounts import Principal, Role
 from duly.identity.keyring import new_key
 from duly.server.hub import Hub
+from duly.server.mqtt_service import MqttService
 from duly.settings import Settings
 from tests.servers import Mosquitto
 
@@ -46,14 +48,24 @@ class Place:
             if role is Role.DEVICE:
                 await self.hub.accounts.grant("phone", name)
 
+    @property
+    def mqtt(self) -> MqttService:
+        """The part of the hub that speaks MQTT."""
+        assert self.hub.mqtt is not None
+        return self.hub.mqtt
+
     async def client(self, name: str, client_id: str = "", **more: Any) -> paho.Client:
         """Connected, or refused: `is_connected` says which."""
         loop, answered = asyncio.get_running_loop(), asyncio.Event()
         client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2, client_id=client_id or name, clean_session=False, **more
+            CallbackAPIVersion.VERSION2, client_id=client_id or name, clean_session=False, **more
         )
         client.username_pw_set(name, self.tokens[name])
-        client.on_connect = lambda *_: loop.call_soon_threadsafe(answered.set)
+
+        def connected(*_: object) -> None:
+            loop.call_soon_threadsafe(answered.set)
+
+        client.on_connect = connected
         client.connect("127.0.0.1", self.port)
         client.loop_start()
         self.clients.append(client)
@@ -202,7 +214,7 @@ async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place)
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await place.device("lock", done)
     thief = await place.client("thief")
-    for stolen in ("hub", place.hub.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
+    for stolen in ("hub", place.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
         client = await place.client("thief", stolen)
         assert not client.is_connected()
         client.disconnect()
@@ -252,11 +264,11 @@ async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hea
         await place.why("hub", "other/x", "not a topic")
         async with App(place.hub.url, place.tokens["phone"]) as app:
             assert (await app.send("lock", "lock_control", {})).done
-            before = place.hub.mqtt.devices.refusals.total
+            before = place.mqtt.devices.refusals.total
             for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
                 tell(thief, topic, task)
             assert (await app.send("lock", "lock_control", {})).done
-            assert place.hub.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
+            assert place.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
     finally:
         await place.stop()
 
@@ -391,7 +403,9 @@ async def test_many_commands_to_one_device_are_no_flood(place: Place) -> None:
             sent = (app.send("lock", "lock_control", {}, order=False) for _ in range(500))
             acks = await asyncio.gather(*sent)
             assert all(ack.done for ack in acks)
-    assert place.hub.mqtt.broker.refused["flood"] == 0
+    broker = place.mqtt.broker
+    assert broker is not None
+    assert broker.refused["flood"] == 0
 
 
 async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> None:
@@ -400,7 +414,7 @@ async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> 
     await place.add(Role.NODE, "A", "B")
     heard: list[bytes] = []
     b = await place.client("B")
-    b.on_message = lambda _, __, message: heard.append(message.payload)
+    b.on_message = lambda _, __, message: heard.append(bytes(message.payload))
     b.subscribe("nodes/B/pending", 1)
     a = await place.client("A")
     await asyncio.sleep(0.1)

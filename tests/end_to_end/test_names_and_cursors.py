@@ -108,9 +108,14 @@ async def test_a_cursor_that_is_garbled_or_anothers_is_refused(place: Place, pat
         alert = {
             "type": "alert_event",
             "seq_id": f"e{n}",
-            "data": {"profile_id": "home", "timestamp": now + n},
+            "data": {
+                "profile_id": "home",
+                "timestamp": now + n,
+                "trigger_reason": "fall",
+                "device_address": "d",
+                "session_id": "s",
+            },
         }
-        alert["data"] |= {"trigger_reason": "fall", "device_address": "d", "session_id": "s"}
         frame = queued(Ids(n)) if path == "/v1/messages" else alert
         sent = await curl(f"{place.url}/v1/messages", place.tokens[names[0]], body=frame)
         assert sent.status in (200, 202), sent.body
@@ -146,11 +151,9 @@ async def test_an_account_that_was_called_mqtt_before_sees_no_refusals_of_mqtt(p
 
     now = place.hub.ledger.clock.now()
     await place.hub.ledger.write(RecordRefusal("mqtt", "topic", "malformed", "of long ago", now - 10**9))
-    unused, account_names.UNUSED = account_names.UNUSED, frozenset()  # type: ignore[misc]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(account_names, "UNUSED", frozenset())
         token = await place.hub.accounts.add(Role.USER, "mqtt")
-    finally:
-        account_names.UNUSED = unused  # type: ignore[misc]
     await place.hub.audit.refuse(HUB, "nodes/x/status", "malformed", "of today")
     assert (await get(place, "/v1/refusals", token))["refusals"] == []
     everything = (await get(place, "/v1/refusals", place.tokens["root"]))["refusals"]

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.end_to_end.conftest import Place
-from tests.end_to_end.raw import curl
+from tests.end_to_end.raw import Json, curl
 
 
 async def test_a_commands_own_fields_reach_its_device(place: Place) -> None:
     async with place.join("lock") as lock, place.join("phone") as phone:
-        own = {"command": "unlock", "user": {"id": 7}, "nothing": None, "code": "1234", "time": "now", "n": 3}
+        own: Json = {
+            "command": "unlock",
+            "user": {"id": 7},
+            "nothing": None,
+            "code": "1234",
+            "time": "now",
+            "n": 3,
+        }
         seq_id = await phone.command("lock", data={"open": True}, **own)
         heard = await lock.obey()
         assert {name: heard[name] for name in own} == own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,7 @@ async def test_ids_of_time_alone_are_shown_in_order_whatever_order_they_come_in(
             made = max(made + 10, time.time_ns() // 1_000_000)
             ids = [f"{made + n}_0" for n in range(4)]
             made += 4
-            order = {"order": {"key": lane, "mode": "replay"}} if lane else {}
+            order: dict[str, Any] = {"order": {"key": lane, "mode": "replay"}} if lane else {}
             for n in arrival:
                 await phone.command("lamp", seq_id=ids[n], data=n, **order)
             ends = [await phone.first(lambda f: f["type"] == "ack") for _ in range(4)]

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -34,7 +35,7 @@ async def deaf(url: str, token: str) -> AsyncIterator[Bare]:
     reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
     it = Bare(reader, writer)
     await it.upgrade(url, token)
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    cast("asyncio.Transport", writer.transport).pause_reading()
     try:
         yield it
     finally:
@@ -58,11 +59,12 @@ async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place, monkeypatch
         async with deaf(place.url, place.tokens["tablet"]):
             await place.until(lambda: "tablet" in gateway.sessions.apps)
             (session,) = gateway.sessions.apps["tablet"]
+            assert isinstance(session, websocket.WebSocketSession)
             data = "x" * 20_000
             for n in range(1_500):
                 await lamp.say("event_report", data=[n, data])
                 assert (await phone.first(lambda f: f["type"] == "event_report"))["data"][0] == n
-                assert session._size <= 2 * websocket.ROOM_BYTES  # type: ignore[attr-defined]
+                assert session._size <= 2 * websocket.ROOM_BYTES
             await served(phone, lock)
             await place.until(lambda: "tablet" not in gateway.sessions.apps)
             await served(phone, lock)

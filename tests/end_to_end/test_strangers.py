@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ async def secret(town: Town) -> str:
 async def test_a_foreign_conversation_looks_like_one_that_does_not_exist(town: Town) -> None:
     group = await secret(town)
     async with town.enter("eve") as eve:
-        for verb, of in (
+        asked: list[tuple[str, Callable[[str], Json]]] = [
             ("history", lambda conv: {"conv": conv}),
             ("receipts", lambda conv: {"conv": conv, "n": 1}),
             ("edit", lambda conv: {"conv": conv, "n": 1, "data": "x"}),
@@ -44,7 +45,8 @@ async def test_a_foreign_conversation_looks_like_one_that_does_not_exist(town: T
             ("group_invite", lambda conv: {"group": conv, "user": "eve"}),
             ("group_remove", lambda conv: {"group": conv, "user": "ann"}),
             ("group_role", lambda conv: {"group": conv, "user": "eve", "role": "owner"}),
-        ):
+        ]
+        for verb, of in asked:
             real = [await eve.ask(verb, **of(conv)) for conv in (group, "ann+bob", "~ann")]
             none = [await eve.ask(verb, **of(conv)) for conv in ("#aaaaaaaaaaaaaaaa", "ann+cid", "~zoe")]
             assert [plain(f) for f in real] == [plain(f) for f in none], verb

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -68,8 +69,7 @@ class Scene:
 
     async def judge(self, *, unknown: int = 0) -> None:
         # While a ring is not heard everything takes a second or two, so there is less of it.
-        hubs, doers = Hubs(self.town.hubs), [self.lock, self.lamp]
-        await judge(hubs, [*doers], self.remotes, unknown=unknown)
+        await judge(Hubs(self.town.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
 
 
 async def people(ledger_url: str) -> dict[str, str]:
@@ -84,7 +84,7 @@ async def people(ledger_url: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def scene(folder: Path, **settings: str) -> AsyncIterator[Scene]:
+async def scene(folder: Path, **settings: Any) -> AsyncIterator[Scene]:
     town = await asyncio.to_thread(lambda: Town(**settings))
     it: Scene | None = None
     try:
@@ -172,10 +172,9 @@ async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
     async with scene(tmp_path) as it:
         balancer = it.town.balancer
         assert balancer is not None
-        one = Hubs(it.town.hubs)
-        one._hubs = [balancer, balancer, balancer]  # type: ignore[list-item]
-        for client in (it.lock, *it.remotes):
-            client._hub = one
+        clients: list[Lock | Remote] = [it.lock, *it.remotes]
+        for client in clients:
+            client._hub = balancer
         async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             for hub in it.town.hubs[:2] if whole else it.town.hubs[:1]:

@@ -87,14 +87,14 @@ async def test_only_one_of_two_runs_a_task_and_the_other_takes_over_when_it_dies
 ) -> None:
     server: servers.MqttServer = request.getfixturevalue(f"{broker}_server")
     name, log = own_name("B"), tmp_path / "log"
-    data: tuple[str | None, str | None] = {
-        "same file": (str(tmp_path / "b.db"),) * 2,
+    files: dict[str, tuple[str | None, str | None]] = {
+        "same file": (str(tmp_path / "b.db"), str(tmp_path / "b.db")),
         "files of their own": (str(tmp_path / "1.db"), str(tmp_path / "2.db")),
         "no memory": (None, None),
-    }[memory]  # type: ignore[assignment]
+    }
     a_name = own_name("A")
     async with (
-        two(server.url(name), name, log, data) as processes,
+        two(server.url(name), name, log, files[memory]) as processes,
         Node(server.url(a_name), name=a_name, resend=SOON) as a,
     ):
         tasks = [await a.send(name, "work", n, expires=300) for n in range(40)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -35,10 +36,7 @@ async def settled(work: Work, count: int) -> None:
 
 async def test_those_who_were_here_before_go_first_and_are_never_refused_for_strangers() -> None:
     queue, work = HashQueue(1, 0, waiting=3), Work()
-    tasks = [
-        asyncio.create_task(queue.run(lambda n=n: work.of(f"stranger{n}"), f"net{n}"))
-        for n in range(6)  # type: ignore[misc]
-    ]
+    tasks = [asyncio.create_task(queue.run(partial(work.of, f"stranger{n}"), f"net{n}")) for n in range(6)]
     await settled(work, 1)
     known = asyncio.create_task(queue.run(lambda: work.of("ann"), "home", first=True))
     await asyncio.sleep(0)

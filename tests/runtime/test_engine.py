@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,8 +92,8 @@ class Rig:
         return [e.state for e in self.effects if isinstance(e, ReportOutcome)]
 
 
-def virtual(program: object) -> None:
-    VirtualLoop().play(program)  # type: ignore[arg-type]
+def virtual(program: Coroutine[Any, Any, None]) -> None:
+    VirtualLoop().play(program)
 
 
 def test_nothing_is_performed_before_it_is_committed() -> None:
@@ -270,7 +272,8 @@ def test_if_the_ledger_fails_senders_are_told_and_nothing_has_happened() -> None
             (reply,) = rig.effects
             assert isinstance(reply, Reply)
             assert (reply.verdict.word, reply.verdict.retry) == (Word.REFUSED, True)
-            assert rig.engine.down is not None
+            down = rig.engine.down
+            assert down is not None
             await rig.engine.put(Arrived(message(1)))
             await asyncio.sleep(1)
             assert rig.words() == ["refused", "refused"], "at once, not when the ledger is back"
@@ -346,7 +349,7 @@ def test_a_reader_hears_when_what_it_read_is_stored_and_not_before() -> None:
             told: list[int] = []
             rig.ledger.gate.clear()
             for n in range(3):
-                await rig.engine.put(Arrived(message(n)), lambda n=n: told.append(n))
+                await rig.engine.put(Arrived(message(n)), partial(told.append, n))
             await asyncio.sleep(1)
             assert told == []
             rig.ledger.gate.set()
@@ -385,7 +388,8 @@ def test_a_hot_repeat_is_answered_without_a_commit() -> None:
 def test_a_bug_in_an_effect_ends_the_engine_loudly() -> None:
     async def program() -> None:
         rig = Rig()
-        rig.engine = Engine(rig.inbox, rig.ledger, lambda effect: {}[effect])
+        performed: dict[Effect, None] = {}
+        rig.engine = Engine(rig.inbox, rig.ledger, performed.__getitem__)
         await rig.engine.start()
         await rig.engine.put(Arrived(message()))
         with pytest.raises(KeyError):
@@ -410,7 +414,7 @@ def test_a_ledger_that_reads_but_cannot_write_is_not_hammered() -> None:
                 tries += 1
                 raise LedgerUnavailable("disk full")
 
-            rig.ledger.commit = full  # type: ignore[method-assign]
+            rig.ledger.commit = full  # type: ignore[method-assign]  # the disk is full from now on
             await asyncio.sleep(60)
             assert 0 < tries < 60
             del rig.ledger.commit

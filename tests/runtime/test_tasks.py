@@ -14,6 +14,10 @@ from duly.runtime.tasks import STABLE, UNSTEADY, Supervisor
 from duly.testing.loops import VirtualLoop
 
 
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
 def virtual(program: Coroutine[Any, Any, None]) -> None:
     VirtualLoop().play(program)
 
@@ -42,7 +46,7 @@ def test_work_that_fails_is_started_again_and_counted() -> None:
 def test_a_task_that_somebody_cancels_is_started_again() -> None:
     async def program() -> None:
         tasks = Supervisor()
-        life = tasks.spawn("reader", asyncio.Event().wait)  # type: ignore[arg-type]
+        life = tasks.spawn("reader", for_ever)
         await asyncio.sleep(0)
         first = life.task
         assert first is not None
@@ -155,7 +159,7 @@ def test_after_the_stop_nothing_runs_and_nothing_is_started() -> None:
 
         for n in range(20):  # more than any list of handles that could be cut short
             tasks.every(f"chore {n}", 1, work)
-        tasks.spawn("reader", asyncio.Event().wait)  # type: ignore[arg-type]
+        tasks.spawn("reader", for_ever)
         tasks.do("job", asyncio.sleep(100))
         await asyncio.sleep(2.5)
         assert runs == 40
@@ -212,7 +216,8 @@ def test_jobs_may_finish_with_those_that_they_begin_and_what_takes_longer_is_end
             done.append("second")
 
         tasks.do("first", first())
-        assert tasks.busy
+        busy = tasks.busy
+        assert busy
         await tasks.finish()
         assert done == ["first", "second"]
         tasks.do("first", first())
@@ -262,7 +267,7 @@ def test_a_killed_owner_kills_its_parts_and_a_stopped_one_begins_nothing() -> No
         part.every("chore", 1, work)
         hub.kill()
         part.every("late chore", 1, work)
-        part.spawn("late reader", asyncio.Event().wait)  # type: ignore[arg-type]
+        part.spawn("late reader", for_ever)
         await asyncio.sleep(5)
         assert runs == 0
         assert not part.lives

@@ -161,7 +161,7 @@ async def test_secrets_in_plain_are_encrypted_at_the_start_and_their_old_bytes_a
 
 
 def dump(url: str, server: Postgres) -> bytes:
-    command = [server._bin / "pg_dump", "--dbname", url]
+    command = [str(server._bin / "pg_dump"), "--dbname", url]
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,10 +78,10 @@ async def test_of_two_that_begin_at_once_the_slower_keeps_no_key(
             (tmp_path / name).mkdir()
         write = ledger.write
 
-        async def late(*writes: object) -> object:
+        async def late(*writes: Any) -> object:
             monkeypatch.setattr(ledger, "write", write)
             assert await open_box(ledger, tmp_path / "one") is not None
-            return await write(*writes)  # type: ignore[arg-type]
+            return await write(*writes)
 
         monkeypatch.setattr(ledger, "write", late)
         with pytest.raises(SecretKeyMissing, match=r"copy secret\.key"):

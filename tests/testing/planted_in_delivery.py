@@ -15,7 +15,7 @@ from duly.core.messages import FRESH, Verdict
 from duly.core.ordering import Lanes
 from duly.core.steps import Effect, Transmit
 from duly.core.window import Outstanding
-from duly.wire.frames import DEVICE_STATUS
+from duly.wire.frames import DEVICE_STATUS, Frame, ServerCode
 
 Patch = pytest.MonkeyPatch
 
@@ -60,9 +60,7 @@ def a_push_is_sent_once(patch: Patch) -> None:
     def hasty(self: device_pushes.PushOutbox, effect: Effect) -> None:
         perform(self, effect)
         if isinstance(effect, Transmit):
-            self.answered(
-                device_pushes.Frame("server_ack", effect.message.id, code=device_pushes.ServerCode.ACCEPTED)
-            )
+            self.answered(Frame("server_ack", effect.message.id, code=ServerCode.ACCEPTED))
 
     patch.setattr(device_pushes.PushOutbox, "_perform", hasty)
 

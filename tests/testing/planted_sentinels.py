@@ -15,6 +15,7 @@ from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
 from duly.core.monitor.suppression import Ruling
 from duly.core.operations import DropItem, PutItem
+from duly.core.outbox import Outbox
 from duly.core.steps import Step, Todo
 
 Patch = pytest.MonkeyPatch
@@ -65,9 +66,9 @@ def called_off_in_memory(patch: Patch) -> None:
 
 def given_up_when_lost(patch: Patch) -> None:
     """What goes out while there is no connection counts as sent."""
-    reached = monitors.Outbox.reached
-    patch.setattr(monitors.Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
-    patch.setattr(monitors.Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
+    reached = Outbox.reached
+    patch.setattr(Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
+    patch.setattr(Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
 
 
 def forgotten_at_the_windows_end(patch: Patch) -> None:

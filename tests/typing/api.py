@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, assert_type
+from pathlib import Path
+from typing import Any, Literal, assert_type
 
 import duly
 from duly.clients.app import Ack, Gap, Push, SentCommand
 from duly.clients.chat import Line, SentLine
-from duly.clients.sentinel import Alert, SentEvent
+from duly.clients.device import Command
+from duly.clients.pushes import PushUnderWay
+from duly.clients.sentinel import Alert, SentEvent, SentinelNews
 from duly.testing import ManualClock
 from duly.testing.loops import VirtualLoop
 
@@ -32,11 +35,13 @@ async def ledgers() -> None:
 
 
 async def functions_that_run_once(ledger: duly.Ledger) -> None:
-    @duly.once(ledger, scope="payments", key=lambda order: order)
+    @duly.once(ledger, scope="payments", key=lambda order, amount=1: order)
     async def charge(order: str, amount: int = 1) -> float:
         return 1.0
 
     assert_type(await charge("order-7", amount=2), float)
+    await charge(7)  # type: ignore[arg-type]  # an order is text
+    await charge("order-7", amont=2)  # type: ignore[call-arg]  # a parameter is misspelt
 
     @duly.once(ledger, scope="orders", key=lambda order: order, effect="exactly_once")
     async def book(transaction: duly.Transaction, order: str) -> int:
@@ -44,6 +49,27 @@ async def functions_that_run_once(ledger: duly.Ledger) -> None:
         return int(count)
 
     assert_type(await book("order-7"), int)
+    await book(ledger, "order-7")  # type: ignore[call-arg, arg-type]  # the transaction is given by `once`
+
+    @duly.once(ledger, scope="orders", key=str, effect="exactly_once")  # type: ignore[arg-type]  # no transaction
+    async def without(order: str) -> int:
+        return 1
+
+    @duly.once(ledger, scope="orders", key=str)  # type: ignore[arg-type]  # it is not async
+    def blocking(order: str) -> int:
+        return 1
+
+    duly.once(ledger, scope="orders", key=str, effect="twice")  # type: ignore[call-overload]  # no such effect
+
+
+async def functions_whose_effect_is_set_elsewhere(
+    ledger: duly.Ledger, effect: Literal["at_most_once", "at_least_once"]
+) -> None:
+    @duly.once(ledger, scope="payments", key=str, effect=effect, errors="store", keep=60, lease=5)
+    async def charge(order: str) -> float:
+        return 1.0
+
+    assert_type(await charge("order-7"), float)
 
 
 async def apps(app: duly.App) -> None:
@@ -55,21 +81,38 @@ async def apps(app: duly.App) -> None:
     assert_type(await command.ended(), Ack)
     async for push in app.pushes():
         assert_type(push, Push | Gap)
+    assert_type(await command.settled(), Ack)
+    assert_type(await app.download("lock-1", "visit.mp4", "visit.mp4"), Path)
+    await app.send("lock-1", "lock_control", later=True)  # type: ignore[call-arg]  # there is no such option
     duly.App("http://hub")  # type: ignore[call-arg]  # a token is needed
 
 
 async def devices(device: duly.Device) -> None:
     @device.on("lock_control", effect="at_most_once")
-    async def handle(command: Any) -> dict[str, bool]:
+    async def handle(command: Command) -> dict[str, bool]:
+        command.working(50)
+        assert_type(command.sender, str)
         return {"open": True}
+
+    assert_type(device.push("event_report", {"battery": 7}), PushUnderWay)
+    device.serve("visit.mp4", Path("visit.mp4"))
 
     device.on("lock_control", effect="exactly_once")  # type: ignore[arg-type]  # a motor cannot promise that
     assert_type(await device.run(), None)
 
 
 async def nodes(node: duly.Node) -> None:
+    @node.task("turn_on", effect="at_least_once")
+    async def turn_on(task: duly.Task) -> bool:
+        task.progress(50)
+        assert_type(task.attempt, int)
+        return True
+
+    node.task("turn_on", effect="exactly_once")  # type: ignore[arg-type]  # a lamp cannot promise that
     task = await node.send("B", "turn_on", {"lamp": 1}, expires=60)
     assert_type(task, duly.SentTask)
+    assert_type(await node.find(task.id), duly.SentTask)
+    assert_type(await node.cancel(task.id), duly.SentTask)
     assert_type(task.state, str)
     assert_type(await node.status("B"), duly.NodeStatus | None)
     async for status in node.watch_status():
@@ -79,6 +122,7 @@ async def nodes(node: duly.Node) -> None:
 async def chats(chat: duly.Chat) -> None:
     assert_type(await chat.send("bob", "hello"), SentLine)
     assert_type(await duly.Chat.log_in("http://hub", "ann", "password"), str)
+    assert_type(await chat.create_group("team", "bob"), str)
     async for line in chat.lines():
         assert_type(line, Line)
         assert_type(line.text, str)
@@ -89,6 +133,9 @@ async def sentinels(sentinel: duly.Sentinel) -> None:
     assert_type(alert, Alert)
     assert_type(alert.sent, asyncio.Future[SentEvent])
     assert_type(await alert.stored(), str)
+    assert_type(alert.cancel(), None)
+    async for news in sentinel.news():
+        assert_type(news, SentinelNews)
     assert_type(duly.SentinelPolicy().countdown, float)
 
 
@@ -96,8 +143,23 @@ def errors(problem: duly.DulyError) -> None:
     assert_type(problem.word, str)
     if isinstance(problem, duly.Refused):
         assert_type(problem.code, int)
-    refused: type[duly.SenderError] = duly.Conflict
-    del refused
+    if isinstance(problem, duly.Failed):
+        assert_type(problem, duly.Failed)
+    refused: tuple[type[duly.SenderError], ...] = (duly.Conflict, duly.Stale)
+    outcomes: tuple[type[duly.DulyError], ...] = (duly.Failed, duly.Unknown, duly.Unstorable, duly.TaskFailed)
+    outages: tuple[type[duly.DulyError], ...] = (duly.LedgerError, duly.LedgerUnavailable)
+    del refused, outcomes, outages
+    raise duly.DeviceError(3, "the sensor is broken")
+
+
+def values() -> None:
+    order = duly.Order(n=1, mode=duly.Mode.LATEST)
+    assert_type(order.mode, duly.Mode)
+    assert_type(duly.RetryPolicy.fixed(3_000_000, tries=3), duly.RetryPolicy)
+    assert_type(duly.State.DONE.terminal, bool)
+    assert_type(duly.Answer(0, b"{}").code, int)
+    missing = duly.Sent  # type: ignore[attr-defined]  # there is no such name
+    del missing
 
 
 def virtual_time(program: Callable[[], Coroutine[Any, Any, int]]) -> None:

@@ -74,11 +74,12 @@ def over_the_wire(
 @given(CONTENTS, st.sampled_from(Form), st.booleans())
 def test_every_content_in_every_form_and_under_old_names_passes(data: bytes, form: Form, old: bool) -> None:
     it = Content(data)
-    for kind, message in (
+    tasks: list[tuple[FdKind, Any]] = [
         (FdKind.PENDING, fd.FdPending("A", "B", "1", "go", 5 * SECOND, 9 * SECOND, it, old_names=old)),
         (FdKind.COMPLETE, fd.FdComplete("1", it, old_names=old)),
         (FdKind.FAILED, fd.FdFailed("1", it, old_names=old)),
-    ):
+    ]
+    for kind, message in tasks:
         text = fd.encode(A.sign(message, "B", form), form)
         for guess in (None, *Form):  # whatever the reader believes about how we write
             read = fd.decode(kind, text, guess)
@@ -122,12 +123,13 @@ def test_a_task_with_anything_changed_is_refused(changed: dict[str, Any]) -> Non
     "field", ["time", "online", "battery", "rssi", "ip", "version", "uptime", "session", "data", "heartbeat"]
 )
 def test_a_status_with_anything_changed_is_refused(field: str) -> None:
-    other = {"online": False, "ip": "x", "version": "x", "session": "x", "data": "eA=="}.get(field, 7)
+    other: Any = {"online": False, "ip": "x", "version": "x", "session": "x", "data": "eA=="}.get(field, 7)
+    nothing: Any = None
     signed = B.sign(STATUS)
     with pytest.raises(Forged):
         A.check(over_the_wire(signed, **{field: other}), by="B")
     with pytest.raises(Forged):
-        A.check(over_the_wire(signed, **{field: None}), by="B")
+        A.check(over_the_wire(signed, **{field: nothing}), by="B")
     with pytest.raises(UnknownKey):
         A.check(over_the_wire(signed), by="M")  # on M's topic
 

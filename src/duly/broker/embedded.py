@@ -131,7 +131,7 @@ class _LogFile(RotatingFileHandler):
         return os.fdopen(fd, "a", encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        pass
+        """Drop the line: a full disk must not end what is logged."""
 
 
 class EmbeddedBroker:

@@ -160,6 +160,7 @@ class _Trial:
     async def enter(
         self, name: str, password: str, *subscriptions: str, closing: AsyncExitStack
     ) -> _TestClient:
+        """Connect with this name and password, until `closing` ends; the client hears the subscriptions."""
         return await self._open(_TestClient(self.address(name, password), *subscriptions), closing)
 
     async def _open(self, client: _TestClient, closing: AsyncExitStack) -> _TestClient:
@@ -170,6 +171,7 @@ class _Trial:
         return client
 
     def message(self) -> str:
+        """Return a payload that no other attempt has."""
         self._count += 1
         return f"duly acl test {self._nonce} {self._count}"
 
@@ -196,6 +198,7 @@ class _Trial:
     # ── what is tried ────────────────────────────────────────────────────────────────────────────
 
     async def strangers(self) -> list[Finding]:
+        """Try to connect with wrong passwords and without a name."""
         found = []
         wrong = [(user.name, user.password + "x", "a wrong password") for user in self._users]
         for name, password, what in [*wrong, ("", "", "no name")]:
@@ -209,6 +212,7 @@ class _Trial:
         return found
 
     async def publishing(self) -> list[Finding]:
+        """Let every user publish to every topic, and see what arrives."""
         tried = [
             (user, topic, self.message())
             for user in self._users
@@ -272,6 +276,7 @@ class _Trial:
                 writer.transport.abort()
 
     async def subscribing(self) -> list[Finding]:
+        """Let every user subscribe to every filter, and see what each hears."""
         tried = [(user, each) for user in self._users for each in sample_filters(self._names, self._prefix)]
         async with AsyncExitStack() as closing:
             listeners = await _together(self._listen(user, each, closing) for user, each in tried)

@@ -203,6 +203,7 @@ class _Talk:
 
     @property
     def prompt(self) -> str:
+        """Return what stands before the cursor: the name of the conversation."""
         return f"{self._names.get(self.to, self.to)}> "
 
     # ── typing ───────────────────────────────────────────────────────────────────────────────────
@@ -272,6 +273,7 @@ class _Talk:
                 return
 
     async def turn_to(self, to: str) -> None:
+        """Talk to this person or group from now on, and show the last lines."""
         if to.startswith("#"):
             await self._name(to)
         else:
@@ -359,6 +361,7 @@ class _Talk:
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
     async def listen(self) -> None:
+        """Print what others say, until the connection ends."""
         async for news in self._chat.news():
             if self._json:
                 import msgspec
@@ -441,11 +444,13 @@ class _Pipe:
     """Lines from a pipe."""
 
     def printing(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Return a context in which lines can be printed while input is read."""
         from contextlib import nullcontext
 
         return nullcontext(say)
 
     async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
+        """Yield the lines of standard input as they come."""
         loop = asyncio.get_running_loop()
         mode = os.fstat(0).st_mode
         if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdin.isatty()):
@@ -462,6 +467,7 @@ class _Terminal:
     """Lines from a person, who may be in the middle of one when something is said."""
 
     def printing(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Return a context in which lines are printed above the prompt."""
         from contextlib import contextmanager
 
         from prompt_toolkit import ANSI, print_formatted_text
@@ -475,6 +481,7 @@ class _Terminal:
         return printing()
 
     async def lines(self, prompt: Callable[[], str]) -> AsyncIterator[str]:
+        """Yield what the user types, until the end of input."""
         from prompt_toolkit import PromptSession
 
         session: PromptSession[str] = PromptSession()

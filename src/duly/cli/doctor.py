@@ -54,10 +54,12 @@ class _Findings:
         self.all: list[dict[str, str]] = []
 
     def add(self, what: str, fact: str, how: str = "ok") -> None:
+        """Add what was found: `how` is "ok", "warn" or "bad"."""
         self.all.append({"what": what, "is": how, "fact": fact})
 
     @property
     def bad(self) -> bool:
+        """Whether one of them is bad."""
         return any(one["is"] == "bad" for one in self.all)
 
 

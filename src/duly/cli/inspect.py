@@ -143,6 +143,7 @@ class _Asked:
         return [record["scope"] for record in found]
 
     def one(self, scope: str, id_: str) -> JsonObject | None:
+        """Return one message, or None if the hub does not know it."""
         from urllib.parse import quote
 
         try:
@@ -153,6 +154,7 @@ class _Asked:
             raise
 
     def refusals(self, limit: int) -> list[JsonObject]:
+        """Return the latest refusals."""
         found: list[JsonObject] = self._hub.ask(f"/v1/refusals?limit={limit}")["refusals"]
         return found
 
@@ -172,6 +174,8 @@ class _Read:
         return self._with(read, list[str])
 
     def one(self, scope: str, id_: str) -> JsonObject | None:
+        """Return one message, or None if it is not in the ledger."""
+
         async def read(ledger: Ledger) -> JsonObject | None:
             from duly.apps.chat import receipts
             from duly.core.messages import key_of
@@ -188,6 +192,8 @@ class _Read:
         return self._with(read, JsonObject | None)  # type: ignore[arg-type] # a union is no type to mypy
 
     def refusals(self, limit: int) -> list[JsonObject]:
+        """Return the latest refusals."""
+
         async def read(ledger: Ledger) -> list[JsonObject]:
             import msgspec
 

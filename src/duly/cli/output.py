@@ -109,10 +109,12 @@ class _Plain(logging.Formatter):
     """Log lines made harmless: a record is one line, a traceback several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Format the message without control characters."""
         record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802
+        """Format the traceback without control characters; its line breaks stay."""
         return printable_lines(super().formatException(ei))  # type: ignore[arg-type] # logging types it loosely
 
 

@@ -168,11 +168,13 @@ class _Log:
 
     @property
     def accepted(self) -> bool:
+        """Whether the hub has accepted the command, now or before."""
         from duly.wire.frames import ServerCode
 
         return self.said is not None and self.said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
 
     def begin(self, frame: Frame, again: int) -> None:
+        """Print that the command goes out, for the first time or again."""
         if not again:
             self._began = time.monotonic()
             self._line("sent", f"sent        {frame.type} to {self._device}, id {frame.seq_id}", frame)
@@ -180,6 +182,7 @@ class _Log:
             self._line("sent again", f"sent again  the same id, for the {_nth(again)} time", frame)
 
     def heard(self, frame: Frame) -> None:
+        """Print a frame that answers the command, and keep it."""
         from duly.wire.frames import DeviceCode, ServerCode, is_working, load
 
         if frame.type == "server_ack":
@@ -217,6 +220,7 @@ class _Log:
         print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:
+        """Return the exit status for what is known of the command."""
         from duly.wire.frames import ServerCode
 
         if self.ended is not None:

@@ -39,9 +39,6 @@ class HighWaterMarks:
         self._of: dict[str, set[str]] = {}
         """the marks of each recipient"""
 
-    def __contains__(self, mark: str) -> bool:
-        return mark in self._at
-
     def get(self, mark: str) -> tuple[int, int] | None:
         """Return (number, ms) of the newest message handed over that counts; None: none is known."""
         return self._at.get(mark)

@@ -118,6 +118,7 @@ class _Chain:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing waits in it."""
         return not self.ahead and not self.held
 
 

@@ -31,6 +31,7 @@ class _Jump(selectors.BaseSelector):
         self.elapsed = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Let time pass at once instead of waiting."""
         if timeout is None:
             raise Deadlock("everything waits and nothing is scheduled")
         self.elapsed += max(timeout, 0.0)
@@ -39,15 +40,19 @@ class _Jump(selectors.BaseSelector):
     def register(
         self, fileobj: FileDescriptorLike, events: int, data: object = None
     ) -> selectors.SelectorKey:
+        """Accept a file that is never ready."""
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        """Let go of a file."""
         return selectors.SelectorKey(fileobj, 0, 0, None)
 
     def modify(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
+        """Accept another wish about a file that is never ready."""
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        """Return no files: none is waited for."""
         return {}
 
 

@@ -69,11 +69,13 @@ async def test_silence_is_noticed_over_a_restart_but_not_held_against_the_sentin
     assert told(hook)[0][1] == "silent"
 
 
-async def test_a_return_that_a_crash_left_untold_is_told(tower: Tower, hook: Receiver) -> None:
+async def test_a_return_that_a_crash_left_untold_is_told(
+    tower: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await tower.post(beat())
     await hook.got(1, patience=CHECK_SECONDS * 5)
     heartbeats = tower.hub.alerts.heartbeats
-    heartbeats._returned = _die  # type: ignore[method-assign]
+    monkeypatch.setattr(heartbeats, "_returned", _die)
     with pytest.raises(RuntimeError):
         await heartbeats._keep("gate/home", "gate", "home", 60_000_000)
     await tower.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -119,6 +120,6 @@ async def test_a_secret_of_ones_own_replaces_the_one_that_was_made() -> None:
         (EscalationStep(0, ("x",)),) * 21},
     ],
 )  # fmt: skip
-def test_a_profile_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_a_profile_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        Profile(**wrong)  # type: ignore[arg-type]
+        Profile(**wrong)

@@ -53,7 +53,7 @@ class Peer:
         if address.username:
             self._client.username_pw_set(address.username, address.password or None)
         self._client.on_message = self._on_message
-        self._client.on_subscribe = lambda *_: self._loop.call_soon_threadsafe(self._ready.set)
+        self._client.on_subscribe = self._on_subscribe
         self._ready = asyncio.Event()
         self._address = address
 
@@ -70,8 +70,11 @@ class Peer:
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
 
+    def _on_subscribe(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._ready.set)
+
     def _on_message(self, _: paho.Client, __: Any, message: paho.MQTTMessage) -> None:
-        self._loop.call_soon_threadsafe(self._hear, message.topic.rpartition("/")[2], message.payload)
+        self._loop.call_soon_threadsafe(self._hear, message.topic.rpartition("/")[2], bytes(message.payload))
 
     def _hear(self, kind: str, payload: bytes) -> None:
         self.heard.append((kind, json.loads(payload)))

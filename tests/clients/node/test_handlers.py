@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ async def test_an_exception_is_a_failure_with_its_name(at: Brokered) -> None:
 
     @b.task("divide")
     async def divide(task: Task) -> float:
-        return 1 / task.payload
+        return 1 / int(task.payload)
 
     @b.task("own timeout")
     async def own(task: Task) -> None:
@@ -111,7 +112,7 @@ async def test_an_exception_is_a_failure_with_its_name(at: Brokered) -> None:
 
 @pytest.mark.parametrize(("effect", "runs"), [("at_least_once", 2), ("at_most_once", 1)])
 async def test_after_a_crash_in_the_middle_it_is_run_again_or_not_as_declared(
-    at: Brokered, tmp_path: Path, effect: str, runs: int
+    at: Brokered, tmp_path: Path, effect: Any, runs: int
 ) -> None:
     started: list[int] = []
     crash = asyncio.Event()
@@ -119,7 +120,7 @@ async def test_after_a_crash_in_the_middle_it_is_run_again_or_not_as_declared(
     def make() -> Node:
         node = at.node(at.b, store=str(tmp_path / "b.db"))
 
-        @node.task("work", effect=effect)  # type: ignore[arg-type]
+        @node.task("work", effect=effect)
         async def work(task: Task) -> int:
             started.append(task.attempt)
             if not crash.is_set():
@@ -197,9 +198,9 @@ async def test_when_a_node_stops_its_handlers_may_finish_and_their_answers_go_ou
 def test_a_handler_is_an_async_function_with_a_known_effect(at: Brokered) -> None:
     node = at.node(at.b)
     with pytest.raises(ProgramError, match="async function"):
-        node.task("work")(lambda task: None)  # type: ignore[arg-type,return-value]
+        node.task("work")(lambda task: None)  # type: ignore[arg-type, return-value]  # the mistake
     with pytest.raises(Malformed, match="effect"):
-        node.task("work", effect="twice")  # type: ignore[arg-type]
+        node.task("work", effect="twice")  # type: ignore[arg-type]  # the mistake
 
 
 async def die(node: Node) -> None:

@@ -164,7 +164,7 @@ async def test_one_that_is_never_answered_ends_as_unknown_and_a_late_result_sett
         assert await task.result == "done after all"
 
 
-async def _ended(task: duly.Sent) -> object:
+async def _ended(task: duly.SentTask) -> object:
     return await task.result
 
 

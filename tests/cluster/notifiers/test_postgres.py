@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from duly.cluster.notifiers import postgres
@@ -16,7 +17,7 @@ async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connectio
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connects = 0
-    connect = postgres.asyncpg.connect
+    connect = asyncpg.connect
 
     async def counted(*args: Any, **more: Any) -> Any:
         nonlocal connects
@@ -24,7 +25,7 @@ async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connectio
         return await connect(*args, **more)
 
     monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.001)
-    monkeypatch.setattr(postgres.asyncpg, "connect", counted)
+    monkeypatch.setattr(asyncpg, "connect", counted)
     house = House(postgres_server.create_database("turns"), postgres_server)
     one, other = await house.pair()
     for n in range(300):
@@ -60,7 +61,7 @@ async def test_whatever_asyncpg_fails_of_the_notifier_listens_again(
     monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.01)
 
     async def odd(*_: Any, **__: Any) -> None:
-        raise postgres.asyncpg.InternalClientError("got result for unknown protocol state 3")
+        raise asyncpg.InternalClientError("got result for unknown protocol state 3")
 
     monkeypatch.setattr(line, "execute", odd)
     line._connection.terminate()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
@@ -27,7 +30,15 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, OpenDelivery, PutItem
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
+from duly.core.steps import (
+    Arrived,
+    Effect,
+    MachineEffect,
+    MachineEvent,
+    Reachable,
+    Reply,
+    ReportOutcome,
+)
 from duly.core.units import DAY, HOUR, MINUTE, SECOND
 from duly.errors import Malformed
 from duly.storage.memory import Disk
@@ -50,13 +61,14 @@ class Tower:
         most: int = 20,
         worker: str = "me",
         sole: bool = True,
+        unwanted: Collection[DeliveryRef] = (),
     ) -> None:
         self.clock = clock or ManualClock()
         self.recipients = recipients
         self.later: tuple[tuple[str, int], ...] = ()
         self.end = (State.DONE, Answer())
         self.cancelled: set[bytes] = set()
-        self.unwanted: set[DeliveryRef] = set()
+        self.unwanted = set(unwanted)
         self.traits = GroupingTraits()
         self.fanout = Fanout(
             FanoutPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
@@ -456,3 +468,77 @@ def test_an_event_from_the_far_future_or_past_is_refused_and_recorded() -> None:
 def test_a_policy_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(Malformed):
         FanoutPolicy(lease=0)
+
+
+# ── what else the engine asks of it ──────────────────────────────────────────────────────────────
+
+
+def test_it_says_what_is_open_and_answers_repeats_from_memory() -> None:
+    tower = Tower("mail")
+    tower.report()
+    assert tower.fanout.keys == [tower.event().key]
+    assert tower.driver.give(Reachable("mail")) == [], "recipients do not connect"
+    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer())
+    assert tower.fanout.repeated(tower.event(), verdict, "c1", 0) == [Reply("c1", tower.event(), verdict)]
+    (reply,) = tower.fanout.unable(Arrived(tower.event(), "c1"))
+    assert isinstance(reply, Reply)
+    assert reply.verdict.retry
+
+
+def test_an_attempt_that_was_called_off_ends_as_cancelled_and_says_nothing_of_the_recipient() -> None:
+    tower = Tower("mail", "sms")
+    first, second = parcels(tower.report())
+    tower.went(first, AttemptResult.CALLED_OFF, "nobody is to be told")
+    tower.went(second)
+    assert set(tower.states().values()) == {"cancelled", "done"}
+    assert parcels(tower.report(tower.event(1))), "both are tried as before"
+
+
+def test_what_expires_while_its_attempt_fails_ends_as_expired() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.clock.advance(2 * 86_400)
+    tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
+    assert tower.states() == {("mail", 0): "expired"}
+    assert tower.state() == "expired"
+
+
+def test_a_clock_that_was_set_moves_the_next_attempt_with_it() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
+    due = tower.fanout.next_wake()
+    assert due is not None
+    tower.fanout.shift(HOUR)
+    assert tower.fanout.next_wake() == due + HOUR
+
+
+def test_a_delivery_whose_due_was_moved_forward_is_tried_now() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    tower.went(parcel, AttemptResult.NOT_SENT, "no answer", HOUR)
+    for ref, one in tower.disk.deliveries.items():
+        tower.disk.deliveries[ref] = replace(one, due=tower.clock.now())
+    tower.look(0)
+    assert len(parcels(tower.driver.wait(1))) == 1
+
+
+def test_an_attempt_goes_on_while_the_ledger_is_read_anew() -> None:
+    tower = Tower("mail")
+    (parcel,) = parcels(tower.report())
+    open_ = tower.driver._open()
+    tower.driver.carry_out(tower.fanout.restore(open_, (), {}, tower.clock.now()))
+    assert parcels(tower.driver.wait(60)) == [], "it is under way"
+    tower.went(parcel)
+    assert tower.state() == "done"
+
+
+def test_what_is_not_wanted_any_more_is_cancelled_after_a_restart() -> None:
+    first = Tower("mail")
+    first.later = (("sms", HOUR),)
+    (parcel,) = parcels(first.report())
+    first.went(parcel)
+    unwanted = {ref for ref in first.disk.deliveries if ref.recipient == "sms"}
+    second = Tower("mail", disk=first.disk, clock=first.clock, unwanted=unwanted)
+    assert second.states() == {("mail", 0): "done", ("sms", 1): "cancelled"}
+    assert second.state() == "done"

@@ -94,11 +94,12 @@ def test_two_failures_in_a_row_close_the_way_and_then_one_at_a_time_asks() -> No
     for n in range(6):
         route.add(item(n))
     assert len(route.collect(NOW)) == 6
-    route.failed(NOW + 5 * SECOND)
-    assert not route.closed, "one failure may be the parcel's own fault"
-    for _ in range(5):
+    closed = []
+    for _ in range(6):
         route.failed(NOW + 5 * SECOND)
-    assert route.closed
+        closed.append(route.closed)
+    assert not closed[0], "one failure may be the parcel's own fault"
+    assert closed[-1]
     for n in range(10, 14):
         route.add(item(n))
     assert not route.admits(item(20), NOW)

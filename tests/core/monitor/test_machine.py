@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, key_of
+from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.monitor.devices import DEVICES
 from duly.core.monitor.machine import SCOPE, event_in
 from duly.core.monitor.signals import (
@@ -20,19 +20,23 @@ from duly.core.monitor.signals import (
     DeviceBack,
     EventChange,
     EventQueued,
+    HeartbeatDue,
     NothingToChange,
     SentinelPolicy,
     Severity,
     Signal,
     SignalRuling,
+    StopHeartbeat,
 )
 from duly.core.monitor.suppression import Ruling
 from duly.core.steps import (
     Answered,
+    Arrived,
     Effect,
     MachineEffect,
     MachineEvent,
     Reachable,
+    Reply,
     ReportOutcome,
     Transmit,
     Unreachable,
@@ -536,6 +540,7 @@ def test_devices_that_are_seen_once_are_forgotten() -> None:
     "wrong",
     [
         {"debounce": -1}, {"cooldown": float("nan")}, {"countdown": 1e12}, {"per_hour": 0}, {"tries": -1},
+        {"heartbeat": 0.5},
         {"retry_first": 0}, {"retry_first": 10, "retry_most": 5}, {"countdown": 60, "keep": 60},
     ],
     ids=str,
@@ -547,3 +552,55 @@ def test_a_policy_that_makes_no_sense_cannot_be_made(wrong: dict[str, Any]) -> N
 
 def test_the_policy_is_a_plain_table() -> None:
     assert msgspec.convert({"countdown": 5, "per_hour": 3}, SentinelPolicy).countdown == 5
+
+
+# ── heartbeats, and what else the engine asks of it ──────────────────────────────────────────────
+
+
+def beats(effects: list[Effect]) -> int:
+    return sum(isinstance(e, MachineEffect) and isinstance(e.what, HeartbeatDue) for e in effects)
+
+
+def test_a_promised_heartbeat_is_due_again_and_again_while_the_tower_can_be_reached() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, heartbeat=60))
+    assert beats(watch.wait(150)) == 3, "at once, and every minute"
+    watch.give(Unreachable(""))
+    assert beats(watch.wait(600)) == 0
+    watch.give(Reachable(""))
+    assert beats(watch.wait(1)) == 1
+
+
+def test_a_heartbeat_is_not_delayed_by_a_clock_that_was_set_back() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, heartbeat=60))
+    watch.wait(1)
+    watch.clock.advance(-3_600)
+    watch.monitor.shift(-HOUR)
+    assert beats(watch.wait(60)) == 1
+
+
+def test_a_sentinel_that_stands_down_sends_no_more_heartbeats() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, heartbeat=60))
+    watch.give(MachineEvent(StopHeartbeat()))
+    assert beats(watch.wait(600) + watch.give(Reachable("")) + watch.wait(600)) == 0
+
+
+def test_repeats_are_answered_from_memory_and_what_cannot_be_stored_is_refused() -> None:
+    watch = Watch(AT_ONCE)
+    watch.signal()
+    (event,) = watch.sent()
+    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer())
+    assert watch.monitor.repeated(event, verdict, "c1", 0) == [Reply("c1", event, verdict)]
+    (reply,) = watch.monitor.unable(Arrived(event, "c1"))
+    assert isinstance(reply, Reply)
+    assert reply.verdict.retry
+
+
+def test_an_offset_that_is_measured_again_does_not_change_what_carries_one() -> None:
+    watch = Watch(online=False)
+    watch.give(MachineEvent(ClockOffset(5 * SECOND)))
+    watch.signal()
+    watch.give(MachineEvent(ClockOffset(7 * SECOND)))
+    watch.wait(20)
+    watch.give(Reachable(""))
+    (event,) = watch.sent()
+    assert json.loads(event.body)["offset_ms"] == 5_000

@@ -181,7 +181,7 @@ async def test_claims_of_both_hubs_are_disjoint_and_complete(hubs: Hubs) -> None
     async def work(hub: PostgresLedger) -> list[w.DeliveryRef]:
         mine: list[w.DeliveryRef] = []
         while taken := await hub.apply(w.Claim("mail", hub.worker, now=5, due=100, limit=7)):
-            mine += [d.ref for d in taken]  # type: ignore[union-attr]
+            mine += [d.ref for d in taken]
         return mine
 
     taken = await asyncio.gather(*(work(hub) for hub in hubs))

@@ -185,11 +185,12 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         writer.write(post(b"one"))
         await until(lambda: road.served)
         (connection,) = road.path.connections
-        assert connection._visitor is not None
-        connection._visitor.recognise()  # a stranger has ten seconds
-        connection._visitor.watch()
-        timer = connection._visitor._timer
-        await until(lambda: connection._visitor._timer is not timer)
+        visitor = connection._visitor
+        assert visitor is not None
+        visitor.recognise()  # a stranger has ten seconds
+        visitor.watch()
+        timer = visitor._timer
+        await until(lambda: visitor._timer is not timer)
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
         assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -241,7 +242,7 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
             ("phone", command), ("lock", alert), ("nobody", alert), ("", alert),
             ("gate", b"{"), ("gate", b""),
         ]  # fmt: skip
-        found = {}
+        found: dict[bytes, list[tuple[int, dict[str, str | None], bytes]]] = {}
         for way in (b"", b"X-Other: 1\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
             found[way] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -46,7 +46,7 @@ class Broker:
     """Answers each connection as the test wants."""
 
     def __init__(self) -> None:
-        self.serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object] = self.good
+        self.serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] = self.good
         self.sessions = 0
         self.port = 0
 
@@ -54,7 +54,7 @@ class Broker:
         self.sessions += 1
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self.serve(reader, writer)  # type: ignore[misc]
+                await self.serve(reader, writer)
         finally:
             writer.transport.abort()
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -489,6 +490,10 @@ async def test_who_does_not_try_again_says_so_at_once() -> None:
     await link.stop()
 
 
+def visited(visits: list[int], times: int) -> bool:
+    return len(visits) > times
+
+
 async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -505,7 +510,7 @@ async def test_does_not_wait_for_a_broker_that_hangs_up_or_says_nothing(
         async with fake_broker(behave) as (url, visits):
             link = MqttLink(url, Ear(), retry=QUICK)
             await link.start()
-            await until(lambda visits=visits: len(visits) > 2)
+            await until(partial(visited, visits, 2))
             with pytest.raises(ConnectionLost, match=why):
                 await link.connected(0.05)
             await link.stop()

@@ -68,6 +68,7 @@ class _Removal:
         self.news: list[str] = []
 
     async def leave(self, group: str) -> None:
+        """Leave a group; its owner hands it on first."""
         ranks = await self._ledger.bucket(c.members(group))
         if ranks.get(self._name) == Rank.OWNER.body and len(ranks) > 1:
             # To an admin, if there is one; of several to the first by name, so that every hub picks the same.
@@ -78,6 +79,7 @@ class _Removal:
         await self._do(await self._groups.request(self._frame("group_leave", group, group=group), self._name))
 
     async def part_from(self, friend: str) -> None:
+        """End a friendship, and tell the friend."""
         request = await self._friends.request(self._frame("friend_remove", friend, user=friend), self._name)
         theirs = c.notes(friend)
         told = AppendEntry(

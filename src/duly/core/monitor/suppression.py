@@ -139,6 +139,7 @@ class _Device:
         self.held: _Held | None = None
 
     def refresh(self, policy: SuppressPolicy, now: int) -> None:
+        """Forget what lies outside of its window, or in the future after a clock was set back."""
         self.last = _alive(policy.debounce, self.last, now)
         self.critical = _alive(policy.debounce, self.critical, now)
         if self.cancelled is not None and not 0 <= now - self.cancelled < policy.cooldown:
@@ -153,6 +154,7 @@ class _Device:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is remembered of the device."""
         return not self.last and self.cancelled is None and not self.passed and self.held is None
 
 
@@ -242,7 +244,7 @@ class Suppressor:
 
     def next_wake(self) -> int | None:
         """Return when ``wake`` has a summary; None: no signal is held back."""
-        return min((marks.held.due for marks in self._holding.values() if marks.held), default=None)
+        return min((held.due for held in self._summaries()), default=None)
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -271,16 +273,17 @@ class Suppressor:
 
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much: a summary comes as soon as it would have."""
-        for marks in self._holding.values():
-            if marks.held:
-                marks.held.due += by
+        for held in self._summaries():
+            held.due += by
 
     def bound(self, now: int) -> None:
         """Limit waits after a restart, so that a clock that was set back delays no summary beyond
         ``summary``."""
-        for marks in self._holding.values():
-            if marks.held:
-                marks.held.due = min(marks.held.due, now + self._policy.summary)
+        for held in self._summaries():
+            held.due = min(held.due, now + self._policy.summary)
+
+    def _summaries(self) -> list[_Held]:
+        return [marks.held for marks in self._holding.values() if marks.held is not None]
 
     def _at(self, device: str, now: int) -> _Device:
         marks = self._devices.get(device)

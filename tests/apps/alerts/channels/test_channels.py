@@ -11,7 +11,7 @@ import pytest
 
 from duly.apps.alerts.channels import check_url, declared, label_of, open_channel
 from duly.apps.alerts.channels.channel import Channel, Notification
-from duly.apps.alerts.channels.webhook import key_of, new_secret
+from duly.apps.alerts.channels.webhook import WebhookChannel, key_of, new_secret
 from duly.core.fanout.plan import DoubtPolicy
 from duly.core.units import SECOND
 from duly.errors import Declined, InDoubt, Malformed, NotSent
@@ -63,7 +63,8 @@ async def test_a_name_that_leads_into_our_own_network_is_not_asked(hook: Receive
     await send(hook.url.replace("127.0.0.1", "localhost"), private=True)
     port = hook.url.rsplit(":", 1)[1]
     channel = open_channel("http://example.com/x", private=False)
-    channel._url = f"http://localhost:{port}"  # type: ignore[attr-defined]
+    assert isinstance(channel, WebhookChannel)
+    channel._url = f"http://localhost:{port}"
     with pytest.raises(Declined, match="private network"):
         await channel.send(NOTICE)
     await channel.close()
