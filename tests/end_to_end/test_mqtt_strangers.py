@@ -198,6 +198,15 @@ async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(
     assert place.hub.gateway.online("lock")
 
 
+async def test_a_refused_subscription_is_known(place: Place) -> None:
+    thief = await place.client("thief")
+    thief.subscribe("nodes/lock/pending", 1)
+    assert await place.why("nodes/lock/pending", "not_allowed", "thief may not subscribe") == "thief"
+    found = await place.hub.ledger.refusals()
+    (reason,) = [one.reason for one in found if one.id == "nodes/lock/pending"]
+    assert reason == "thief may not subscribe to nodes/lock/pending; the broker has refused it"
+
+
 async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place) -> None:
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await place.device("lock", done)
