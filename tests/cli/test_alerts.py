@@ -95,6 +95,23 @@ def test_a_channel_is_tried_and_json_stays_json(place: Place) -> None:
     assert "Test from duly" in done.stderr
 
 
+def test_an_address_inside_this_network_is_refused_with_the_option_that_allows_it(place: Place) -> None:
+    """The option is the hub's own: 'profile set' has none that would help."""
+    place.up()
+    private = "http://127.0.0.1:9/x"
+    refused = place.duly("profile", "set", "home", "--send", private)
+    assert (refused.returncode, "started with 'duly up --allow-private-webhooks'" in refused.stderr) == (
+        2,
+        True,
+    )
+    tried = place.duly("channel", "test", private)
+    assert (tried.returncode, "'duly channel test' only with the same option" in tried.stderr) == (2, True)
+    assert (
+        "inside a private network"
+        not in place.duly("channel", "test", private, "--allow-private-webhooks").stderr
+    )
+
+
 def test_silences_come_and_go(place: Place) -> None:
     place.up()
     place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
