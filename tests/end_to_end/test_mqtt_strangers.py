@@ -198,6 +198,17 @@ async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(
     assert place.hub.gateway.online("lock")
 
 
+@pytest.mark.parametrize("kind", ["pending", "ack", "complete", "failed"])
+async def test_a_node_cannot_write_to_the_hub_and_the_refused_publish_is_known(
+    place: Place, kind: str
+) -> None:
+    """The broker acknowledges it and drops it; without the record nobody would know why nothing happened."""
+    await place.add(Role.NODE, "far")
+    far = await place.client("far")
+    tell(far, f"nodes/hub/{kind}", {"msg_id": "m-1"})
+    assert await place.why(f"nodes/hub/{kind}", "not_allowed", "far may not publish") == "far"
+
+
 async def test_a_refused_subscription_is_known(place: Place) -> None:
     thief = await place.client("thief")
     thief.subscribe("nodes/lock/pending", 1)
