@@ -110,6 +110,28 @@ def test_files_that_the_texts_name_exist(text: Path) -> None:
     assert not missing, f"{text.name} names {', '.join(missing)}"
 
 
+@pytest.mark.parametrize(
+    ("guide", "words"),
+    [
+        (
+            "hub.md",
+            "`patience` `window` `max_age` `remember` app.download( device.serve( --no-resend app.online",
+        ),
+        (
+            "wire.md",
+            "`timeout` `progress` `online` `last_heard` `media_download` `media_download_chunk` sha256",
+        ),
+        ("wire.md", '`from` `seq_id` order.after --no-resend "state":"delivered" welcome'),
+    ],
+)
+@pytest.mark.parametrize("folder", ["docs", "docs/zh"])
+def test_what_the_author_of_a_device_needs_is_written_down(folder: str, guide: str, words: str) -> None:
+    """Settings, fields, and the rules that a device must follow, in both languages."""
+    text = (ROOT / folder / guide).read_text(encoding="utf-8")
+    missing = [word for word in words.split() if word not in text]
+    assert not missing, f"{folder}/{guide} does not name {', '.join(missing)}"
+
+
 @pytest.mark.parametrize("text", GUIDES, ids=lambda path: path.name)
 def test_the_chinese_guides_have_the_same_parts(text: Path) -> None:
     """Headings, rows of tables, items of lists and blocks of code, in the same order."""

@@ -96,6 +96,23 @@ def test_a_channel_is_tried_and_json_stays_json(place: Place) -> None:
     assert "Test from duly" in done.stderr
 
 
+def test_an_address_inside_this_network_is_refused_with_the_option_that_allows_it(place: Place) -> None:
+    """The option is the hub's own: 'profile set' has none that would help."""
+    place.up()
+    private = "http://127.0.0.1:9/x"
+    refused = place.duly("profile", "set", "home", "--send", private)
+    assert (refused.returncode, "started with 'duly up --allow-private-webhooks'" in refused.stderr) == (
+        2,
+        True,
+    )
+    tried = place.duly("channel", "test", private)
+    assert (tried.returncode, "'duly channel test' only with the same option" in tried.stderr) == (2, True)
+    assert (
+        "inside a private network"
+        not in place.duly("channel", "test", private, "--allow-private-webhooks").stderr
+    )
+
+
 def test_silences_come_and_go(place: Place) -> None:
     place.up()
     place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
@@ -186,9 +203,21 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place
     done = place.duly(*critical)
     assert (done.returncode, "NO RECIPIENT WAS TOLD" in done.stderr) == (1, True)
     done = place.duly(*critical, "--json")
-    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 0)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["code"], said["told"], said["error"], said["exit"]) == (
+        1,
+        0,
+        False,
+        "failed",
+        1,
+    )
+    assert said["detail"].startswith("NOBODY WAS TOLD of this critical alert: profile 'default' names nobody")
     place.duly("profile", "set", "default", "--send", "file:/nowhere/at/all")
-    assert place.duly(*critical, "--wait", "1s").returncode == 5, "it is tried again and again"
+    done = place.duly(*critical, "--wait", "1s", "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["told"], said["error"], said["exit"]) == (5, None, "unknown", 5), (
+        "it is tried again and again"
+    )
     place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
     assert place.duly("alert", "silence", "--reason", "fall").returncode == 0
     assert place.duly(*critical).returncode == 0, "a silence does not cover what is critical"
@@ -197,6 +226,29 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place
     assert place.duly(*critical).returncode == 1
     dead = place.ask("deliveries", "list", "--state", "dead")
     assert [one["recipient"] for one in dead] == ["none", "none"]
+
+
+def test_a_critical_alert_of_which_the_default_profile_is_told_was_told(place: Place) -> None:
+    """Its own profile names nobody, so it has ended before anyone is told; that is not yet a failure."""
+    place.up()
+    place.duly("profile", "set", "home", "--nobody")
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
+    critical = ("alert", "trigger", "fall", "--severity", "critical", "--profile", "home")
+    done = place.duly(*critical)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = place.duly(*critical, "--json")
+    assert (done.returncode, json.loads(done.stdout)["told"]) == (0, True)
+    assert len(told(place)) == 2
+
+
+def test_json_says_whether_everyone_was_told_of_an_alert_that_is_waited_for(place: Place) -> None:
+    place.up()
+    trigger = ("alert", "trigger", "smoke", "--wait", "5s", "--json")
+    place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told")
+    said = json.loads(place.duly(*trigger).stdout)
+    assert (said["code"], said["told"], "error" in said) == (0, True, False)
+    place.duly("profile", "set", "default", "--send", "http://192.0.2.1/private")
+    assert "told" not in json.loads(place.duly("alert", "trigger", "smoke", "--json").stdout), "no wait"
 
 
 def test_watch_shows_a_fresh_alert(place: Place) -> None:

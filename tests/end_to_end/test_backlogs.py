@@ -16,7 +16,7 @@ import pytest
 from duly.identity.accounts import Principal, Role
 from duly.transports import websocket
 from tests.end_to_end.conftest import Open, Place
-from tests.end_to_end.raw import Json, Peer
+from tests.end_to_end.raw import Ids, Json, Peer, curl
 from tests.end_to_end.test_stalled import deaf, served
 
 
@@ -161,6 +161,22 @@ async def test_what_an_app_has_waiting_is_bounded(open_place: Open, settings: di
             assert (await phone.hear_of(ids[4]))["state"] == "done"
         after = await phone.command("lock", seq_id=ids[5], queue=True, exp=exp, data="x" * 98)
         assert (await phone.hear_of(after))["code"] == 0, "a refused id is not burned"
+
+
+@pytest.mark.parametrize("query", ["", "?wait=1"])
+async def test_by_http_who_asks_too_much_is_told_when_to_come_back(open_place: Open, query: str) -> None:
+    """429 with Retry-After, the seconds in the body, and the id that is refused."""
+    place = await open_place(max_queued=1)
+    ids, exp = Ids(), int((time.time() + 600) * 1000)
+    bodies = [
+        {"type": "lock_control", "seq_id": ids(), "to": "lock", "queue": True, "exp": exp} for _ in range(2)
+    ]
+    url, token = f"{place.url}/v1/messages", place.tokens["phone"]
+    assert (await curl(url, token, body=bodies[0])).status == 202
+    refused = await curl(f"{url}{query}", token, body=bodies[1])
+    assert (refused.status, refused.json["error"]) == (429, "rate_limited")
+    assert refused.json["seq_id"] == bodies[1]["seq_id"]
+    assert int(refused.headers["retry-after"]) >= refused.json["retry_after"] > 0
 
 
 async def test_quotas_hold_after_a_restart(open_place: Open) -> None:

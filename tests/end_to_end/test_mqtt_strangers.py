@@ -210,6 +210,26 @@ async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(
     assert place.hub.gateway.online("lock")
 
 
+@pytest.mark.parametrize("kind", ["pending", "ack", "complete", "failed"])
+async def test_a_node_cannot_write_to_the_hub_and_the_refused_publish_is_known(
+    place: Place, kind: str
+) -> None:
+    """The broker acknowledges it and drops it; without the record nobody would know why nothing happened."""
+    await place.add(Role.NODE, "far")
+    far = await place.client("far")
+    tell(far, f"nodes/hub/{kind}", {"msg_id": "m-1"})
+    assert await place.why(f"nodes/hub/{kind}", "not_allowed", "far may not publish") == "far"
+
+
+async def test_a_refused_subscription_is_known(place: Place) -> None:
+    thief = await place.client("thief")
+    thief.subscribe("nodes/lock/pending", 1)
+    assert await place.why("nodes/lock/pending", "not_allowed", "thief may not subscribe") == "thief"
+    found = await place.hub.ledger.refusals()
+    (reason,) = [one.reason for one in found if one.id == "nodes/lock/pending"]
+    assert reason == "thief may not subscribe to nodes/lock/pending; the broker has refused it"
+
+
 async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place) -> None:
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await place.device("lock", done)

@@ -23,6 +23,7 @@ async def test_before_login_a_refusal_carries_the_id(place: Place, seq_id: objec
     "wrong",
     [
         {"seq_id": 1702234567890},
+        {"seq_id": 1702234567.25},
         {"type": 7},
         {"to": ["lock"]},
         {"exp": "soon"},
@@ -92,3 +93,24 @@ async def test_a_refused_id_may_be_used_again(place: Place) -> None:
         assert (await phone.hear_of(seq_id))["error"] == "not_allowed"
         await phone.command("lock", seq_id=seq_id)
         assert (await lock.obey())["seq_id"] == seq_id
+
+
+async def test_an_account_gets_as_many_of_its_own_refusals_as_it_asks_for(place: Place) -> None:
+    """Those of others in between do not count."""
+    async with place.join("phone") as phone, place.join("tablet") as tablet:
+        mine = [await phone.command("nobody") for _ in range(3)]
+        await phone.hear_of(mine[-1])
+        theirs = [await tablet.command("nobody") for _ in range(3)]
+        await tablet.hear_of(theirs[-1])
+    answer = await curl(f"{place.url}/v1/refusals?limit=2", place.tokens["phone"])
+    assert [one["id"] for one in answer.json["refusals"]] == [mine[2], mine[1]]
+
+
+async def test_a_refusal_names_the_kind_of_account_in_plain_words(place: Place) -> None:
+    async with place.join("phone") as phone, place.join("lock") as lock:
+        await phone.say("No Type", seq_id="n-1", to="lock")
+        assert (await phone.hear_of("n-1"))["detail"] == "there is no frame type 'No Type' for an app"
+        await phone.say("ack", seq_id="n-2", to="lock", code=0)
+        assert (await phone.hear_of("n-2"))["detail"] == "an app cannot send 'ack'"
+        await lock.say("No Type", seq_id="n-3")
+        assert (await lock.hear_of("n-3"))["detail"] == "there is no frame type 'No Type' for a device"

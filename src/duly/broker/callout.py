@@ -154,7 +154,7 @@ class Issuer:
         permissions = {
             "type": "user",
             "version": 2,
-            "pub": {"allow": subjects(user.publish)},
+            "pub": {"allow": subjects(user.publish), "deny": subjects(user.denied)},
             "sub": {"allow": subjects(user.subscribe)},
             "subs": -1,
             "data": -1,

@@ -161,7 +161,8 @@ class BrokerClients:
         """Report that the broker has refused a client the use of a topic."""
         client = self.callout.client(cid)
         name = "" if client is None else client.username
-        reason = f"{name or 'a client'} may not {act} to {topic}; the broker has dropped the message"
+        outcome = "dropped the message" if act == "publish" else "refused it"
+        reason = f"{name or 'a client'} may not {act} to {topic}; the broker has {outcome}"
         self._refuse(BrokerRefusal(name, act, topic, NotAllowed.word, reason))
 
     async def check_rates(self) -> None:

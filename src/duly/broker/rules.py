@@ -228,7 +228,8 @@ nodes in `NODES`."""
 
 
 class BrokerUser(Struct, frozen=True):
-    """A user of a broker, with the MQTT topic filters that it may publish and subscribe to.
+    """A user of a broker, with the MQTT topic filters that it may publish and subscribe to. What `denied`
+    covers it may not publish to, also where `publish` would allow it.
 
     `password` is plain text or a bcrypt hash ("$2b$04$…"): for random tokens the lowest cost is enough.
     """
@@ -238,6 +239,7 @@ class BrokerUser(Struct, frozen=True):
     publish: Sequence[str] = ()
     subscribe: Sequence[str] = ()
     account: str = DEVICES
+    denied: Sequence[str] = ()
 
 
 def member(name: str, password: str, of: AccountClass, wanted: RulesRequest) -> BrokerUser:

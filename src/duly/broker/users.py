@@ -26,6 +26,7 @@ from duly.runtime.files import write_private
 from duly.runtime.refusal_tally import RefusalTally
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
+from duly.wire.fd import PREFIX
 
 _CLIENT_ID: Final = re.compile(r".+-[0-9a-f]{12}")
 
@@ -52,9 +53,10 @@ class HubUsers(Users):
         if who.role is Role.DEVICE:
             return broker_rules.device(username)
         if who.role is Role.NODE:
-            return broker_rules.node(username)
+            # No one reads this in the account of the nodes. A refusal is recorded; silence would not be.
+            return replace(broker_rules.node(username), denied=(f"{PREFIX}/{HUB}/+",))
         raise NotAllowed(
-            f"{username} is neither a device nor a node; an {who.role.value} uses the hub's HTTP port"
+            f"{username} is neither a device nor a node; {who.role.with_article} uses the hub's HTTP port"
         )
 
 

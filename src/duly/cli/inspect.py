@@ -77,7 +77,7 @@ def trace(
     from duly.core.units import MS
 
     records, refusals = _find(id_, scope, _source(at))
-    made = (time_of(id_) or 0) / MS or None
+    made = (time_of(id_) or 0) // MS or None
     if json:
         print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
         return

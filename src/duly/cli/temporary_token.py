@@ -27,7 +27,7 @@ def check_account(hub: HubClient, name: str, role: str) -> None:
         )
     if known[name] != role:
         raise CommandFailed(
-            Exit.USAGE, f"{name} is of kind {known[name]}, not a {role}; 'duly list' shows all accounts"
+            Exit.USAGE, f"{name} is of kind {known[name]}, not of kind {role}; 'duly list' shows all accounts"
         )
 
 

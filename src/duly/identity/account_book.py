@@ -18,6 +18,15 @@ class Role(StrEnum):
     SENTINEL = "sentinel"
     ADMIN = "admin"
 
+    @property
+    def with_article(self) -> str:
+        """The role as a sentence names it.
+
+        >>> Role.APP.with_article, Role.DEVICE.with_article
+        ('an app', 'a device')
+        """
+        return f"{'an' if self.value[0] in 'aeio' else 'a'} {self.value}"
+
 
 class Principal(Struct, frozen=True):
     """An authenticated caller."""

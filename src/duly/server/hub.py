@@ -277,8 +277,7 @@ class Hub:
 
     async def show_alert(self, key: bytes) -> dict[str, object] | None:
         """One alert; None if the ledger has none of this key."""
-        alert = await self.alerts.operations.get(key)
-        return None if alert is None else operations.show(alert)
+        return await self.alerts.show(key)
 
     @property
     def down(self) -> str | None:

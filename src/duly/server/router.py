@@ -98,7 +98,7 @@ class Router:
         """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
         commits: list[Coroutine[object, None, object]] = []
         for session, raw in zip(sessions, raws, strict=True):
-            seq_id: str | int | None = None
+            seq_id: str | float | None = None
             try:
                 frame = frames.decode(raw)
                 seq_id = frame.seq_id
@@ -139,9 +139,9 @@ class Router:
                 said = application.receive(session, who, frame)
                 return said if isinstance(said, bool) else self._wait(session, who, seq_id, said)
             if frame.type != WATCH:
-                raise Malformed(f"there is no frame type {frame.type[:80]!r} for a {who.role.value}")
+                raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
             if who.role is not Role.ADMIN:
-                raise Malformed(f"a {who.role.value} cannot send {WATCH!r}")
+                raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
             self._audit.watchers.append(session)
             return False
         except SenderError as problem:
@@ -165,7 +165,7 @@ class Router:
             return _unable(session, seq_id, problem)
 
     async def _refuse(
-        self, session: Session, who: Principal, seq_id: str | int | None, problem: SenderError
+        self, session: Session, who: Principal, seq_id: str | float | None, problem: SenderError
     ) -> bool:
         verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
         note = getattr(self._by_role.get(who.role), "refused", None)
@@ -177,7 +177,7 @@ class Router:
         return True
 
 
-def _unable(session: Session, seq_id: str | int | None, problem: DulyError) -> bool:
+def _unable(session: Session, seq_id: str | float | None, problem: DulyError) -> bool:
     word = problem.word if isinstance(problem, RateLimited) else "internal"
     session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
     return True

@@ -154,7 +154,7 @@ _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack
 class _FrameId(Struct, frozen=True, gc=False):
     """A frame of which nothing but its id is read."""
 
-    seq_id: str | int | None = None
+    seq_id: str | int | float | None = None
 
 
 _decode: Final = msgspec.json.Decoder(Frame).decode
@@ -200,7 +200,7 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
     raise Malformed(f"not a frame: {_mild(problem)}") from None
 
 
-def seq_id_in(text: bytes | str) -> str | int | None:
+def seq_id_in(text: bytes | str) -> str | float | None:
     """The id of a frame that was refused, whatever else is wrong with it; None if it cannot be read.
 
     >>> seq_id_in('{"type": 7, "seq_id": "1702234567890_0"}'), seq_id_in('{"seq_id": 17}'), seq_id_in("?")

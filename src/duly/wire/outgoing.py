@@ -39,7 +39,7 @@ class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
 class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
     """What the hub says of a frame: taken, known already, or refused and why."""
 
-    seq_id: str | int | None = None
+    seq_id: str | float | None = None
     code: int | None = None
     state: str | None = None
     error: str | None = None
@@ -268,7 +268,7 @@ _CAUSES: Final = {
 }
 
 
-def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
+def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
     """What the hub says of a message, by the verdict on it."""
     if verdict.word is Word.FRESH:  # most of them
         return ServerAck(seq_id, _ACCEPTED)
@@ -284,7 +284,9 @@ def server_ack(seq_id: str | int | None, verdict: Verdict) -> ServerAck:
             return trouble(seq_id, code, error, verdict.reason, verdict.wait)
 
 
-def trouble(seq_id: str | int | None, code: ServerCode, error: str, detail: str, wait: int = 0) -> ServerAck:
+def trouble(
+    seq_id: str | float | None, code: ServerCode, error: str, detail: str, wait: int = 0
+) -> ServerAck:
     """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if that is not
     known."""
     return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)

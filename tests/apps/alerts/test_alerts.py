@@ -280,6 +280,33 @@ async def test_who_was_first_to_take_care_stays_and_what_is_over_stays_over(plac
     assert (await place.show("event-1"))["status"] == "resolved"
 
 
+async def test_a_sentinel_cannot_take_back_what_a_person_has_resolved(place: Tower, hook: Receiver) -> None:
+    """The person who resolved it stays named, and no correction goes out."""
+    await place.profile("home", hook.url)
+    await place.post(event())
+    await place.until_state("event-1", "done")
+    await place.do("alert.resolve", event="event-1", by="ann", note="it was the cat")
+    now = time.time_ns() // 1_000_000
+    cancel = {"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1", "cancelled_at": now}}
+    assert (await place.post(cancel))[1]["code"] == 0
+    shown = await place.show("event-1")
+    assert (shown["status"], shown["by"], shown["note"]) == ("resolved", "ann", "it was the cat")
+    assert len(shown["deliveries"]) == len(hook.requests) == 1
+
+
+async def test_who_falls_back_is_known_before_its_people_are_told(place: Tower, hook: Receiver) -> None:
+    """An alert that has ended, and whose people are about to be replaced, is not one that nobody hears of."""
+    await place.profile("default", hook.url)
+    await place.profile("home")
+    hook.words = ["hang"]
+    await place.post(event(severity="critical"))
+    _, shown = await look(place, "/v1/alerts/gate/event-1")
+    told = [one["state"] for one in shown["deliveries"]]
+    assert shown["state"] == "failed"
+    assert shown.get("falls_back") or told in (["accepted"], ["sent"])
+    hook.released.set()
+
+
 async def test_an_update_is_seen_by_whoever_is_told_later(place: Tower, hook: Receiver) -> None:
     await place.profile("home", escalate=((0.2, hook.url),))
     await place.post(event(location={"lat": 1}))

@@ -34,7 +34,7 @@ from duly.apps.alerts.model import (
     read_status,
     updated,
 )
-from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations
+from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.sender import NotificationSender
@@ -173,6 +173,17 @@ class AlertService:
             "critical_untold": self._unnotified.count,
         }
 
+    async def show(self, key: bytes) -> dict[str, object] | None:
+        """One alert as the API shows it; None if the ledger has none of this key. `falls_back` says that the
+        recipients of the default profile are about to be notified."""
+        alert = await self.operations.get(key)
+        if alert is None or alert.record.state not in DEAD:
+            return None if alert is None else show(alert)
+        if await self._unnotified.is_noted(key):
+            return show(alert) | {"falls_back": True}
+        # What the note asked for may have been planned after the alert was read.
+        return show(await self.operations.get(key) or alert)
+
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
@@ -278,7 +289,7 @@ class AlertService:
                 who.name, str(frame.seq_id), frame.type, change.event, body, (frame.time or 0) * MS or now
             )
             status = updated(alert.status, change, now)
-            if frame.type == CANCEL:
+            if frame.type == CANCEL and not status.standing.over:
                 status = structs.replace(
                     status, standing=AlertState.CANCELLED, by=who.name, at=now, note=change.reason
                 )

@@ -63,6 +63,11 @@ class UnnotifiedAlerts:
             )
             self._audit.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
 
+    async def is_noted(self, key: bytes) -> bool:
+        """Whether the recipients of the default profile are still to be notified of this alert: it has ended,
+        and yet it is not known whether anyone will be told."""
+        return await self._ledger.item(UNTOLD, name_in_bucket(key)) is not None
+
     async def catch_up(self) -> None:
         """Do what is still noted, after a crash or a failure of the ledger."""
         with contextlib.suppress(DulyError):

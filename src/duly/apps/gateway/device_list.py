@@ -64,4 +64,4 @@ class DeviceList:
             case Role.DEVICE:
                 return [who.name]
             case _:
-                raise NotAllowed(f"a {who.role.value} has no devices; ask as an app")
+                raise NotAllowed(f"{who.role.with_article} has no devices; ask as an app")

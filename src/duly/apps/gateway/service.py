@@ -230,7 +230,7 @@ class GatewayService:
             self.devices.heard(who.name)
             return self.answers.take(who, frame) if frame.type == "ack" else self._pushed(session, who, frame)
         if frame.type in self.types:
-            raise Malformed(f"a {who.role.value} cannot send {frame.type!r}")
+            raise Malformed(f"{who.role.with_article} cannot send {frame.type!r}")
         return self._submit(session, who, frame)
 
     def refused(self, who: Principal, seq_id: str) -> None:

@@ -80,7 +80,7 @@ class _Lists:
 
 def _sees_all(who: Principal) -> bool:
     if who.role not in (Role.SENTINEL, Role.ADMIN):
-        raise NotAllowed(f"{who.name} is a {who.role.value}; only sentinels and admins see alerts")
+        raise NotAllowed(f"{who.name} is {who.role.with_article}; only sentinels and admins see alerts")
     return who.role is Role.ADMIN
 
 

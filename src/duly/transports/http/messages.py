@@ -32,7 +32,7 @@ from duly.errors import (
 )
 from duly.identity.accounts import Principal, Role
 from duly.runtime.logs import RateLimitedLog
-from duly.storage.ledger import Ledger, Record
+from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
@@ -350,9 +350,11 @@ class MessagesEndpoint:
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with recent refusals: an admin gets all, any other account its own."""
         limit = number(request.query.get("limit"), 100, 10_000)
-        found = await self._server.ledger.refusals(limit)
-        born = self._server.born(who)
-        mine = [r for r in found if who.role is Role.ADMIN or (r.scope == who.name and r.at >= born)]
+        if who.role is Role.ADMIN:
+            mine = await self._server.ledger.refusals(limit)
+        else:  # those of others in between do not count
+            found, born = await self._server.ledger.refusals(REFUSALS_KEPT), self._server.born(who)
+            mine = [r for r in found if r.scope == who.name and r.at >= born][:limit]
         return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
 
     async def devices(self, request: web.Request, who: Principal) -> web.Response:

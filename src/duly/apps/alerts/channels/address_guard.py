@@ -24,8 +24,8 @@ from duly.errors import Malformed
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PRIVATE: Final = (
-    "this address is inside a private network; if that is meant, start the hub with "
-    "'duly up --allow-private-webhooks'"
+    "this address is inside a private network; a hub sends there only if it was started with "
+    "'duly up --allow-private-webhooks', and 'duly channel test' only with the same option of its own"
 )
 
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
