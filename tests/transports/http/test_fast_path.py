@@ -186,7 +186,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         await until(lambda: road.served)
         (connection,) = road.express.connections
         assert connection._visitor is not None
-        connection._visitor.recognise()  # a stranger has ten seconds
+        connection._visitor.recognise("me")  # a stranger has ten seconds
         connection._visitor.watch()
         timer = connection._visitor._timer
         await until(lambda: connection._visitor._timer is not timer)
