@@ -227,8 +227,8 @@ async def test_an_outside_nats_server_enforces_the_generated_text(
 async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found(
     rabbitmq_server: servers.RabbitMq,
 ) -> None:
-    added = "\n".join(f"rabbitmqctl add_user {who.name} {who.password}" for who in (*USERS, BOSS))
-    rabbitmq_server.run(f"{added}\n{broker_rules.rabbitmq(WANTED)}")
+    rabbitmq_server.add_users({who.name: who.password for who in (*USERS, BOSS)})
+    rabbitmq_server.run(broker_rules.rabbitmq(WANTED))
     await nodes_work(rabbitmq_server.port)
     assert wrong(await check(observer(rabbitmq_server.port), USERS, "nodes")) == []
     rabbitmq_server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.cli.conftest import Place
@@ -128,3 +131,26 @@ def test_a_hub_that_was_killed(place: Place) -> None:
     found = findings(place)
     assert "none runs" in found["hub"]["fact"]
     assert "SQLite" in found["ledger"]["fact"]
+
+
+def test_two_clients_with_the_token_of_one_device(place: Place) -> None:
+    """Neither is served for long: `why` and `doctor` say so, and what to do."""
+    place.up()
+    token = place.ask("add", "device", "lock")["token"]
+    asyncio.run(fight(f"http://127.0.0.1:{place.port}", token))
+    (why,) = [one for one in place.ask("why") if one["word"] == "taken_over"]
+    assert (why["scope"], why["id"]) == ("lock", "websocket connect")
+    assert "two clients use the token of lock" in why["reason"]
+    done = place.duly("doctor")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗")]
+    assert "give each an account of its own" in line
+
+
+async def fight(url: str, token: str) -> None:
+    """Two clients that connect in turns, as soon as the other has thrown them out."""
+    async with aiohttp.ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        for _ in range(5):
+            socket = await stack.enter_async_context(http.ws_connect(f"{url}/v1/ws"))
+            await socket.send_json({"type": "auth", "token": token})
+            assert (await socket.receive_json())["type"] == "welcome"

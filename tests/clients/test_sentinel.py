@@ -299,6 +299,33 @@ async def test_a_clock_an_hour_behind_is_put_right_by_http_too(tower: Place) -> 
     assert abs(event["offset_ms"] - 3_600_000) < 5_000
 
 
+async def test_a_countdown_that_ended_while_the_phone_slept_is_an_alarm_although_the_device_is_back(
+    tower: Place,
+) -> None:
+    clock = ManualClock(tower.hub.ledger.clock.now())
+    async with sentinel(tower, PATIENT, clock=clock) as watch:
+        alert = watch.disconnect("band")
+        assert await alert.stored() == "pass"
+        clock.advance(8 * HOUR / SECOND)
+        watch.reconnect("band")
+        async with asyncio.timeout(10):
+            assert (await alert.sent).done
+
+
+async def test_after_a_sleep_of_weeks_an_emergency_is_told_with_its_own_time(tower: Place) -> None:
+    """A sleep does not move our clock against the tower's: what was measured before still holds."""
+    clock, theirs = (ManualClock(tower.hub.ledger.clock.now()) for _ in range(2))
+    tower.hub.ledger.clock = theirs
+    async with sentinel(tower, clock=clock) as watch:
+        assert (await watch.trigger("fall", "band").sent).done
+        for one in (clock, theirs):
+            one.advance(40 * DAY / SECOND)
+        async with asyncio.timeout(10):
+            assert (await watch.trigger("fall", "band", severity="critical").sent).done
+    _, event = await listed(tower)
+    assert abs(event["timestamp"] + event["offset_ms"] - theirs.now() // MS) < 10_000
+
+
 # ── who may ──────────────────────────────────────────────────────────────────────────────────────
 
 

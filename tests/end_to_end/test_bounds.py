@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from duly.transports import connections as visitors
 from duly.transports.connections import ClientConnections
 from duly.transports.http import bodies
 from duly.transports.http.bodies import Bodies
-from tests.end_to_end.raw import Bare, bare, curl, join
+from tests.end_to_end.raw import Bare, address, bare, curl, join
 from tests.places import Place
 
 HEAD = "POST /v1/{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
@@ -177,14 +178,66 @@ async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(place: 
         place.hub.visitors.room = 16
 
 
+@pytest.mark.parametrize("limit", ["each", "room"])
+async def test_an_account_with_many_connections_keeps_no_other_account_out(place: Place, limit: str) -> None:
+    """Connections beyond an account's share make room for the next one, as those of strangers do."""
+    place.hub.visitors.share = 3
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(bare(place.url)) for _ in range(6)]
+        for one in held:
+            await one.upgrade(place.url, place.tokens["phone"])
+        setattr(place.hub.visitors, limit, 6)
+        lock = await stack.enter_async_context(join(place.url, place.tokens["lock"]))
+        await held[3].gone()
+        assert [one.reader.at_eof() for one in held] == [False, False, False, True, False, False]
+        await lock.say("event_report", seq_id=lock.ids(), data={})
+        assert (await lock.hear())["code"] == 0
+        setattr(place.hub.visitors, limit, 500)
+
+
+async def test_an_http_connection_beyond_the_share_of_its_account_is_served_and_makes_room(
+    place: Place,
+) -> None:
+    place.hub.visitors.share = 1
+    head = f"Host: localhost\r\nAuthorization: Bearer {place.tokens['phone']}\r\n"
+    simple = f"POST /v1/messages HTTP/1.1\r\n{head}Content-Length: 2\r\n\r\n{{}}".encode()
+    async with AsyncExitStack() as stack:
+        ours, beyond, other = [await stack.enter_async_context(bare(place.url)) for _ in range(3)]
+        for one in (ours, beyond):
+            await one.send(simple)
+            assert b" 400 " in await says(one), "the frame is none, but the token is good"
+        await other.send(f"GET /v1/devices HTTP/1.1\r\n{head}\r\n".encode())
+        assert b" 200 " in await says(other)
+        await until(lambda: len(place.hub.visitors.evictable.surplus) == 2)
+        place.hub.visitors.each = 3
+        await stack.enter_async_context(join(place.url, place.tokens["lock"]))
+        await beyond.gone()
+        assert not ours.reader.at_eof()
+
+
+async def test_a_client_that_is_turned_away_reads_why_although_it_has_asked_already(place: Place) -> None:
+    """Closing a socket with unread bytes resets it, and the client then never sees the answer."""
+    place.hub.visitors.each = 3
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(join(place.url, place.tokens["phone"]))
+        await until(lambda: not place.hub.visitors.guests)
+        client = socket.create_connection(address(place.url))
+        client.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # it is there at the accept
+        reader, writer = await asyncio.open_connection(sock=client)
+        async with asyncio.timeout(5):
+            assert b" 503 " in await reader.read(), "an answer, and no reset"
+        writer.close()
+
+
 async def test_clients_of_ipv4_are_counted_each_for_itself_also_on_an_ipv6_socket() -> None:
     port = ClientConnections(100, 1)
-    for address in ("::ffff:192.0.2.7", "::ffff:192.0.2.8", "2001:db8::1"):
-        visitor = port.enter(Mock(), address)
+    for client in ("::ffff:192.0.2.7", "::ffff:192.0.2.8", "2001:db8::1"):
+        visitor = port.enter(Mock(), client)
         assert visitor is not None
-        visitor.recognise()
-    for address in ("192.0.2.7", "2001:db8::2"):
-        assert port.enter(Mock(), address) is None
+        visitor.recognise("phone")
+    for client in ("192.0.2.7", "2001:db8::2"):
+        assert port.enter(Mock(), client) is None
 
 
 async def test_who_has_come_and_gone_takes_no_room(place: Place) -> None:

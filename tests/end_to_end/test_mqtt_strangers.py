@@ -393,6 +393,41 @@ async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(pl
                 await asyncio.sleep(0.02)
 
 
+async def test_a_push_that_an_outside_broker_retains_is_stored_once_whatever_restarts(
+    tmp_path: Path, mosquitto_server: Mosquitto
+) -> None:
+    place = Place(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}")
+    await place.start()
+    await place.add(Role.APP, "phone")
+    await place.add(Role.DEVICE, "bell")
+    bell = await place.client("bell")
+
+    def report(data: int) -> None:
+        status = {"time": 1, "online": True, "data": {"type": "event_report", "data": data}}
+        tell(bell, "nodes/bell/status", status, retain=True)
+
+    async def stored() -> list[object]:
+        entries = await place.hub.ledger.entries("push/bell", 0, 100)
+        pushes = [json.loads(entry.body) for entry in entries]
+        return [push["data"] for push in pushes if push["type"] == "event_report"]
+
+    try:
+        report(1)
+        await place.until(lambda: place.hub.gateway.online("bell"))
+        for n in (2, 3):
+            await place.hub.stop()
+            await place.start()
+            await place.until(lambda: place.hub.gateway.online("bell"))
+            report(n)  # it comes after what the broker had retained
+            async with asyncio.timeout(20):
+                while n not in (said := await stored()):
+                    await asyncio.sleep(0.02)
+            assert said == list(range(1, n + 1))
+    finally:
+        tell(bell, "nodes/bell/status", b"", retain=True)
+        await place.stop()
+
+
 async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
     """About 5 MB a second, for as long as it may."""
     await place.device("lock", done)
@@ -451,3 +486,21 @@ async def test_who_is_removed_is_hung_up_on(place: Place) -> None:
         "changed": True
     }
     await place.until(lambda: not lock.is_connected())
+
+
+async def test_two_clients_of_one_account_that_disconnect_each_other_are_told_of(place: Place) -> None:
+    """Both have the right to the client id, so neither is refused; and neither is served for long."""
+    for _ in range(2):
+        (await place.client("lock")).reconnect_delay_set(1, 1)
+    assert await place.why("taken_over", "use the client id 'lock' (from 127.0.0.1)") == "lock"
+    (said,) = place.hub.state()["conflicts"]  # type: ignore[misc]  # a state holds JSON
+    assert "give each an account of its own" in said
+
+
+async def test_a_client_that_comes_back_before_its_old_connection_has_ended_is_none_of_two(
+    place: Place,
+) -> None:
+    for _ in range(2):
+        client = await place.client("lamp")
+        client.loop_stop()
+    assert place.hub.state()["conflicts"] == []

@@ -120,3 +120,24 @@ def test_a_timer_that_is_waited_for_is_no_oversight() -> None:
         assert not rig.engine.sleeps_past_a_timer
 
     VirtualLoop().play(program())
+
+
+def test_a_machine_that_has_slept_has_not_set_its_clock() -> None:
+    """What was due meanwhile is due at once; the loop's own time has stood still."""
+
+    async def program() -> None:
+        rig = Rig()
+        rig.alarm.due = rig.clock.now() + 60 * SECOND
+        await rig.engine.start()
+        await asyncio.sleep(1)
+        rig.clock.sleep(8 * HOUR)
+        rig.engine.nudge()
+        await asyncio.sleep(1)
+        assert [round(at) for at in rig.alarm.rang] == [1]
+
+        rig.alarm.due = rig.engine.now() + 60 * SECOND
+        rig.engine.nudge()
+        await asyncio.sleep(1)
+        assert not rig.engine.sleeps_past_a_timer
+
+    VirtualLoop().play(program())

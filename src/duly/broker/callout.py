@@ -199,6 +199,8 @@ class Callout:
         """clients that the broker has asked about and that have no answer yet"""
         self._clients: OrderedDict[int, ConnectingClient] = OrderedDict()
         self._gone: OrderedDict[int, ConnectingClient] = OrderedDict()
+        self._holders: dict[str, ConnectingClient] = {}
+        """the connected client of each client id"""
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(8)}".encode()
         self._asked = 0
@@ -221,10 +223,15 @@ class Callout:
         self._judging.clear()
         self._clients.clear()
         self._gone.clear()
+        self._holders.clear()
 
     def client(self, cid: int) -> ConnectingClient | None:
         """The client of a connection, by the connection's number in the broker's log."""
         return self._clients.get(cid) or self._gone.get(cid)
+
+    def holder(self, client_id: str) -> ConnectingClient | None:
+        """The connected client with this client id; the next one that connects with it takes its place."""
+        return self._holders.get(client_id)
 
     async def connections(self, user: str = "") -> list[BrokerConnection]:
         """The connected clients of one user, or the first thousand of all users; those that have published
@@ -325,6 +332,7 @@ class Callout:
         """Remember a client that has left a little longer: lines about it may still be in the log."""
         client = self._clients.pop(cid, None)
         if client is not None:
+            self._no_holder(client)
             self._gone[cid] = client
             if len(self._gone) > GONE_KEPT:
                 self._gone.popitem(last=False)
@@ -359,6 +367,10 @@ class Callout:
                 if waits and one.cid not in self._judging and one.cid not in self._clients:
                     await self.kick(one.cid)
 
+    def _no_holder(self, client: ConnectingClient) -> None:
+        if self._holders.get(client.client_id) is client:
+            del self._holders[client.client_id]
+
     # ── clients ──────────────────────────────────────────────────────────────────────────────────
 
     async def _answer(self, reply: bytes, body: bytes) -> None:
@@ -384,9 +396,9 @@ class Callout:
         except Exception:
             LOG.exception("authenticating a client of the broker has failed")
             return self.issuer.refuse(question, "internal error")
-        self._clients[client.id] = connecting
+        self._clients[client.id] = self._holders[connecting.client_id] = connecting
         if len(self._clients) > CLIENTS_KEPT:
-            self._clients.popitem(last=False)
+            self._no_holder(self._clients.popitem(last=False)[1])
         return answer
 
 

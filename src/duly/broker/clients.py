@@ -25,6 +25,7 @@ from duly.broker.rules import DEVICES, NODES, BrokerUser
 from duly.core.acl import HUB
 from duly.core.client_ids import ClientIds
 from duly.core.quota import Quota, Rate
+from duly.core.takeovers import WORD, Takeovers
 from duly.core.units import SECOND, seconds
 from duly.errors import DulyError, NotAllowed, NotAuthenticated, RateLimited
 from duly.runtime.files import write_private
@@ -108,6 +109,8 @@ class BrokerClients:
         self.on_refused = on_refused
         self._client_ids = ClientIds(self._exists)
         self._connects = Quota(CONNECTS)
+        self.takeovers = Takeovers()
+        """clients that use one client id and disconnect each other"""
         self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
         self._banished: dict[str, float] = {}
         """accounts that have published too fast, with the time until which they stay out"""
@@ -219,7 +222,20 @@ class BrokerClients:
         except DulyError as problem:
             self._refuse(BrokerRefusal(client.username, "connect", "", problem.word, str(problem)))
             raise
+        before = self.callout.holder(client.client_id)
+        if before is not None and client.client_id:
+            self._take_over(client, before)
         return user
+
+    def _take_over(self, client: ConnectingClient, before: ConnectingClient) -> None:
+        """Count that the broker ends a connection for a new one with the same client id."""
+        places = " and ".join(sorted({client.address, before.address}))
+        reason = (
+            f"two clients of {client.username} use the client id {client.client_id!r} (from {places}), and "
+            f"each disconnects the other; give each an account of its own"
+        )
+        if self.takeovers.note(client.client_id, reason, seconds(asyncio.get_running_loop().time())):
+            self._refuse(BrokerRefusal(client.username, "connect", "", WORD, reason))
 
     def _check_pace(self, name: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -154,6 +154,8 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
             _soundness(found, where)
     _notifier(found, told["notifier"], told.get("hubs") or [])
     _broker(found, told.get("mqtt"))
+    for sentence in told.get("conflicts") or []:
+        found.add("clients", sentence, "bad")
     _windows(found, told["margins"])
     if told.get("unforgotten"):
         found.add("retention", told["unforgotten"], "warn")

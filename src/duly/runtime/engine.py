@@ -43,7 +43,7 @@ GROUP_BYTES: Final = 8 * 1024 * 1024
 """About the most that messages in one commit hold together."""
 
 CLOCK_STEP: Final = SECOND
-"""The wall clock was set, if it has moved this much against the monotonic one; less is its ordinary drift."""
+"""The wall clock was set, if it has moved this much against the steady one; less is its ordinary drift."""
 
 RECOVERY: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
 """How often a ledger that failed is asked again."""
@@ -199,7 +199,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._ahead: int | None = None
-        """wall clock minus monotonic clock"""
+        """wall clock minus steady clock"""
         self._failures = 0
         self._idle = False
         """nothing is being flushed: only news or the timer ends this sleep"""
@@ -281,7 +281,8 @@ class Engine:
         wake = self._machine.next_wake()
         if not self._idle or self._news.is_set() or wake is None or self._ahead is None:
             return False
-        due = (wake - self._ahead + CLOCK_STEP) / SECOND
+        clock, loop = self._ledger.clock, asyncio.get_running_loop()
+        due = loop.time() + (wake - self._ahead - clock.steady() + CLOCK_STEP) / SECOND
         return self._timer is None or self._due > due
 
     async def wait(self) -> None:
@@ -365,9 +366,10 @@ class Engine:
                 flushing.abandon()
 
     def _check_clock(self) -> int:
-        """The time; if the wall clock was set, the machine's timers move with it: they measure lengths."""
+        """The time; if the wall clock was set, the machine's timers move with it: they measure lengths. While
+        a computer sleeps time passes, although the loop's own stands still: that sets no clock."""
         now = self._ledger.clock.now()
-        ahead = now - round(asyncio.get_running_loop().time() * SECOND)
+        ahead = now - self._ledger.clock.steady()
         if self._ahead is None:
             self._ahead = ahead
         elif abs(ahead - self._ahead) > CLOCK_STEP:

@@ -303,6 +303,7 @@ class Hub:
             "down": self.down,
             "devices": self.gateway.presence(),
             "mqtt": None if self.mqtt is None else self.mqtt.state(),
+            "conflicts": self.gateway.conflicts() + ([] if self.mqtt is None else self.mqtt.conflicts()),
             "alerts": self.alerts.state(),
             "unforgotten": self._prune_problem,
             "problems": self.problems,

@@ -6,6 +6,7 @@ With the embedded broker MQTT is ready when the hub is; an outside broker may co
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from duly.apps.gateway.service import GatewayService
 from duly.broker.embedded import EmbeddedBroker
 from duly.broker.users import HubUsers, own_session, record, second_session
 from duly.core.acl import HUB
+from duly.core.units import seconds
 from duly.errors import DulyError
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
@@ -98,7 +100,7 @@ class MqttService:
     async def _connect(self, address: BrokerAddress, devices: MqttDevices) -> None:
         def received(topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
             # An outside broker may keep old wills; connections to the embedded one are newer than the hub.
-            devices.arrived(topic, payload, old and self.broker is not None, ack)
+            devices.arrived(topic, payload, old and self.broker is not None, old, ack)
 
         def reconnected(_: bool) -> None:
             self._tasks.do("mqtt reconnection", devices.answers_back())
@@ -137,3 +139,8 @@ class MqttService:
         problem = (self.broker and self.broker.problem) or down
         shown = None if problem is None else str(problem)
         return {"url": self.url, "embedded": self.broker is not None, "problem": shown}
+
+    def conflicts(self) -> list[str]:
+        """A sentence about each client id that two clients of the embedded broker fight over."""
+        now = seconds(asyncio.get_running_loop().time())
+        return [] if self.broker is None else self.broker.clients.takeovers.conflicts(now)

@@ -92,6 +92,7 @@ class LoopClock:
     ) -> None:
         self._loop = loop
         self._zero = epoch + skew
+        self._slept = 0
 
     def now(self) -> int:
         """The wall time, in microseconds."""
@@ -99,8 +100,13 @@ class LoopClock:
 
     def steady(self) -> int:
         """The time that has passed, in microseconds; it never goes back."""
-        return round(self._loop.time() * SECOND)
+        return self._slept + round(self._loop.time() * SECOND)
 
     def step(self, by: int) -> None:
         """Set the clock forwards or backwards."""
         self._zero += by
+
+    def sleep(self, lasts: int) -> None:
+        """Let the machine sleep: time passes, but not for the loop."""
+        self._zero += lasts
+        self._slept += lasts

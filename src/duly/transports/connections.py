@@ -4,13 +4,16 @@ The laws. An address may hold so many connections and no more, by default half o
 that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
 ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes
 room for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or
-for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake.
+for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake, up to
+the share of its account, a quarter of the room: those beyond the share make room as strangers do, so that no
+account keeps the others out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
@@ -24,6 +27,10 @@ GUEST_SECONDS: Final = 10.0
 """How long a client that has not logged in may take for a request, in seconds."""
 RESERVE: Final = 128
 """Descriptors that are kept for the ledger, the broker and files."""
+LINGER_SECONDS: Final = 1.0
+"""How long a client that was turned away may take to read why."""
+LINGERING: Final = 32
+"""Clients that may do so at the same time; the reserve has room for them."""
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
     b"Retry-After: 3\r\nConnection: close\r\n\r\n%b"
@@ -54,6 +61,7 @@ class ClientConnection:
         "_timer",
         "_transport",
         "_visitors",
+        "account",
         "address",
         "awaited",
         "busy",
@@ -69,17 +77,19 @@ class ClientConnection:
         self.awaited = 0
         """requests that cannot be served yet: the rest of them has not come"""
         self.known = False
-        """they have said who they are"""
+        """they have said who they are, and it is one of the connections that their account may hold"""
+        self.account = ""
+        """whose it is, if it is known"""
         self._visitors = visitors
         self._transport = transport
         self._heard = asyncio.get_running_loop().time()
         self._timer: asyncio.TimerHandle | None = None
 
-    def recognise(self) -> None:
-        """They have said who they are, and it was true."""
+    def recognise(self, account: str) -> None:
+        """They have said who they are, and it was true. Beyond the share of their account they are served,
+        but make room for others as strangers do."""
         if not self.known:
-            self.known = True
-            self._visitors.recognised(self)
+            self.known = self._visitors.recognised(self, account)
 
     @property
     def idle(self) -> bool:
@@ -127,6 +137,37 @@ class ClientConnection:
         self._transport.abort()
 
 
+class Evictable:
+    """Connections that make room for the next: first those beyond the share of their account, then guests."""
+
+    __slots__ = ("guests", "surplus")
+
+    def __init__(self) -> None:
+        self.guests: dict[ClientConnection, None] = {}
+        """those who have not said who they are, the oldest first"""
+        self.surplus: dict[ClientConnection, None] = {}
+        """those beyond the share of their account, the oldest first"""
+
+    def remove(self, visitor: ClientConnection) -> None:
+        """Leave a connection alone from now on; harmless if it is not one of these."""
+        self.guests.pop(visitor, None)
+        self.surplus.pop(visitor, None)
+
+    def exceed(self, visitor: ClientConnection) -> None:
+        """A guest has said who they are, and their account has its share."""
+        if visitor in self.guests:
+            del self.guests[visitor]
+            self.surplus[visitor] = None
+
+    def first(self) -> ClientConnection | None:
+        """The one that goes first. A guest that is being served goes only if there is no other."""
+        idle = (one for one in self.guests if one.idle)
+        return next(iter(self.surplus), None) or next(idle, None) or next(iter(self.guests), None)
+
+    def __len__(self) -> int:
+        return len(self.guests) + len(self.surplus)
+
+
 class ClientConnections:
     """All connections of one hub. `room` is how many there may be, `each` how many of one address; 0 is half
     of the room."""
@@ -134,42 +175,68 @@ class ClientConnections:
     def __init__(self, room: int, each: int = 0, idle: float = 75.0) -> None:
         self.room = max(room, 16)
         self.each = each or max(self.room // 2, 8)
+        self.share = max(self.room // 4, 8)
+        """how many an account may hold whoever else comes"""
         self.idle = idle
         self.refused = 0
-        self.guests: dict[ClientConnection, None] = {}
-        """those who have not said who they are, the oldest first"""
+        self.evictable = Evictable()
         self._count = 0
+        self._lingering = 0
+        self._accounts: Counter[str] = Counter()
         self._places: dict[str, int] = {}
-        self._strangers: dict[str, dict[ClientConnection, None]] = {}
-        """the guests of each address"""
+        self._strangers: dict[str, Evictable] = {}
+        """those of each address that make room for its next"""
+
+    @property
+    def guests(self) -> dict[ClientConnection, None]:
+        """Those who have not said who they are, the oldest first."""
+        return self.evictable.guests
 
     def enter(self, transport: asyncio.Transport, address: str) -> ClientConnection | None:
         """Take a connection in; None if it was turned away."""
         visitor = ClientConnection(self, transport, address)
         here = self._places.get(visitor.place, 0)
-        if here >= self.each and not self._make_room(self._strangers.get(visitor.place, {})):
+        if here >= self.each and not self._make_room(self._strangers.get(visitor.place)):
             self._turn_away(transport, f"{here} connections from {visitor.place}; close some first")
             return None
-        if here < self.each and self._count >= self.room and not self._make_room(self.guests):
+        if here < self.each and self._count >= self.room and not self._make_room(self.evictable):
             self._turn_away(transport, "all connections are in use; try again soon")
             return None
         self._count += 1
         self._places[visitor.place] = here + 1
-        self.guests[visitor] = None
-        self._strangers.setdefault(visitor.place, {})[visitor] = None
+        for some in (self.evictable, self._strangers.setdefault(visitor.place, Evictable())):
+            some.guests[visitor] = None
         return visitor
 
-    def recognised(self, visitor: ClientConnection) -> None:
-        """This one is a guest no longer."""
-        if self.guests.pop(visitor, visitor) is None:
-            strangers = self._strangers[visitor.place]
-            del strangers[visitor]
+    def recognised(self, visitor: ClientConnection, account: str) -> bool:
+        """Count a connection for its account, unless that has its share; return whether it is a guest no
+        longer."""
+        if self._accounts[account] >= self.share:
+            self.evictable.exceed(visitor)
+            if (strangers := self._strangers.get(visitor.place)) is not None:
+                strangers.exceed(visitor)
+            return False
+        self._accounts[account] += 1
+        visitor.account = account
+        self._keep(visitor)
+        return True
+
+    def _keep(self, visitor: ClientConnection) -> None:
+        """It makes room for no other."""
+        self.evictable.remove(visitor)
+        strangers = self._strangers.get(visitor.place)
+        if strangers is not None:
+            strangers.remove(visitor)
             if not strangers:
                 del self._strangers[visitor.place]
 
     def forget(self, visitor: ClientConnection) -> None:
-        """Remove a connection that has ended, and count it no longer for its address."""
-        self.recognised(visitor)
+        """Remove a connection that has ended, and count it no longer for its address and account."""
+        self._keep(visitor)
+        if visitor.known:
+            self._accounts[visitor.account] -= 1
+            if not self._accounts[visitor.account]:
+                del self._accounts[visitor.account]
         self._count -= 1
         here = self._places.get(visitor.place, 0) - 1
         if here > 0:
@@ -177,14 +244,13 @@ class ClientConnections:
         else:
             self._places.pop(visitor.place, None)
 
-    def _make_room(self, guests: dict[ClientConnection, None]) -> bool:
-        """End the connection of one of these: the oldest that the hub waits for. One that is being served
-        goes only if there is no other."""
-        guest = next((one for one in guests if one.idle), None) or next(iter(guests), None)
-        if guest is None:
+    def _make_room(self, some: Evictable | None) -> bool:
+        """End the connection of the first of these."""
+        first = None if some is None else some.first()
+        if first is None:
             return False
-        self.recognised(guest)
-        guest.abort()
+        self._keep(first)
+        first.abort()
         self.refused += 1
         return True
 
@@ -192,7 +258,17 @@ class ClientConnections:
         self.refused += 1
         body = msgspec.json.encode({"error": "overloaded", "detail": why})
         transport.write(_FULL % (len(body), body))
-        transport.close()
+        if self._lingering >= LINGERING or not transport.can_write_eof():
+            transport.close()
+            return
+        # Closing now would reset the connection if a request has come: the client would not read the answer.
+        transport.write_eof()
+        self._lingering += 1
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._part, transport)
+
+    def _part(self, transport: asyncio.Transport) -> None:
+        self._lingering -= 1
+        transport.abort()
 
 
 class Handler(RequestHandler):

@@ -329,7 +329,7 @@ async def _introduction(
         header = request.headers.get("Authorization")
         if header is not None:
             who = await server.login(header.removeprefix("Bearer ").strip(), address)
-            _recognise(request)
+            _recognise(request, who)
             return who, None
         async with asyncio.timeout(AUTH_SECONDS):
             with waiting_for(request):
@@ -341,7 +341,7 @@ async def _introduction(
         if frame.type != "auth":
             raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
         who = await server.login(frame.token, address)
-        _recognise(request)
+        _recognise(request, who)
         return who, frame.cursors
     except TimeoutError:
         refusal = _trouble(
@@ -360,10 +360,10 @@ async def _introduction(
     return None, None
 
 
-def _recognise(request: web.Request) -> None:
+def _recognise(request: web.Request, who: Principal) -> None:
     visitor = visitor_of(request)
     if visitor is not None:
-        visitor.recognise()
+        visitor.recognise(who.name)
 
 
 def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> ServerAck:

@@ -187,7 +187,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         (connection,) = road.path.connections
         visitor = connection._visitor
         assert visitor is not None
-        visitor.recognise()  # a stranger has ten seconds
+        visitor.recognise("me")  # a stranger has ten seconds
         visitor.watch()
         timer = visitor._timer
         await until(lambda: visitor._timer is not timer)

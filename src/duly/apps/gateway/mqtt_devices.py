@@ -96,12 +96,14 @@ STRAYS: Final = 100
 
 
 class _HeardMessage(Struct, frozen=True):
-    """A message from the broker; `old` if it may have been said before the broker started."""
+    """A message from the broker; `old` if it may have been said before the broker started, `again` if the
+    broker had kept it or may have sent it before."""
 
     topic: str
     kind: FdKind
     payload: bytes
     old: bool
+    again: bool
     ack: Callable[[], None]
 
 
@@ -187,11 +189,11 @@ class MqttDevices:
 
     # ── what arrives ─────────────────────────────────────────────────────────────────────────────
 
-    def arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+    def arrived(self, topic: str, payload: bytes, old: bool, again: bool, ack: Callable[[], None]) -> None:
         """A message from the broker. It is acknowledged when it is committed, or refused and recorded."""
         self._count(1 + len(payload) // TOLD_BYTES)
         try:
-            self._sort(topic, payload, old, ack)
+            self._sort(topic, payload, old, again, ack)
         except (SenderError, RateLimited) as problem:
             self.refusals.note(HUB, topic, problem.word, str(problem))
             ack()
@@ -214,14 +216,14 @@ class MqttDevices:
             if self._on_rush is not None and self._counted_at - before < RUSH_SECONDS:
                 self._on_rush()
 
-    def _sort(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
+    def _sort(self, topic: str, payload: bytes, old: bool, again: bool, ack: Callable[[], None]) -> None:
         """Finds out the sender, cheaply: any client can send anything, and as much as a broker can carry."""
         try:
             username, kind = fd.parse_topic(self._prefix, topic)
         except SenderError:
             self._stray(topic)
             raise
-        heard = _HeardMessage(topic, kind, payload, old, ack)
+        heard = _HeardMessage(topic, kind, payload, old, again, ack)
         if kind is FdKind.STATUS:
             if self._reports(username, len(payload)):
                 self._reader.put(username, heard)
@@ -298,7 +300,7 @@ class MqttDevices:
     async def _handle(self, heard: _HeardMessage) -> None:
         if heard.kind is FdKind.STATUS:
             username, _ = fd.parse_topic(self._prefix, heard.topic)
-            await self._status(username, heard.payload, heard.old)
+            await self._status(username, heard.payload, heard.old, heard.again)
             heard.ack()
         else:
             await self._answer(heard)
@@ -335,7 +337,7 @@ class MqttDevices:
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _status(self, name: str, payload: bytes, old: bool) -> None:
+    async def _status(self, name: str, payload: bytes, old: bool, again: bool) -> None:
         if (
             self._accounts.role_of(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
@@ -354,7 +356,7 @@ class MqttDevices:
         known = self._ours(name)
         push = None if status is None else push_in(status, payload)
         if push is not None and known is not None:
-            await self._take_push(name, push, old)
+            await self._take_push(name, push, old or again)
             return
         kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
         online = status is not None and status.online is not False
@@ -364,17 +366,17 @@ class MqttDevices:
             if known is None:
                 await self._claim(name)
                 if push is not None and not kept:
-                    await self._take_push(name, push, old)  # it was the first we heard of it
+                    await self._take_push(name, push, old or again)  # it was the first we heard of it
             elif known.session != session:
                 await self._connect(name, session)
         elif name not in self._online or session in ("", self._online[name].session):
             # An older connection's will that lands after the news of a newer one is not the newer one's.
             await self._gone(name)
 
-    async def _take_push(self, name: str, push: MqttPush, old: bool = False) -> None:
+    async def _take_push(self, name: str, push: MqttPush, again: bool = False) -> None:
         """Stores a push; one with an id is answered, on the device's own `ack` or `failed`."""
         try:
-            verdict = await self._gateway.pushes.store_from_broker(name, *push, old)
+            verdict = await self._gateway.pushes.store_from_broker(name, *push, again)
         except SenderError as problem:
             self._answer_push(
                 name,

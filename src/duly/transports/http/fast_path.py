@@ -37,11 +37,13 @@ LATER: Final = 3
 
 
 class FastAnswer(NamedTuple):
-    """An answer: its status, and its JSON. `later`: it may be tried again, in so many seconds."""
+    """An answer: its status, its JSON, and the account that it is for, if it has authenticated. `later`: it
+    may be tried again, in so many seconds."""
 
     status: int
     body: bytes
     later: int = 0
+    account: str = ""
 
 
 Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[FastAnswer]]
@@ -162,8 +164,8 @@ class KeepAliveConnection(asyncio.Protocol):
         finally:
             self.serving = None
             visitor.end()
-        if said.status not in _STRANGER:
-            visitor.recognise()
+        if said.account:
+            visitor.recognise(said.account)
         if self._transport.is_closing():
             return
         self._transport.write(self._written(said))
@@ -211,8 +213,6 @@ class KeepAliveConnection(asyncio.Protocol):
 _ANSWER: Final = (
     b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n%b\r\n%b"
 )
-_STRANGER: Final = frozenset({401, 429})
-"""What is said to those whom we do not know."""
 _PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 

@@ -134,7 +134,7 @@ async def entered(server: TokenCheck, request: web.Request) -> Principal:
     who = await server.login(token_in(request), request.remote or "?")
     visitor = visitor_of(request)
     if visitor is not None:
-        visitor.recognise()
+        visitor.recognise(who.name)
     return who
 
 
@@ -258,10 +258,14 @@ class MessagesEndpoint:
 
     async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
         """The same on the fast path: a single body, and no options."""
+        account = ""
         try:
-            return await self._take(await self._server.login(token, address), raw)
+            who = await self._server.login(token, address)
+            account = who.name
+            said = await self._take(who, raw)
         except DulyError as trouble:
-            return said_of(trouble)
+            said = said_of(trouble)
+        return said._replace(account=account)
 
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
