@@ -1,4 +1,4 @@
-"""`once`: a function that runs once per key, whoever calls it, however often, across crashes.
+"""`once`: a function that runs once per key, across repeats, processes and crashes.
 
     ledger = await duly.open_ledger("sqlite:///app.db")
 

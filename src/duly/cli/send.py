@@ -47,7 +47,7 @@ def send(
     id_: MessageId = None,
     queue: Annotated[bool, typer.Option("--queue", help="Keep it for a device that is offline.")] = False,
     exp: Annotated[
-        float | None, length("--exp", "It is not carried out after this time. [never expires]")
+        float | None, length("--exp", "It is not carried out after this time. [30s; with --queue 1d]")
     ] = None,
     timeout: Annotated[
         float | None,
