@@ -1,4 +1,4 @@
-"""`once`: a function that runs once per key, however often and from however many processes it is called.
+"""`once`: a function that runs once per key, across repeats, processes and crashes.
 
     ledger = await duly.open_ledger("sqlite:///app.db")
 

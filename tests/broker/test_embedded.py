@@ -21,6 +21,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from duly.broker import embedded
 from duly.broker import rules as broker_rules
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
@@ -485,8 +486,12 @@ async def test_does_not_outlive_us(tmp_path: Path) -> None:
     await broker.stop()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised by /proc")
-async def test_ends_a_leftover_but_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="this test looks in /proc")
+@pytest.mark.parametrize("proc", ["/proc", "/nowhere"], ids=["by /proc", "by ps, as on macOS"])
+async def test_ends_a_leftover_but_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str
+) -> None:
+    monkeypatch.setattr(embedded, "_PROC", Path(proc))
     first = EmbeddedBroker(tmp_path)
     await first.start()
     leftover = first.pid

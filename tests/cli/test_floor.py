@@ -48,6 +48,13 @@ def test_a_floor_in_the_future_is_told_by_doctor_and_mended_without_a_hub(place:
     assert "in the future" not in place.duly("doctor").stdout
 
 
+def test_a_new_ledger_has_forgotten_nothing(place: Place) -> None:
+    place.up()
+    found = place.duly("floor")
+    assert found.stdout == "the floor has not risen yet: this ledger is new and has forgotten nothing\n"
+    assert found.stderr == "it rises when the clock has been right for an hour\n"
+
+
 def test_a_running_hub_is_asked(place: Place) -> None:
     assert place.duly("add", "app", "phone").returncode == 0
     poison(place.folder / "duly-data" / "ledger.db")

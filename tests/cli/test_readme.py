@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Place
 
 ROOT = Path(__file__).parents[2]
-DEVICE, NODES = 1, 2
+DEVICE, NODES, ALERTS = 1, 2, 4
 """The sections of these subjects, in either language."""
 
 
@@ -61,3 +61,16 @@ def test_a_node_does_a_task(place: Place, readme: str, mqtt_port: str) -> None:
     lines = [line.replace("7883", mqtt_port) for line in commands(readme, NODES)]
     # B runs in the background, and may still be saying that it is online.
     assert '"the lamp is on"' in shell(place, lines).splitlines()
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_an_alert_is_told_and_taken_over(place: Place, readme: str) -> None:
+    hub = place.start("up", "--port", "0", "--no-mqtt")
+    hub.line("ready")
+    profile, trigger, listed, ack = commands(readme, ALERTS)
+    shell(place, [profile, trigger])
+    hub.line("critical: smoke")
+    assert "open" in shell(place, [listed])
+    event = place.ask("alert", "list")[0]["event"]
+    shell(place, [ack.replace("EVENT", event[:8])])
+    assert "acknowledged" in shell(place, [listed])

@@ -30,6 +30,13 @@ async def end(process: asyncio.subprocess.Process, how: signal.Signals = signal.
         await process.wait()
 
 
+def resident(pid: int) -> int:
+    """The resident bytes of a process."""
+    if (statm := Path(f"/proc/{pid}/statm")).exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(pid)])) * 1024  # as on macOS
+
+
 class Killable:
     """Starts, kills and starts again one program; what it complains about is kept."""
 
@@ -78,8 +85,7 @@ class Killable:
     def memory(self) -> int:
         """Resident bytes."""
         assert self._process is not None
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGESIZE")
+        return resident(self._process.pid)
 
 
 class HubProcess(Killable):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +17,7 @@ from duly.transports import connections as visitors
 from duly.transports.connections import ClientConnections
 from duly.transports.http import bodies
 from duly.transports.http.bodies import Bodies
+from tests.end_to_end.processes import resident
 from tests.end_to_end.raw import Bare, address, bare, curl, join
 from tests.places import Place
 
@@ -30,7 +31,7 @@ async def says(one: Bare) -> bytes:
 
 def memory() -> int:
     """What this process holds, in MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    return resident(os.getpid()) >> 20
 
 
 @pytest.mark.parametrize("path", ["login", "people"])

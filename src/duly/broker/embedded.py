@@ -108,6 +108,9 @@ _OWN_PORT: Final = "Listening for client connections on "
 _STUCK: Final = "ritical write error"
 """Text in the broker's log when it could not write; it then goes on without storing anything."""
 
+_PROC: Final = Path("/proc")
+"""Where Linux shows processes. macOS has no such folder, and `ps` is asked there."""
+
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -423,20 +426,26 @@ class EmbeddedBroker:
         except (OSError, ValueError):
             return
         for how in (signal.SIGTERM, signal.SIGKILL):
-            if not self._is_ours(pid):
+            if not await self._is_ours(pid):
                 break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
             await self._wait_for_end(pid)
         path.unlink(missing_ok=True)
 
-    def _is_ours(self, pid: int) -> bool:
+    async def _is_ours(self, pid: int) -> bool:
         """Whether a process runs our configuration; another program may have got the same pid."""
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return os.fsencode(str(self._folder / "nats.conf")) in words
+        configuration = os.fsencode(str(self._folder / "nats.conf"))
+        if (_PROC / "self").exists():
+            try:
+                return configuration in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                return False
+        ps = await asyncio.create_subprocess_exec(
+            "ps", "-ww", "-o", "command=", "-p", str(pid), stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await ps.communicate()
+        return configuration in said
 
     async def _wait_for_end(self, pid: int) -> None:
         """Wait until a process has ended, but no longer than a broker needs for that."""

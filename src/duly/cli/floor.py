@@ -6,13 +6,16 @@ its id may have been forgotten; only `--all` gives that up, and says so.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from duly.cli.common import CommandFailed, Exit, JsonObject, clock, note, print_json, say
 from duly.cli.options import Json, LedgerOptions, grouped
 from duly.core import units
+
+NEVER: Final = 365 * units.DAY // units.MS
+"""The floor of a new ledger counts from 1970; one below this has not followed the clock yet."""
 
 
 @grouped
@@ -40,6 +43,10 @@ def floor(
     found = at.ask("floor", wanted, lambda: _in_ledger(wanted, at), reads=True)
     if json:
         print_json(found)
+        return
+    if found["floor"] < NEVER:
+        say("the floor has not risen yet: this ledger is new and has forgotten nothing")
+        note("it rises when the clock has been right for an hour")
         return
     say(f"the floor is at {clock(found['floor'])}, the clock shows {clock(found['now'])}")
     lag = found["now"] - found["trusted"]

@@ -47,7 +47,7 @@ def send(
     id_: MessageId = None,
     queue: Annotated[bool, typer.Option("--queue", help="Keep it for a device that is offline.")] = False,
     exp: Annotated[
-        float | None, length("--exp", "It is not carried out after this time. [never expires]")
+        float | None, length("--exp", "It is not carried out after this time. [30s; with --queue 1d]")
     ] = None,
     timeout: Annotated[
         float | None,
@@ -74,7 +74,7 @@ def send(
     on this machine, as the one app that may command the device.
 
     Exits with 0 if it was done, 1 if it failed, 4 if it is not allowed, 5 if its end is not known (yet), 6 if
-    the hub refused it.
+    the hub refused it. With --queue and without --wait, 0 also if it was accepted and has not ended.
     """
     hub = _as_whom(device, as_, at.need(), at.token)
     frame = _frame(device, type_, body, id_, queue, exp, order, latest, timeout)
