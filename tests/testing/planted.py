@@ -296,6 +296,16 @@ def follows_nothing(patch: Patch) -> None:
     patch.setattr(GatewayRemoteHubs, "follow", lambda self, message, verdict, origin: None)
 
 
+def only_apps_are_followed(patch: Patch) -> None:
+    """A request that waits at another hub than the device's is not told how its command ended."""
+    follow = GatewayRemoteHubs.follow
+    patch.setattr(
+        GatewayRemoteHubs,
+        "follow",
+        lambda self, message, verdict, origin: follow(self, message, verdict, None),
+    )
+
+
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
     take_over = GatewayRemoteHubs.take_over
@@ -374,7 +384,8 @@ def ends_are_not_looked_for(patch: Patch) -> None:
 PLANTED_BETWEEN_HUBS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
-        restores_what_is_others, follows_nothing, takes_what_is_others, no_attempt_fence, no_takeover,
+        restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
+        no_attempt_fence, no_takeover,
         nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
         a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     )

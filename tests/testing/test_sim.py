@@ -109,20 +109,8 @@ def test_nodes_at_a_broker_that_forgets_keep_every_promise(seed: int) -> None:
     assert run_seed(seed, "nodes").violations == ()
 
 
-_MISSED = {
-    name: pytest.mark.xfail(run=False, reason=why)
-    for name, why in {
-        "restores_what_is_others": "was only caught by the check of worlds without faults, with losses added",
-        "follows_nothing": "was caught in 1 run of 200, and is no longer since timers have one queue",
-    }.items()
-}
-"""Bugs that the checkers do not find in 200 runs; each is a gap in the simulation."""
-
-
 @START
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=_MISSED.get(name, ())) for name in BETWEEN_HUBS.bugs]
-)
+@pytest.mark.parametrize("name", BETWEEN_HUBS.bugs)
 def test_a_bug_between_hubs_is_caught_within_200_seeds(
     name: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

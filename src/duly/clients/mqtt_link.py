@@ -163,9 +163,12 @@ class MqttDeviceLink:
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, frame: bytes) -> None:
-        """Send an ack or a push; without a connection it is lost."""
+        """Send an ack or a push; without a connection it is lost. A push is lost until the link is up, too:
+        one that is repeated by its timer would overtake those that are sent again then."""
         said = frames.decode(frame)
         if said.type != "ack":
+            if not self.connected:
+                return
             push = msgspec.json.encode(
                 {"type": said.type, "data": frames.load(said.data), "seq_id": said.seq_id}
             )

@@ -167,6 +167,8 @@ class MqttDevices:
         self._lost = -inf
         """when the broker was lost"""
         self._online: dict[str, _Presence] = {}
+        self._given_up: dict[str, str] = {}
+        """the session of each device that was silent for too long"""
         self._claiming = asyncio.Lock()
         self.link: DeviceLink | None = None
         self.reports_link: DeviceLink | None = None
@@ -353,6 +355,8 @@ class MqttDevices:
         if not old:
             self._heard(name)
             old = status is not None and self._is_repeat(name, status)
+        elif status is not None and status.session and status.session == self._given_up.get(name):
+            return  # the broker kept it; it is no news of a device that was given up since
         known = self._ours(name)
         push = None if status is None else push_in(status, payload)
         if push is not None and known is not None:
@@ -474,8 +478,10 @@ class MqttDevices:
     async def sweep(self) -> None:
         """Gives up the devices that are silent for too long."""
         now = _now()
-        for name in [name for name, presence in self._online.items() if presence.until <= now]:
+        silent = {name: each.session for name, each in self._online.items() if each.until <= now}
+        for name, session in silent.items():
             with suppress(LedgerError, Stopped):
+                self._given_up[name] = session
                 await self._gone(name)
 
     def lost(self) -> None:

@@ -1,8 +1,10 @@
 """An MQTT broker in a simulated world, and the sockets that lead to it.
 
 It exchanges packets of MQTT 3.1.1 with the production link. It keeps sessions, retained messages and wills
-in memory only: when it dies it forgets everything, as Mosquitto does. Connections keep order and break;
-what was not acknowledged is sent again, and sometimes more than that.
+in memory only: when it dies it forgets everything, as Mosquitto does. When it restarts it remembers sessions
+and retained messages, as NATS does, and what was not acknowledged comes again without a mark that it is a
+repeat. Connections keep order and break; what was not acknowledged is sent again, and sometimes more than
+that. What an account may not publish is confirmed and dropped.
 """
 
 from __future__ import annotations
@@ -60,14 +62,22 @@ class SimSession:
         self.unacknowledged: dict[int, SimPublish] = {}
         self.connection: SimConnection | None = None
         self.number = 0
+        self.unmarked = False
+        """the broker has restarted: it does not know what it has sent before"""
 
 
 class SimBroker:
     """The broker of a world."""
 
-    def __init__(self, world: World, heard: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        heard: Callable[[str, bytes], None],
+        may_publish: Callable[[str, str], bool] = lambda client, topic: True,
+    ) -> None:
         self._world = world
         self.heard = heard
+        self._may_publish = may_publish
         self._sessions: dict[str, SimSession] = {}
         self._retained: dict[str, bytes] = {}
         self._connections: list[SimConnection] = []
@@ -88,6 +98,21 @@ class SimBroker:
         self._world.log.note("broker", "dies")
         self._sessions.clear()
         self._retained.clear()
+        self._break_all()
+
+    def restart(self) -> None:
+        """Die and restart at once, with all sessions, but without the wills of the connections."""
+        self._world.faults += 1
+        self._world.log.note("broker", "restarts")
+        for session in self._sessions.values():
+            session.unmarked = True
+        self._break_all()
+
+    def sessions_of(self, client: str) -> list[SimSession]:
+        """The sessions under the client ids of this client."""
+        return [s for id_, s in self._sessions.items() if id_.partition("-")[0] == client]
+
+    def _break_all(self) -> None:
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.will = None
@@ -133,6 +158,11 @@ class SimBroker:
             found = [qos for each, qos in session.filters.items() if _matches(each, topic)]
             if found:
                 self._hand_out(session, SimPublish(topic, payload), max(found))
+
+    def publish_as(self, client: str, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Hand a message of a client to all subscribed sessions, if it may publish there."""
+        if self._may_publish(client, topic):
+            self.publish(topic, payload, retain=retain)
 
     def subscribed(self, session: SimSession, filter_: str, qos: int) -> None:
         """Add a subscription, and hand out retained messages."""
@@ -199,7 +229,8 @@ class SimConnection:
         elif kind == packets.PUBLISH:
             topic, at = _text(body, 0)
             self.say(packets.ACKNOWLEDGED + body[at : at + 2])
-            self._broker.publish(topic, body[at + 2 :], retain=bool(first & packets.RETAIN))
+            retain = bool(first & packets.RETAIN)
+            self._broker.publish_as(self.wire.client, topic, body[at + 2 :], retain=retain)
         elif kind == packets.PUBACK:
             session.unacknowledged.pop(int.from_bytes(body, "big"), None)
         elif kind == _SUBSCRIBE:
@@ -236,8 +267,9 @@ class SimConnection:
         session = self.session
         assert session is not None
         again, session.unacknowledged = session.unacknowledged, {}
+        mark, session.unmarked = (0 if session.unmarked else packets.DUP), False
         for message in again.values():
-            self.deliver(message, 1, packets.DUP)
+            self.deliver(message, 1, mark)
         while session.waiting:
             self.deliver(session.waiting.popleft(), 1)
 

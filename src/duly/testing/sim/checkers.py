@@ -301,7 +301,7 @@ def agreed(world: World) -> Iterator[Finding]:
 
 def quiet(world: World) -> Iterator[Finding]:
     """In a world without faults every message is done, or superseded where only the latest counts."""
-    if world.plan.seed % 8:
+    if not world.plan.faultless:
         return
     for key, want in world.log.wanted.items():
         told = world.log.outcomes.get(key)

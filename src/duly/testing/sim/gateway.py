@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -60,11 +61,16 @@ WANTED: Final = b'"wanted"'
 
 
 class Wire:
-    """A connection: one queue in each direction that keeps order, until it breaks."""
+    """A connection: one queue in each direction that keeps order, until it breaks.
 
-    def __init__(self, world: World, client: str) -> None:
+    What arrives at the client is handled in `context`: the tasks that come of it are the client's, and do not
+    die with the process that sent it.
+    """
+
+    def __init__(self, world: World, client: str, context: Context | None = None) -> None:
         self.world = world
         self.client = client
+        self.context = context or copy_context()
         self.broken = False
         self.on_break: list[Callable[[], None]] = []
         self._free = [0.0, 0.0]
@@ -84,7 +90,7 @@ class Wire:
             self._free[way] + 1e-6, loop.time() + 0.001 + world.rng.random() * min(world.network.slow, 0.5)
         )
         self._free[way] = at
-        loop.call_at(at, self._arrive, deliver, frame)
+        loop.call_at(at, self._arrive, deliver, frame, context=None if way else self.context)
 
     def _arrive(self, deliver: Callable[[bytes], None], frame: bytes) -> None:
         if not self.broken:
@@ -140,6 +146,7 @@ class SimLink:
         self._hub: GatewayHub | None = None
         """the hub that it is connected to"""
         self._life = node.incarnation
+        self._context = copy_context()
 
     async def start(self) -> None:
         """Begin to connect."""
@@ -178,7 +185,7 @@ class SimLink:
         if not hub.ready or ("hub", node.name) in world.network.cut:
             self._again()
             return
-        self._wire = wire = Wire(world, node.name)
+        self._wire = wire = Wire(world, node.name, self._context)
         self._session = HubSession(wire, self._receive)
         self._welcomed = False
         wire.on_break = [lambda: self._broke(wire), lambda: hub.lost(session, node.name)]
@@ -219,11 +226,11 @@ class SimLink:
         if wire is None or session is None or hub is None or not self._welcomed or not self._alive:
             return
         name = self._node.name
-        hub.recorded.append((name, frame))
+        hub.record(name, frame)
         wire.carry(1, lambda raw: hub.hear(session, name, raw), frame)
 
 
-class _OpenAccounts(Accounts):
+class OpenAccounts(Accounts):
     """Accounts that may command everything: these worlds are not about permissions."""
 
     def __init__(self, devices: list[str], apps: list[str]) -> None:
@@ -254,6 +261,15 @@ class _OpenAccounts(Accounts):
     def is_sent_once(self, device: str) -> bool:
         return False
 
+    def role_of(self, name: str) -> Role | None:
+        return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
+
+    async def find_role(self, name: str, asker: str = "") -> Role | None:
+        return self.role_of(name)
+
+    def key_of(self, name: str) -> str:
+        return ""
+
 
 class _SeenGateway(GatewayService):
     """The production gateway, with its replies noted in the log."""
@@ -278,12 +294,12 @@ class GatewayHub(SimProcess):
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         names = list(self.world.nodes)
-        accounts = _OpenAccounts(
+        self.accounts = OpenAccounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
         audit = AuditLog(self.ledger)
         self.gateway = _SeenGateway(
-            self.ledger, accounts, audit, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
+            self.ledger, self.accounts, audit, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
         )
         self.router = Router(audit, [self.gateway])
         self.gateway.node = self
@@ -316,6 +332,10 @@ class GatewayHub(SimProcess):
 
     async def _hear(self, session: Session, name: str, raw: bytes) -> None:
         await settled(self.router.receive(session, self.principal(name), raw))
+
+    def record(self, name: str, frame: bytes) -> None:
+        """Keep a frame that a client has sent, for replays."""
+        self.recorded.append((name, frame))
 
     def lost(self, session: Session, name: str) -> None:
         """Forget a connection that broke."""
@@ -403,7 +423,9 @@ class GatewayApp(SimProcess):
             return
 
 
-class _SimDevice(Device):
+class SimDevice(Device):
+    """A device whose link is a simulated socket."""
+
     def __init__(self, node: GatewayDevice) -> None:
         super().__init__("", "")
         self.node = node
@@ -426,11 +448,19 @@ class _SimDevice(Device):
 class GatewayDevice(SimProcess):
     """A device with the production client."""
 
+    def client(self) -> Device:
+        """A new client for the next life of the process."""
+        return SimDevice(self)
+
+    async def connect(self, device: Device) -> None:
+        """Start the client and wait until it is connected."""
+        await device.__aenter__()
+
     async def begin(self) -> None:
-        self.device = device = _SimDevice(self)
+        self.device = device = self.client()
         device.on(LOCK, effect="at_most_once")(self._handle)
         device.on(LAMP, effect="at_least_once")(self._handle)
-        await device.__aenter__()
+        await self.connect(device)
         if self.device is device:
             self.engine = device._engine
             self.spawn(self._push(device))

@@ -2,14 +2,16 @@
 
 Clients move from hub to hub as their connections break; each hub dies around its own commits. Hubs also
 hang, and go on when the others have taken them for dead; they notice late that a client has left; and a
-device may leave for good. Seen from outside it is one hub: the same checkers judge it, and every write
-counts as that hub's.
+device may leave for good. Some commands are also asked about by a request that waits for the outcome at
+any hub, as `POST /v1/messages?wait=` does. Seen from outside it is one hub: the same checkers judge it, and
+every write counts as that hub's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
 from msgspec import Struct
@@ -17,9 +19,10 @@ from msgspec import Struct
 from duly.clients.device import Command
 from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
+from duly.cluster.registry import LAPSE
 from duly.cluster.remote import POLL_SECONDS
 from duly.core import operations as w
-from duly.core.messages import Message, Verdict
+from duly.core.messages import Message, Verdict, key_of
 from duly.core.outbox import SILENT
 from duly.storage.memory import Disk
 from duly.testing.sim.checkers import CHECKERS, Finding
@@ -28,6 +31,9 @@ from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.push_checkers import kept
 from duly.testing.sim.world import BUSY, World, WorldLog
+from duly.transports.http.messages import FrameBatch, WaitingRequest
+from duly.wire import frames
+from duly.wire.frames import ServerCode
 from duly.wire.session import Session
 
 HUBS: Final = ("hub", "hub2", "hub3")
@@ -41,6 +47,8 @@ SURE: Final = 0.25
 """Seconds after which every hub has to know where a device is connected."""
 RECOVERY: Final = 3.0
 """Seconds after a hang for which a hub is not judged."""
+ASKED: Final = 0.15
+"""The share of commands whose outcome a request waits for, too."""
 
 
 class LossyNotifier(LocalNotifier):
@@ -70,6 +78,15 @@ class DeviceStay(Struct):
     until: float = float("inf")
 
 
+class OutcomeRequest(Struct, frozen=True):
+    """A request at one hub that repeats a command and waits for its outcome."""
+
+    key: bytes
+    hub: MultiHub
+    incarnation: int
+    session: WaitingRequest
+
+
 class MultiHubLog(WorldLog):
     """The log of a world with several hubs."""
 
@@ -84,6 +101,9 @@ class MultiHubLog(WorldLog):
         """messages that were given up by a hub that had not made the newest attempt"""
         self.unregistered: list[tuple[float, str]] = []
         """devices whose hub was removed from the registry"""
+        self.seized: list[bytes] = []
+        """messages that a hub without their device took from a living one"""
+        self.requests: list[OutcomeRequest] = []
 
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
         super().replied(node, message, verdict)
@@ -130,6 +150,16 @@ class MultiHub(GatewayHub):
         late = world.faulty and world.rng.random() < world.plan.drop
         loop.call_later(world.rng.random() ** 2 * NOTICED if late else 0, super().lost, session, name)
 
+    def record(self, name: str, frame: bytes) -> None:
+        super().record(name, frame)
+        self.world.ask(name, frame)
+
+    def has(self, device: str) -> bool:
+        """Whether a device is connected here, or was until a moment ago."""
+        now = asyncio.get_running_loop().time()
+        stays = self.world.hubs_log.stays.values()
+        return any(s.device == device and s.hub is self and now < s.until + NOTICED for s in stays)
+
     def hang(self, seconds: float) -> None:
         """Store nothing for a while, as if the machine stood still, and then go on. Some of the clients
         notice that and leave."""
@@ -170,6 +200,8 @@ class MultiHubWorld(GatewayWorld):
         super().__init__(plan)
         self.bus = LocalBus()
         self.log = self.hubs_log = MultiHubLog()
+        self.curious = Random(f"requests {plan.seed}")
+        """draws which commands are asked about, where and when"""
 
     def _hubs(self) -> list[SimProcess]:
         hubs: list[SimProcess] = [self.hub(self, name, 0) for name in HUBS[: self.rng.choice([2, 3])]]
@@ -183,6 +215,8 @@ class MultiHubWorld(GatewayWorld):
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         log = self.hubs_log
+        if isinstance(write, w.Take) and result is True and self._is_seizure(node, write):
+            log.seized.append(write.ref.key)
         match write, result:
             case ((w.Deliver(ref=ref, worker=worker) | w.Take(ref=ref, worker=worker)), True):
                 log.holders[ref] = worker
@@ -191,6 +225,32 @@ class MultiHubWorld(GatewayWorld):
             case w.DropItem(bucket="registry", name=device), True:
                 log.unregistered.append((self.loop.time(), device))
         super().committed(self.nodes["hub"] if isinstance(node, MultiHub) else node, disk, write, result)
+
+    def _is_seizure(self, node: SimProcess, take: w.Take) -> bool:
+        """Whether a hub begins an attempt that is another's: that one lives, and this one has no device."""
+        now = self.loop.time()
+        if not isinstance(node, MultiHub) or node.has(take.ref.recipient):
+            return False
+        holder = self.hubs_log.holders.get(take.ref)
+        return holder != take.worker and any(
+            hub.ready and hub.ledger.worker == holder and hub.well(now - LAPSE, now)
+            for hub in self.nodes.values()
+            if isinstance(hub, MultiHub)
+        )
+
+    def ask(self, name: str, frame: bytes) -> None:
+        """Repeat some commands a moment later in a request that waits for the outcome."""
+        sent = frames.decode(frame)
+        if sent.type in self.kinds and sent.seq_id is not None and self.curious.random() < ASKED:
+            key = key_of(name, sent.seq_id)
+            self.loop.call_later(self.curious.random() / 2, self._ask, name, key, frame)
+
+    def _ask(self, name: str, key: bytes, frame: bytes) -> None:
+        hub = self.curious.choice([node for node in self.nodes.values() if isinstance(node, MultiHub)])
+        if hub.ready:
+            (session,) = FrameBatch(1).waiters
+            self.hubs_log.requests.append(OutcomeRequest(key, hub, hub.incarnation, session))
+            hub.hear(session, name, frame)
 
     def _schedule_faults(
         self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
@@ -237,6 +297,24 @@ def by_whom_it_was(world: World) -> Iterator[Finding]:
         yield "was given up by a hub that no longer had it", key
 
 
+def left_alone(world: World) -> Iterator[Finding]:
+    """[P3] A hub that lives keeps its attempts until the device is at another hub."""
+    assert isinstance(world, MultiHubWorld)
+    for key in world.hubs_log.seized:
+        yield "was taken from a living hub by one that does not have its device", key
+
+
+def awaited(world: World) -> Iterator[Finding]:
+    """[P5] A request that waits for the outcome of a command is told it, at whichever hub that happens."""
+    assert isinstance(world, MultiHubWorld)
+    for request in world.hubs_log.requests:
+        said = request.session.said
+        taken = said is not None and said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
+        lives = request.hub.alive and request.hub.incarnation == request.incarnation
+        if taken and lives and request.session.ended is None:
+            yield f"a request at {request.hub.name} waits for its outcome in vain", request.key
+
+
 MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, kept, reachable, registered, by_whom_it_was,
+    *CHECKERS, kept, reachable, registered, by_whom_it_was, left_alone, awaited,
 )  # fmt: skip

@@ -36,7 +36,7 @@ LASTS: Final = 3_600.0
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 WANTED: Final = b'"wanted"'
 
-_process: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("duly_sim_process", default=None)
+own_tasks: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("duly_sim_process", default=None)
 """The tasks of the running process: they die with it."""
 
 
@@ -59,7 +59,7 @@ class SimPeer(SimProcess):
 
     async def begin(self) -> None:
         self.own: dict[asyncio.Task[object], None] = {}
-        _process.set(self.own)
+        own_tasks.set(self.own)
         self.peer = peer = _SimNode(self)
         await self.ledger.write(PutNewItem("node", "id", self.name.encode().hex().encode()))
         self.prepare(peer)
@@ -169,7 +169,7 @@ class NodesWorld(World):
     def _open_loop(self) -> VirtualLoop:
         self.broker = SimBroker(self, self.heard)
         loop = WiredLoop(self.broker.accept)
-        loop.set_task_factory(_owned)
+        loop.set_task_factory(owned_task)
         return loop
 
     def _hubs(self) -> list[SimProcess]:
@@ -218,10 +218,10 @@ class NodesWorld(World):
             self.broker.publish(fd.topic_of(fd.PREFIX, message.recipient, FdKind.PENDING), fd.encode(task))
 
 
-def _owned(loop: asyncio.AbstractEventLoop, program: Any, **more: Any) -> asyncio.Task[Any]:
+def owned_task(loop: asyncio.AbstractEventLoop, program: Any, **more: Any) -> asyncio.Task[Any]:
     """Make a task that belongs to the process that started it."""
     task: asyncio.Task[Any] = asyncio.Task(program, loop=loop, **more)
-    mine = _process.get()
+    mine = own_tasks.get()
     if mine is not None:
         mine[task] = None
         task.add_done_callback(lambda over: mine.pop(over, None))

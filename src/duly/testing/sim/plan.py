@@ -40,6 +40,16 @@ class SimPlan(Struct, frozen=True):
     reinstalls: int
     """senders that lose their memory and count from the start"""
 
+    @property
+    def faultless(self) -> bool:
+        """Whether nothing goes wrong: every message must be done."""
+        return not any(
+            (
+                self.drop, self.repeat, self.crash, self.faulty_disk, self.cuts, self.skew, self.steps,
+                self.replays, self.conflicts, self.failing, self.reinstalls,
+            )
+        )  # fmt: skip
+
 
 def plan(seed: int) -> SimPlan:
     """Draw a plan. Every eighth world has no faults: there, every message must be done."""

@@ -31,7 +31,7 @@ def kept(world: World) -> Iterator[Finding]:
             if who == name and isinstance(write, w.Admit) and write.message.scope == OURS
             if isinstance(result, Verdict) and result.word is Word.FRESH
         ]
-        told = [entry.key for entry in hub.streams.get(f"push/{name}", ()) if not _is_presence(entry.body)]
+        told = [entry.key for entry in hub.streams.get(f"push/{name}", ()) if not is_presence(entry.body)]
         for key in wanted:
             if key not in told:
                 yield f"{name} kept a push, and the hub never stored it", key
@@ -52,7 +52,7 @@ def present(world: World) -> Iterator[Finding]:
         said = [
             frames.load(frames.decode(entry.body).data)["online"]
             for entry in hub.streams.get(f"push/{name}", ())
-            if _is_presence(entry.body)
+            if is_presence(entry.body)
         ]
         if said != [n % 2 == 0 for n in range(len(said))]:
             yield f"apps were told of {name}, one after the other: {said}", b""
@@ -60,7 +60,8 @@ def present(world: World) -> Iterator[Finding]:
             yield f"{name} is connected, and apps were not told", b""
 
 
-def _is_presence(body: bytes) -> bool:
+def is_presence(body: bytes) -> bool:
+    """Whether an entry of a device's stream says that it came or went; else it is a push."""
     return frames.decode(body).type == DEVICE_STATUS
 
 
