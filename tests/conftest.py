@@ -13,6 +13,8 @@ from duly.identity.accounts import Role
 from tests import fork_server, servers
 from tests.places import Place
 
+pytest_plugins = ["tests.time_limit"]
+
 Server = TypeVar("Server", bound=servers.MqttServer)
 
 fork_server.install()
