@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 HANGS = """
 import asyncio, logging
 
@@ -30,10 +31,11 @@ def test_the_stacks_of_threads_and_tasks_are_in_the_output_of_the_run(
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
     )
+    plugins = [f"-p{name}" for name in ("pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.time_limit", "--timeout=2", *workers],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        [sys.executable, "-m", "pytest", *plugins, "-ptests.time_limit", "--timeout=2", *workers],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 1

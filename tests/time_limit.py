@@ -30,32 +30,33 @@ OVERDUE: Final = 15.0
 """Seconds until a process is ended in which no thread of Python can run, so that none can tell."""
 LOGGED: Final = 4_000
 """How many of the last characters that the test has logged are told."""
-_FOLDER: Final = pytest.StashKey[str]()
+FOLDER: Final = pytest.StashKey[str]()
+"""A folder of the run, which all its workers know."""
 _FILE: Final = pytest.StashKey[TextIO]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", None)
-    folder = tempfile.mkdtemp(prefix="duly-stacks-") if given is None else given["stacks"]
-    config.stash[_FOLDER] = folder
+    folder = tempfile.mkdtemp(prefix="duly-run-") if given is None else given["folder"]
+    config.stash[FOLDER] = folder
     config.stash[_FILE] = Path(folder, f"{os.getpid()}.txt").open("w", encoding="utf-8")  # noqa: SIM115
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker the folder of the run."""
-    node.workerinput["stacks"] = node.config.stash[_FOLDER]
+    node.workerinput["folder"] = node.config.stash[FOLDER]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_FILE].close()
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(config.stash[_FOLDER])
+        shutil.rmtree(config.stash[FOLDER])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print what workers have written before they were ended."""
-    for file in sorted(Path(config.stash[_FOLDER]).iterdir()):
+    for file in sorted(Path(config.stash[FOLDER]).glob("*.txt")):
         if said := file.read_text(encoding="utf-8", errors="replace"):
             terminalreporter.section("a test whose time was up")
             terminalreporter.write(said)
@@ -94,6 +95,7 @@ def _end(item: pytest.Item, seconds: float) -> None:
                 capture.suspend_global_capture(item)
             sys.stderr.write(said)
             sys.stderr.flush()
+            shutil.rmtree(item.config.stash[FOLDER], ignore_errors=True)
     finally:
         os._exit(1)
 
