@@ -60,7 +60,7 @@ simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
 # Each program is an ordinary process here, imports and all: tests/fork_server.py.
 proof: export DULY_TEST_FORK := 0
 proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (SHORT=1: minutes, not hours)
-	$(BIN)/duly sim --seeds $(if $(SHORT),300,5000)
+	$(BIN)/duly sim --seeds $(if $(SHORT),150,5000)
 	$(BIN)/pytest $(PARALLEL) -m proof
 	$(BIN)/pytest $(PARALLEL) tests/cli tests/test_cli.py
 ifndef SHORT

@@ -38,6 +38,9 @@ GUARD = 120.0
 """Seconds after which a test gives up on something that must happen. It is no measure of how fast that is:
 on a machine with other work everything takes many times as long."""
 
+STARTED = 50.0
+"""Seconds after which a server that does not start is given up on; less than the time of a test."""
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -62,7 +65,7 @@ def missing(what: str) -> None:
     pytest.skip(message)
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 20) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = STARTED) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -103,7 +106,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and come back when it lets people in."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + STARTED
         while not self._started():
             # The port is open before it has recovered; after a SIGKILL what is left of its predecessor may
             # still hold the memory they share, and it ends at once.
@@ -341,7 +344,7 @@ class RabbitMq(RabbitMqHost):
                 [RABBITMQ], env=self._env, stdout=out, stderr=out, start_new_session=True
             )
         # Its ports are open before it knows its users and virtual hosts.
-        deadline = time.monotonic() + 50
+        deadline = time.monotonic() + STARTED
         while b"completed with" not in said.read_bytes():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"rabbitmq did not start: {said.read_text()[-2000:]}")

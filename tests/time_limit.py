@@ -26,6 +26,8 @@ from typing import Any, Final, TextIO
 import pytest
 import pytest_timeout
 
+from tests.stopwatch import Stopwatch
+
 OVERDUE: Final = 15.0
 """Seconds until a process is ended in which no thread of Python can run, so that none can tell."""
 LOGGED: Final = 4_000
@@ -64,18 +66,28 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    timer = threading.Timer(settings.timeout, _end, (item, settings.timeout))
-    timer.daemon = True
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(item, settings.timeout, over), daemon=True)
 
     def cancel() -> None:
+        over.set()
+        watch.join()
         faulthandler.cancel_dump_traceback_later()
-        timer.cancel()
-        timer.join()
 
     item.cancel_timeout = cancel  # type: ignore[attr-defined]  # as pytest-timeout does
-    faulthandler.dump_traceback_later(settings.timeout + OVERDUE, exit=True, file=item.config.stash[_FILE])
-    timer.start()
+    watch.start()
     return True
+
+
+def _watch(item: pytest.Item, seconds: float, over: threading.Event) -> None:
+    """Wait until the test is over or its time is. The time for which it was ready to run and had no processor
+    is not its own: on a machine with other work a test takes many times as long."""
+    watch = Stopwatch()
+    while (left := seconds - watch.seconds) > 0:
+        faulthandler.dump_traceback_later(left + OVERDUE, exit=True, file=item.config.stash[_FILE])
+        if over.wait(left):
+            return
+    _end(item, seconds)
 
 
 def _end(item: pytest.Item, seconds: float) -> None:

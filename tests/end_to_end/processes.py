@@ -75,10 +75,14 @@ class Killable:
         return (self.folder / "errors").read_text()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def memory(self) -> int:
         """Resident bytes."""
-        assert self._process is not None
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
