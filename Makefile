@@ -4,9 +4,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
-SEEDS  ?= 50
-# A test may run on any worker: each has servers of its own. The one that has nothing left to do takes over.
+SEEDS  ?= 30
+# A test may run on any worker, two for each core (tests/conftest.py). The one that has nothing left to do
+# takes over.
 PARALLEL := -n auto --dist worksteal
+# Without bytecode each worker compiles all tests, and each program all of duly: a third of the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
@@ -39,7 +42,7 @@ servers: ## on Debian as root: install the servers the tests need
 	@bash tools/install-servers
 
 test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all tests, but what 'make proof' is for
-	@$(MAKE) --no-print-directory -j2 check simulate
+	@$(MAKE) --no-print-directory -j2 check simulate compile
 	$(BIN)/pytest $(PARALLEL)
 
 check: $(VENV)/.dev ## lint, types, import rules
@@ -48,14 +51,18 @@ check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+compile: $(VENV)/.dev # the tests, once: otherwise all workers begin with it at the same time
+	$(BIN)/pytest --collect-only -qq -p no:xdist > $(VENV)/.collected
+
 simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
 	$(BIN)/duly sim --seeds $(SEEDS)
 
 # Each program is an ordinary process here, imports and all: tests/fork_server.py.
 proof: export DULY_TEST_FORK := 0
 proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (SHORT=1: minutes, not hours)
-	$(BIN)/duly sim --seeds $(if $(SHORT),300,5000)
+	$(BIN)/duly sim --seeds $(if $(SHORT),150,5000)
 	$(BIN)/pytest $(PARALLEL) -m proof
+	$(BIN)/pytest $(PARALLEL) tests/cli tests/test_cli.py
 ifndef SHORT
 	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
 	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py -k test_everything_dies
@@ -74,7 +81,7 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test check simulate proof chaos bench clean
+.PHONY: help setup up servers test check compile simulate proof chaos bench clean
 
 $(VENV)/.docs: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[postgres,redis,docs]'

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,12 +11,24 @@ from aiohttp import web_app
 from argon2 import PasswordHasher
 
 from duly.identity.accounts import Role
-from tests import fork_server, servers
+from tests import fork_server, servers, time_limit
 from tests.places import Place
 
 Server = TypeVar("Server", bound=servers.MqttServer)
 
 fork_server.install()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(time_limit)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Two workers for each core, for `-n auto`: half of the time a test waits for timers, disks and servers.
+    Each takes up to a gigabyte with its servers, so there are never more than sixteen."""
+    chosen = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
+    return None if chosen else min(16, 2 * (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +48,15 @@ def mosquitto_server() -> Iterator[servers.Mosquitto]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[servers.RabbitMq]:
-    yield from _running(servers.RabbitMq())
+def rabbitmq_server(pytestconfig: pytest.Config) -> servers.RabbitMqHost:
+    """One for all workers: a test that stops or configures it takes one of its own."""
+    return servers.shared_rabbitmq(Path(pytestconfig.stash[time_limit.FOLDER], "servers"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        servers.remove_shared_rabbitmq(Path(config.stash[time_limit.FOLDER], "servers"))
 
 
 def _running(server: Server) -> Iterator[Server]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import json
 import os
 import pwd
 import random
-import shlex
 import shutil
 import signal
 import socket
@@ -18,7 +19,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Coroutine, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import quote
@@ -28,9 +31,15 @@ import pytest
 from duly.broker.embedded import EmbeddedBroker, nats_server
 from duly.broker.rules import BrokerUser
 
+RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+HOSTS = 8
+"""Virtual hosts of the RabbitMQ that the workers of a run share."""
 GUARD = 120.0
 """Seconds after which a test gives up on something that must happen. It is no measure of how fast that is:
 on a machine with other work everything takes many times as long."""
+
+STARTED = 50.0
+"""Seconds after which a server that does not start is given up on; less than the time of a test."""
 
 
 def free_port() -> int:
@@ -56,7 +65,7 @@ def missing(what: str) -> NoReturn:
     pytest.skip(message)
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 20) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = STARTED) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -97,7 +106,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and come back when it lets people in."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + STARTED
         while not self._started():
             # The port is open before it has recovered; after a SIGKILL what is left of its predecessor may
             # still hold the memory they share, and it ends at once.
@@ -214,7 +223,7 @@ class Mosquitto:
         if not Path(found).exists():
             missing("mosquitto")
         self._binary = found
-        self.port = free_port()
+        self.port = quiet_port()
         self.folder = Path(tempfile.mkdtemp(prefix="duly-mosquitto-"))
         self._process: subprocess.Popen[bytes] | None = None
         lines = [
@@ -252,35 +261,66 @@ class Mosquitto:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class RabbitMq:
+class RabbitMqHost:
+    """A virtual host of a RabbitMQ: a broker by itself, at a port of its own."""
+
+    def __init__(self, port: int, env: dict[str, str]) -> None:
+        self.port = port
+        self._env = env
+
+    def url(self, name: str) -> str:
+        # It knows one user only, whom we use for everybody: the session's name is what tests need.
+        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={quote(name).replace('.', '_')}"
+
+    def run(self, script: str) -> None:
+        """A shell script that calls rabbitmqctl; unless told otherwise, it means the first virtual host."""
+        env = self._env | {"PATH": f"{RABBITMQ.parent}:{self._env['PATH']}"}
+        done = subprocess.run(["sh", "-e"], input=script.encode(), env=env, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{done.stdout.decode()} {done.stderr.decode()}")
+
+    def start(self) -> None:
+        raise RuntimeError("other tests use it: a test that stops its broker needs a RabbitMq of its own")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.start()
+
+    def remove(self) -> None:
+        self.start()
+
+
+class RabbitMq(RabbitMqHost):
     """A RabbitMQ with its MQTT plugin, of our own: node, epmd, cookie and folders too."""
 
-    def __init__(self) -> None:
-        self._binary = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    def __init__(self, hosts: int = 1) -> None:
         epmd = shutil.which("epmd")
-        if not self._binary.exists() or epmd is None:
+        if not RABBITMQ.exists() or epmd is None:
             missing("rabbitmq-server")
         self._epmd_binary = str(epmd)
-        self.port = free_port()
+        self.ports = [quiet_port() for _ in range(hosts)]
         self._folder = Path(tempfile.mkdtemp(prefix="duly-rabbitmq-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
-        self._epmd_port, self._node_port, dist_port = free_port(), free_port(), free_port()
+        self._epmd_port, node_port, dist_port = quiet_port(), quiet_port(), quiet_port()
         (self._folder / "plugins").write_text("[rabbitmq_mqtt].\n")
         (self._folder / "env.conf").write_text("")
+        (self._folder / "definitions.json").write_text(json.dumps(_definitions(self.ports)))
+        listeners = "".join(
+            f"mqtt.listeners.tcp.{n} = 127.0.0.1:{port}\n" for n, port in enumerate(self.ports, 1)
+        )
         (self._folder / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self._node_port}\n"
-            f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            f"listeners.tcp.1 = 127.0.0.1:{node_port}\n{listeners}"
+            f"load_definitions = {self._folder}/definitions.json\n"
             "mqtt.allow_anonymous = false\n"
             "mqtt.prefetch = 1000\n"  # 10 by default: how many it sends before it wants a PUBACK
         )
-        self._env = {
+        env = {
             "PATH": os.environ["PATH"],
             "HOME": str(self._folder),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"duly-{self.port}@localhost",
-            "RABBITMQ_NODE_PORT": str(self._node_port),
+            "RABBITMQ_NODENAME": f"duly-{self.ports[0]}@localhost",
+            "RABBITMQ_NODE_PORT": str(node_port),
             "RABBITMQ_DIST_PORT": str(dist_port),
             "RABBITMQ_CONFIG_FILE": str(self._folder / "rabbitmq"),
             "RABBITMQ_CONF_ENV_FILE": str(self._folder / "env.conf"),
@@ -292,10 +332,7 @@ class RabbitMq:
             # Every call of rabbitmqctl starts an Erlang machine: one thread starts sooner than sixteen.
             "RABBITMQ_CTL_ERL_ARGS": "+S 1:1 +SDcpu 1:1 +SDio 1 +sbwt none -mode interactive",
         }
-
-    def url(self, name: str) -> str:
-        # It knows one user only, whom we use for everybody: the session's name is what tests need.
-        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={quote(name).replace('.', '_')}"
+        super().__init__(self.ports[0], env)
 
     def start(self) -> None:
         self._epmd = subprocess.Popen(
@@ -303,26 +340,26 @@ class RabbitMq:
             stderr=subprocess.DEVNULL,
         )
         wait_for_port(self._epmd_port, self._epmd, "epmd")
-        with (self._folder / "out").open("ab") as out:
+        said = self._folder / "out"
+        with said.open("wb") as out:
             self._process = subprocess.Popen(
-                [self._binary], env=self._env, stdout=out, stderr=out, start_new_session=True
+                [RABBITMQ], env=self._env, stdout=out, stderr=out, start_new_session=True
             )
-        wait_for_port(self.port, self._process, "rabbitmq", 50)
+        # Its ports are open before it knows its users and virtual hosts.
+        deadline = time.monotonic() + STARTED
+        while b"completed with" not in said.read_bytes():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"rabbitmq did not start: {said.read_text()[-2000:]}")
+            time.sleep(0.05)
 
-    def add_users(self, passwords: Mapping[str, str]) -> None:
-        """Users, in one call: each call starts an Erlang machine, which takes seconds on a busy one."""
-        users = [
-            f'ok = rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{password}">>, <<"test">>)'
-            for name, password in passwords.items()
-        ]
-        self.run(shlex.join(["rabbitmqctl", "eval", f"{', '.join(users)}."]))
-
-    def run(self, script: str) -> None:
-        """A shell script that calls rabbitmqctl."""
-        env = self._env | {"PATH": f"{self._binary.parent}:{self._env['PATH']}"}
-        done = subprocess.run(["sh", "-e"], input=script.encode(), env=env, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{done.stdout.decode()} {done.stderr.decode()}")
+    def describe(self) -> dict[str, object]:
+        """Leaves it running after this process, and returns how to use and to remove it."""
+        assert self._process is not None
+        assert self._epmd is not None
+        pids = [int((self._folder / "pid").read_text()), self._epmd.pid]
+        for process in (self._process, self._epmd):
+            process.returncode = 0  # so that nothing warns of a child that is not waited for
+        return {"ports": self.ports, "env": self._env, "folder": str(self._folder), "pids": pids}
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """The server is the child of a script, which ends with it."""
@@ -343,6 +380,54 @@ class RabbitMq:
     def remove(self) -> None:
         self.stop(signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def shared_rabbitmq(folder: Path) -> RabbitMqHost:
+    """The RabbitMQ of the whole run, which the first worker that needs it starts: that takes seven seconds of
+    a processor. Each worker has a virtual host of its own there. `folder` is the run's."""
+    folder.mkdir(exist_ok=True)
+    told = folder / "rabbitmq.json"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            server = RabbitMq(HOSTS)
+            try:
+                server.start()
+            except BaseException:
+                server.remove()
+                raise
+            told.write_text(json.dumps(server.describe()))
+    there = json.loads(told.read_text())
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return RabbitMqHost(there["ports"][worker % HOSTS], there["env"])
+
+
+def remove_shared_rabbitmq(folder: Path) -> None:
+    """At the end of the run, when no worker uses it any more."""
+    told = folder / "rabbitmq.json"
+    if told.exists():
+        there = json.loads(told.read_text())
+        for pid in there["pids"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(there["folder"], ignore_errors=True)
+        told.unlink()
+
+
+def _definitions(ports: list[int]) -> dict[str, object]:
+    """What it is to know when it starts: its user, and a virtual host for each port."""
+    salt = b"salt"
+    hashed = b64encode(salt + sha256(salt + b"guest").digest()).decode()
+    hosts = ["/", *(f"host{n}" for n in range(1, len(ports)))]
+    return {
+        "users": [{"name": "guest", "password_hash": hashed, "tags": "administrator",
+                   "hashing_algorithm": "rabbit_password_hashing_sha256"}],
+        "vhosts": [{"name": host} for host in hosts],
+        "permissions": [{"user": "guest", "vhost": host, "configure": ".*", "write": ".*", "read": ".*"}
+                        for host in hosts],
+        "global_parameters": [{"name": "mqtt_port_to_vhost_mapping",
+                               "value": {str(port): host for port, host in zip(ports, hosts, strict=True)}}],
+    }  # fmt: skip
 
 
 class Nats:

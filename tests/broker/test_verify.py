@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -224,14 +225,19 @@ async def test_an_outside_nats_server_enforces_the_generated_text(
 # ── RabbitMQ ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found(
-    rabbitmq_server: servers.RabbitMq,
-) -> None:
-    rabbitmq_server.add_users({who.name: who.password for who in (*USERS, BOSS)})
-    rabbitmq_server.run(broker_rules.rabbitmq(WANTED))
-    await nodes_work(rabbitmq_server.port)
-    assert wrong(await check(observer(rabbitmq_server.port), USERS, "nodes")) == []
-    rabbitmq_server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")
-    found = wrong(await check(observer(rabbitmq_server.port), USERS, "nodes"))
-    assert {(verdict, who) for verdict, who, *_ in found} == {("leaks", "A")}
-    assert {act for _, _, act, _ in found} == {"publish", "will", "subscribe", "take over"}
+@pytest.mark.proof  # each of its twenty calls of rabbitmqctl takes more than a second of a processor
+@pytest.mark.timeout(300)
+async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found() -> None:
+    server = servers.RabbitMq()
+    try:
+        await asyncio.to_thread(server.start)
+        added = "\n".join(f"rabbitmqctl add_user {who.name} {who.password}" for who in (*USERS, BOSS))
+        server.run(f"{added}\n{broker_rules.rabbitmq(WANTED)}")
+        await nodes_work(server.port)
+        assert wrong(await check(observer(server.port), USERS, "nodes")) == []
+        server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")
+        found = wrong(await check(observer(server.port), USERS, "nodes"))
+        assert {(verdict, who) for verdict, who, *_ in found} == {("leaks", "A")}
+        assert {act for _, _, act, _ in found} == {"publish", "will", "subscribe", "take over"}
+    finally:
+        server.remove()

@@ -17,7 +17,7 @@ from duly.runtime.clock import SystemClock
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.people import Person, enter
-from tests.end_to_end.raw import Peer, join
+from tests.end_to_end.raw import PATIENCE, Peer, join
 from tests.servers import Postgres
 
 
@@ -72,7 +72,7 @@ class Place:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Until something inside the hub is so that no frame tells of."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not true():
                 await asyncio.sleep(0.005)
 

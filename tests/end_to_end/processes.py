@@ -82,10 +82,14 @@ class Killable:
         return (self.folder / "errors").read_text()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def memory(self) -> int:
         """Resident bytes."""
-        assert self._process is not None
-        return resident(self._process.pid)
+        return resident(self.pid)
 
 
 class HubProcess(Killable):

@@ -21,8 +21,9 @@ import aiohttp
 
 Json = dict[str, Any]
 
-PATIENCE = 5.0
-"""How long anything may take that ought to happen at once."""
+PATIENCE = 30.0
+"""Seconds after which a test gives up on what must happen. It is no measure of how fast that is: a test that
+is about that has a `Stopwatch`."""
 
 
 class Ids:

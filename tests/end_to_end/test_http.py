@@ -15,6 +15,7 @@ import pytest
 
 from tests.end_to_end.conftest import Place
 from tests.end_to_end.raw import Ids, Json, Peer, Response, bare, curl
+from tests.stopwatch import Stopwatch
 
 
 def frame(ids: Ids, **more: Any) -> Json:
@@ -166,10 +167,10 @@ async def test_an_array_is_answered_by_an_array_in_its_order(place: Place) -> No
 
 async def test_a_device_may_push_and_answer_by_http(place: Place) -> None:
     async with place.join("phone") as phone:
-        began = time.monotonic()
+        took = Stopwatch()
         told = await post(place, {"type": "event_report", "data": {"n": 1}}, who="lock")
         assert told.status == 202
-        assert time.monotonic() - began < 5
+        assert took.seconds < 5
         assert (await phone.hear())["data"] == {"n": 1}
         async with place.join("lock") as lock:
             seq_id = await phone.command("lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -62,9 +63,14 @@ async def test_a_removed_app_commands_nothing_any_more(town: Town) -> None:
     await town.hubs[1].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
     async with town.join(0, "lock") as lock:
         assert await lock.hears_nothing()
-    record = await town.hubs[0].ledger.outcome("phone", seq_id)
-    assert record is not None
-    assert record.state.word == "cancelled"
+        async with asyncio.timeout(20):  # its hub is told of it by a hint, or asks a little later
+            while (
+                record := await town.hubs[0].ledger.outcome("phone", seq_id)
+            ) and not record.state.terminal:
+                await asyncio.sleep(0.01)
+        assert record is not None
+        assert record.state.word == "cancelled"
+        assert await lock.hears_nothing()
 
 
 async def test_what_waits_for_a_device_remote_counts_until_it_has_ended(town: Town) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -208,8 +209,21 @@ async def test_a_cancelled_task_is_no_longer_sent_and_can_be_sent_anew(at: Broke
     assert anew.id in done
 
 
-async def test_nodes_survive_a_broker_that_restarts(at: Brokered, tmp_path: Path) -> None:
-    done: list[str] = []
+@pytest.fixture(
+    params=[servers.Embedded, servers.Mosquitto, pytest.param(servers.RabbitMq, marks=pytest.mark.proof)]
+)
+def at_its_own(request: pytest.FixtureRequest) -> Iterator[Brokered]:
+    """Nodes at a broker that no other test uses."""
+    server: servers.MqttServer = request.param()
+    try:
+        server.start()
+        yield Brokered(server)
+    finally:
+        server.remove()
+
+
+async def test_nodes_survive_a_broker_that_restarts(at_its_own: Brokered, tmp_path: Path) -> None:
+    at, done = at_its_own, list[str]()
     async with lamp(at, done, tmp_path / "b.db"), at.node(at.a, store=str(tmp_path / "a.db")) as a:
         before = [await a.send(at.b, "turn_on", {"lamp": n}, expires=300) for n in range(20)]
         await asyncio.to_thread(at.server.stop, signal.SIGKILL)

@@ -12,7 +12,8 @@ from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest
 from duly.wire.frames import Frame, FrameOrder
 from duly.wire.outgoing import AnsweredServerAck
 
-SCHEMAS: dict[str, Any] = OPENAPI["components"]["schemas"]
+API: dict[str, Any] = OPENAPI
+SCHEMAS: dict[str, Any] = API["components"]["schemas"]
 
 
 @pytest.mark.parametrize(
@@ -56,5 +57,5 @@ def test_the_paths_are_the_routes() -> None:
         *alerts.routes(hub),
     ]
     served = {(route.path, route.method.lower()) for route in routes} - {("/v1/openapi.json", "get")}
-    described = {(path, method) for path, methods in OPENAPI["paths"].items() for method in methods}
+    described = {(path, method) for path, methods in API["paths"].items() for method in methods}
     assert described == served

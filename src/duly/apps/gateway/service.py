@@ -132,7 +132,7 @@ class GatewayService:
         )
         self.tasks = Supervisor()
         self._takeovers = Takeovers()
-        self._refusals = RefusalTally(journal, self.tasks)
+        self._refusals = RefusalTally(audit, self.tasks)
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)
 
