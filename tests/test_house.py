@@ -183,11 +183,16 @@ def inherits_docstring(owner: str, method: str) -> bool:
     )
 
 
+def is_overload(node: ast.ClassDef | Function) -> bool:
+    """Whether this is one signature of a function that is defined below it."""
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+
+
 def needs_docstring(name: str, node: ast.ClassDef | Function) -> bool:
     """Whether a public class or function, or a public method of a private class, lacks a docstring; a method
     may inherit its own."""
     *owners, own = name.split(".")
-    if own.startswith("_") or ast.get_docstring(node):
+    if own.startswith("_") or ast.get_docstring(node) or is_overload(node):
         return False
     return not (owners and isinstance(node, Function) and inherits_docstring(owners[-1], own))
 

@@ -212,7 +212,7 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(place: Place
         1,
     )
     assert said["detail"].startswith(
-        "NO RECIPIENT WAS TOLD of this critical alert: profile 'default' names nobody"
+        "NO RECIPIENT WAS TOLD of this critical alert: profile 'default' names no recipient"
     )
     place.duly("profile", "set", "default", "--send", "file:/nowhere/at/all")
     done = place.duly(*critical, "--wait", "1s", "--json")

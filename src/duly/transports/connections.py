@@ -176,7 +176,7 @@ class ClientConnections:
         self.room = max(room, 16)
         self.each = each or max(self.room // 2, 8)
         self.share = max(self.room // 4, 8)
-        """how many an account may hold whoever else comes"""
+        """how many an account may hold, however many clients come"""
         self.idle = idle
         self.refused = 0
         self.evictable = Evictable()
