@@ -23,8 +23,6 @@ import pytest
 
 SOURCE: Final = Path(__file__).parents[1] / "src" / "duly"
 FILES: Final = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
-SIMULATION: Final = "testing/sim/"
-"""It drives production code from inside, and crashes it where no caller could."""
 COPIED_WHOLE: Final = "clients/micropython/"
 """One file that a user copies to a small device: it repeats names of the program and may be longer."""
 
@@ -35,6 +33,8 @@ PUBLIC_METHODS: Final = 25
 USES_OF_ANY: Final = 180
 """In the whole program, imports not counted."""
 HEAPS: Final = frozenset({"core/fair_queue.py", "core/timers.py"})
+SIMULATION: Final = "testing/sim/"
+"""It drives production code from inside, and crashes it where no caller could."""
 
 _RIDDLES: Final = """
 vigil watched courier manifest endings parcel parcels route homes pulse neighbours elsewhere desk audience
