@@ -228,7 +228,9 @@ def vague_people() -> Iterator[tuple[str, int, str]]:
 
 
 def private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    """Whether a name is its owner's alone; those that every named tuple has are public."""
+    of_a_tuple = name in ("_replace", "_asdict", "_fields", "_make")
+    return name.startswith("_") and not name.startswith("__") and not of_a_tuple
 
 
 def foreign_privates() -> Iterator[tuple[str, int, str]]:
