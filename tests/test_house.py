@@ -41,6 +41,8 @@ PUBLIC_METHODS: Final = 25
 USES_OF_ANY: Final = 180
 """In the whole program, imports not counted."""
 HEAPS: Final = frozenset({"core/fair_queue.py", "core/timers.py"})
+SIMULATION: Final = "testing/sim/"
+"""It drives production code from inside, and crashes it where no caller could."""
 
 _RIDDLES: Final = """
 vigil watched courier manifest endings parcel parcels route homes pulse neighbours elsewhere desk audience
@@ -55,6 +57,11 @@ VAGUE_PEOPLE: Final = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IG
 """Pronouns where the program has a noun: a recipient, a sender, an account, a process."""
 
 EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
+    "foreign_privates": {
+        "cli/common.py": 1,
+        "storage/postgres/ledger.py": 1,
+        "transports/connections.py": 1,
+    },
     "large_classes": {
         "storage/queries.py LedgerQueries": 27,
     },
@@ -234,6 +241,38 @@ def vague_people() -> Iterator[tuple[str, int, str]]:
             yield file, len(found), f"says {', '.join(sorted(set(found)))} where it has a noun"
 
 
+def private(name: str) -> bool:
+    """Whether a name is its owner's alone; those that every named tuple has are public."""
+    of_a_tuple = name in ("_replace", "_asdict", "_fields", "_make")
+    return name.startswith("_") and not name.startswith("__") and not of_a_tuple
+
+
+def foreign_privates() -> Iterator[tuple[str, int, str]]:
+    """Uses of another object's underscore names; a class may use those of its own kind."""
+    for file in FILES:
+        if file.startswith(SIMULATION):
+            continue
+        nodes = list(ast.walk(tree(file)))
+        own = {node.name for node in nodes if isinstance(node, Function)}
+        own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and of_itself(node)}
+        found = [
+            ast.unparse(node)
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and private(node.attr)
+            and node.attr not in own
+            and not of_itself(node)
+        ]
+        if found:
+            yield file, len(found), f"uses underscore names of other objects: {', '.join(found)}"
+
+
+def of_itself(node: ast.Attribute) -> bool:
+    """Whether this is an attribute of `self`, `cls` or `super()`."""
+    value = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
+
+
 def stray_heaps() -> Iterator[tuple[str, int, str]]:
     for file in FILES:
         uses = sum(
@@ -273,6 +312,7 @@ RULES: Final[tuple[Rule, ...]] = (
     missing_docstrings,
     riddles,
     vague_people,
+    foreign_privates,
     stray_heaps,
     ignored_types,
     uses_of_any,
