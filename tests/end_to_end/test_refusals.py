@@ -106,6 +106,14 @@ async def test_an_account_gets_as_many_of_its_own_refusals_as_it_asks_for(place:
     assert [one["id"] for one in answer.json["refusals"]] == [mine[2], mine[1]]
 
 
+@pytest.mark.parametrize("type", ["", '"type":null,', '"type":7,'])
+async def test_a_frame_without_a_type_is_told_so(place: Place, type: str) -> None:
+    async with place.join("phone") as phone:
+        await phone.say_text(f'{{{type}"seq_id":"n-0","to":"lock"}}')
+        said = await phone.hear_of("n-0")
+        assert (said["code"], said["detail"]) == (2, "not a frame: its `type` is missing, or not a text")
+
+
 async def test_a_refusal_names_the_kind_of_account_in_plain_words(place: Place) -> None:
     async with place.join("phone") as phone, place.join("lock") as lock:
         await phone.say("No Type", seq_id="n-1", to="lock")

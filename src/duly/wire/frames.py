@@ -186,7 +186,7 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
     """A frame that a decoder of known fields has refused: because it has others, or because it is none."""
     try:
         fields = _decode_fields(text)
-        type_ = msgspec.json.decode(fields.get("type", b"null"), type=str)
+        type_ = _type_in(fields)
         is_push = "cursor" in fields and "seq_id" not in fields
         known = _BY_TYPE.get(type_, _PUSH if is_push else _COMMAND)
         more = {name: raw for name, raw in fields.items() if name not in known}
@@ -198,6 +198,13 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
         if isinstance(problem, msgspec.ValidationError):
             problem = other
     raise Malformed(f"not a frame: {_mild(problem)}") from None
+
+
+def _type_in(fields: Fields) -> str:
+    try:
+        return msgspec.json.decode(fields.get("type", b"null"), type=str)
+    except msgspec.ValidationError:
+        raise msgspec.ValidationError("its `type` is missing, or not a text") from None
 
 
 def seq_id_in(text: bytes | str) -> str | float | None:

@@ -57,6 +57,27 @@ async def test_what_is_over_stays_over_however_many_say_something_at_the_same_mo
         assert len(before) <= 1, "whoever was first, is"
 
 
+async def test_an_update_at_one_hub_takes_back_nothing_that_a_person_says_at_another(
+    hubs: list[Tower],
+) -> None:
+    """Both change the status of one alert at the same moment. The slower one reads it again; a sentinel that
+    is told to try again does."""
+    await hubs[0].add(Role.SENTINEL, "gate")
+    await hubs[0].profile("home")
+    for n in range(20):
+        id_ = f"event-{n}"
+        await hubs[0].post(event(id_))
+        data = {"event": id_, "location": {"lat": n}}
+        update = {"type": "alert_update", "seq_id": f"u-{n}", "data": data}
+        said, _ = await asyncio.gather(
+            hubs[0].post(update), hubs[1].do("alert.ack", event=id_, by="ann", note="on my way")
+        )
+        while said[1]["code"] == 4:
+            said = await hubs[0].post(update)
+        shown = await hubs[1].show(id_)
+        assert (shown["status"], shown["by"], shown["location"]) == ("acknowledged", "ann", {"lat": n})
+
+
 async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_corrected(
     hubs: list[Tower], hook: Receiver
 ) -> None:

@@ -21,6 +21,7 @@ from duly.core.fanout.plan import (
     DoubtPolicy,
     FanoutPolicy,
     GroupingTraits,
+    ItemSeen,
     PlannedDelivery,
     StartAttempt,
 )
@@ -379,6 +380,26 @@ def test_a_message_about_another_is_stored_once_with_what_it_changes() -> None:
     tower.disk.buckets["alerts"]["x"] = b"newer"
     assert verdicts(tower.driver.give(MachineEvent(amend))) == ["duplicate"]
     assert tower.disk.buckets["alerts"] == {"x": b"newer"}
+
+
+@pytest.mark.parametrize(("seen", "found"), [(None, b"other"), (b"old", b"other"), (b"old", None)])
+def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_tried_again(
+    seen: bytes | None, found: bytes | None
+) -> None:
+    """Another hub has changed it between the look and the commit."""
+    tower = Tower("mail")
+    alerts = tower.disk.buckets.setdefault("alerts", {})
+    if found is not None:
+        alerts["x"] = found
+    before = dict(alerts)
+    change = Message("gate", "change-1", "alert_update", "event-0", b"{}", tower.clock.now())
+    put = PutItem("alerts", "x", b"new")
+    late = Amendment(change, "here", (put,), ItemSeen("alerts", "x", seen))
+    (reply,) = only(Reply, tower.driver.give(MachineEvent(late)))
+    assert (reply.verdict.retry, alerts) == (True, before)
+    again = Amendment(change, "here", (put,), ItemSeen("alerts", "x", found))
+    assert verdicts(tower.driver.give(MachineEvent(again))) == ["fresh"], "its id was not burned"
+    assert alerts == {"x": b"new"}
 
 
 def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:

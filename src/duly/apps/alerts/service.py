@@ -46,6 +46,7 @@ from duly.core.fanout.plan import (
     AttemptEnded,
     DeliveriesChanged,
     FanoutPolicy,
+    ItemSeen,
     StartAttempt,
 )
 from duly.core.lifecycle import State
@@ -298,7 +299,9 @@ class AlertService:
             writes = self.operations.writes(alert, status, now, silenced=silence is not None)
             notified = any(isinstance(one, Deliver) for one in writes)
             missed = not notified and silence is None and self.operations.is_unnotified(alert, status)
-            await self._commit(Amendment(message, session, (*writes, note(alert.key)) if missed else writes))
+            writes = (*writes, note(alert.key)) if missed else writes
+            seen = ItemSeen(STATUSES, name_in_bucket(alert.key), alert.said)
+            await self._commit(Amendment(message, session, writes, seen))
         if missed:
             await self._unnotified.notify(alert.key)
 

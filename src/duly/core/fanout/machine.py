@@ -38,6 +38,7 @@ from duly.core.messages import Answer, Message, Verdict, Word
 from duly.core.operations import (
     Admit,
     Advance,
+    CheckItem,
     Deliver,
     DeliveryKind,
     DeliveryRef,
@@ -220,11 +221,11 @@ class Fanout:
             return self._recall(message, refusal, origin, now)
 
         def done(results: Results, now: int) -> list[Todo]:
-            verdict = results.of(admit)
+            verdict = results.find(admit) or UNABLE
             return [Reply(origin, message, verdict), *([MachineEffect(amend)] if verdict.fresh else [])]
 
         admit = Admit(message, self._until(message, now), now, State.DONE, amend.writes)
-        return Step((admit,), done, (Reply(origin, message, UNABLE),))
+        return Step((_unless_changed(amend, admit),), done, (Reply(origin, message, UNABLE),))
 
     # ── on the way ───────────────────────────────────────────────────────────────────────────────
 
@@ -388,3 +389,13 @@ class Fanout:
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much."""
         self._active.queues.shift(by)
+
+
+def _unless_changed(amend: Amendment, admit: Admit) -> Admit | CheckItem:
+    """The write that admits an amendment if what it was derived from is still the same."""
+    seen = amend.seen
+    if seen is None:
+        return admit
+    if seen.body is None:
+        return CheckItem(seen.bucket, seen.name, otherwise=(admit,))
+    return CheckItem(seen.bucket, seen.name, seen.body, then=(admit,))

@@ -131,12 +131,22 @@ class AttemptEnded(Struct, frozen=True):
     rest: int = 0
 
 
+class ItemSeen(Struct, frozen=True):
+    """An item of the ledger as it was read; `body` is None if there was none."""
+
+    bucket: str
+    name: str
+    body: bytes | None
+
+
 class Amendment(Struct, frozen=True):
-    """Event: a message about another one. Its `writes` are committed with it, once."""
+    """Event: a message about another one. Its `writes` are committed with it, once, if the item from which
+    they were derived (`seen`) has not changed since; otherwise its sender has to try again."""
 
     message: Message
     origin: Origin
     writes: Group
+    seen: ItemSeen | None = None
 
 
 class DeliveriesChanged(Struct, frozen=True):
