@@ -11,6 +11,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, key_cert_sign=True, crl_sign=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+
 
 class Authority:
     """`ca` is its own certificate, for those who are to trust it."""
@@ -23,15 +28,16 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(self._cert.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *places: str) -> tuple[Path, Path]:
+    def issue(self, name: str, *places: str, identified: bool = True) -> tuple[Path, Path]:
         """The files of a certificate (with the authority's behind it) and its key. Places are addresses or
-        host names it is good for."""
+        host names it is good for. One that is not `identified` does not say by which key it was signed, like
+        those of older tools; Python 3.13 no longer trusts it."""
         key = ec.generate_private_key(ec.SECP256R1())
         good_for = [
             x509.IPAddress(ipaddress.ip_address(place)) if place[0].isdigit() else x509.DNSName(place)
             for place in places or (name,)
         ]
-        cert = self._sign(_name(name), key, x509.SubjectAlternativeName(good_for))
+        cert = self._sign(_name(name), key, x509.SubjectAlternativeName(good_for), identified)
         cert_file, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM) + self.ca.read_bytes())
         key_file.write_bytes(
@@ -44,10 +50,14 @@ class Authority:
         return cert_file, key_file
 
     def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        extension: x509.ExtensionType,
+        identified: bool = True,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        return (
+        draft = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
@@ -56,8 +66,14 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=2))
             .add_extension(extension, critical=True)
-            .sign(self._key, hashes.SHA256())
         )
+        if identified:
+            own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            draft = draft.add_extension(own, critical=False).add_extension(issuer, critical=False)
+        if subject == self._name:
+            draft = draft.add_extension(_SIGNS_CERTIFICATES, critical=True)
+        return draft.sign(self._key, hashes.SHA256())
 
 
 def _name(text: str) -> x509.Name:

@@ -91,7 +91,7 @@ async def test_a_hub_with_a_certificate_serves_mqtt_with_tls_beyond_this_machine
 async def test_the_hub_trusts_its_own_broker_by_its_certificate_whatever_name_it_carries(
     authority: Authority, tmp_path: Path
 ) -> None:
-    cert, key = authority.issue("hub.example")
+    cert, key = authority.issue("hub.example", identified=False)
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0, tls_cert=str(cert), tls_key=str(key)))
     await hub.start()  # it waits for its own connection
     try:
