@@ -52,7 +52,7 @@ check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/lint-imports --no-cache
 
 compile: $(VENV)/.dev # the tests, once: otherwise all workers begin with it at the same time
-	$(BIN)/pytest --collect-only -qq -p no:xdist > $(VENV)/.collected
+	@said=$$($(BIN)/pytest --collect-only -qq -p no:xdist) || { echo "$$said"; false; }
 
 simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
 	$(BIN)/duly sim --seeds $(SEEDS)

@@ -19,6 +19,7 @@ from duly.clients.node.tasks import Task
 from duly.core.acl import AccountClass
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed, NotAllowed
 from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.link import MqttLink
 from tests import servers
 
 USERS = [BrokerLogin("A", "pa"), BrokerLogin("B", "pb")]
@@ -158,12 +159,15 @@ async def test_an_observer_who_does_not_see_everything_proves_nothing(mosquitto_
         await check(observer(port), USERS, "nodes", patience=1.0)
 
 
-async def test_who_cannot_get_in_is_told_so(mosquitto_with: StartWith) -> None:
+async def test_who_cannot_get_in_is_told_so(
+    mosquitto_with: StartWith, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = mosquitto_with(broker_rules.mosquitto(WANTED))
     with pytest.raises(ConnectionRefused):
         await check(observer(port), [*USERS, BrokerLogin("C", "unknown")], "nodes")
     with pytest.raises(ConnectionRefused):
         await check(BrokerAddress.parse(f"mqtt://boss:wrong@127.0.0.1:{port}"), USERS, "nodes")
+    monkeypatch.setattr(MqttLink.connected, "__defaults__", (0.5,))  # not ten seconds
     with pytest.raises(ConnectionLost):
         await check(observer(servers.free_port()), USERS, "nodes")
 

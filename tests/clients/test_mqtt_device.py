@@ -65,7 +65,10 @@ class Place:
 
 
 @pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Place]:
+    monkeypatch.setattr("duly.server.mqtt_service.SWEEP_SECONDS", 0.2)
     outside = ""
     if request.param != "embedded":
         broker = request.getfixturevalue(f"{request.param}_server")

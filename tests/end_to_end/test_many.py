@@ -22,8 +22,13 @@ from tests.stopwatch import Stopwatch
 
 @pytest.fixture(params=["rung", "deaf"])
 async def town(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres_server: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Town]:
+    if request.param == "deaf":
+        monkeypatch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
     it = Town(tmp_path, postgres_server, patience=2)
     await it.start(3, deaf=request.param == "deaf")
     yield it

@@ -18,8 +18,13 @@ from tests.servers import Postgres
 
 @pytest.fixture(params=["rung", "deaf"])
 async def town(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres_server: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Town]:
+    if request.param == "deaf":
+        monkeypatch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
     it = Town(tmp_path, postgres_server, max_queued=1_000)
     await it.start(2, deaf=request.param == "deaf")
     yield it
