@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from duly.core.heartbeats import Promise
+from duly.apps.alerts.heartbeats import Heartbeats
+from duly.core.heartbeats import HeartbeatWatch, Promise
 from duly.core.ids import event_id
+from duly.core.messages import Message
 from duly.core.monitor import machine as monitors
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
@@ -81,6 +83,16 @@ def forgotten_at_the_windows_end(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
+def critical_ones_are_forgotten(patch: Patch) -> None:
+    """A critical signal that was held back as a repeat is not judged again when its window ends."""
+    lapsed = MonitoredDevices.lapsed
+
+    def forget(self: MonitoredDevices, now: int) -> list[Any]:
+        return [one for one in lapsed(self, now) if not one[2].signal(one[0], one[1]).critical]
+
+    patch.setattr(MonitoredDevices, "lapsed", forget)
+
+
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
     hold = Monitor._hold
@@ -100,11 +112,29 @@ def return_not_told(patch: Patch) -> None:
     patch.setattr(Promise, "kept", kept)
 
 
+def silence_not_noticed(patch: Patch) -> None:
+    """The tower waits for a sentinel that promised heartbeats, however long."""
+    patch.setattr(HeartbeatWatch, "overdue", lambda self, promises, patience, elapsed, now: [])
+
+
+def silence_not_told(patch: Patch) -> None:
+    """The tower notes that a sentinel is silent, and tells nobody."""
+    begin = Heartbeats.__init__
+
+    async def mute(message: Message) -> None:
+        return
+
+    def muted(self: Heartbeats, ledger: Any, profiles: Any, report: Any, take_back: Any, known: Any) -> None:
+        begin(self, ledger, profiles, mute, take_back, known)
+
+    patch.setattr(Heartbeats, "__init__", muted)
+
+
 PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
         called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        return_not_told,
+        return_not_told, critical_ones_are_forgotten, silence_not_noticed, silence_not_told,
     )
 }  # fmt: skip
