@@ -75,17 +75,6 @@ def a_repeat_is_news(patch: Patch) -> None:
     patch.setattr(MqttDevices, "_is_repeat", lambda self, name, status: False)
 
 
-def what_the_broker_kept_is_news(patch: Patch) -> None:
-    """A device that was given up is online again when the broker repeats its last status."""
-    sweep = MqttDevices.sweep
-
-    async def forget(self: MqttDevices) -> None:
-        await sweep(self)
-        self._given_up.clear()
-
-    patch.setattr(MqttDevices, "sweep", forget)
-
-
 def only_wills_are_heard(patch: Patch) -> None:
     """A device is gone when the broker says so, and a broker that dies says nothing."""
 
@@ -117,7 +106,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
-        bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news, what_the_broker_kept_is_news,
+        bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
         only_wills_are_heard, pushes_go_out_at_once, tasks_are_sent_once,
     )
 }  # fmt: skip

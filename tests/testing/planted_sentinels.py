@@ -83,16 +83,6 @@ def forgotten_at_the_windows_end(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
-def critical_ones_are_forgotten(patch: Patch) -> None:
-    """A critical signal that was held back as a repeat is not judged again when its window ends."""
-    lapsed = MonitoredDevices.lapsed
-
-    def forget(self: MonitoredDevices, now: int) -> list[Any]:
-        return [one for one in lapsed(self, now) if not one[2].signal(one[0], one[1]).critical]
-
-    patch.setattr(MonitoredDevices, "lapsed", forget)
-
-
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
     hold = Monitor._hold
@@ -135,6 +125,6 @@ PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
         called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        return_not_told, critical_ones_are_forgotten, silence_not_noticed, silence_not_told,
+        return_not_told, silence_not_noticed, silence_not_told,
     )
 }  # fmt: skip

@@ -338,20 +338,21 @@ def own_session(world: World) -> Iterator[Finding]:
 
 
 def missed(world: World) -> Iterator[Finding]:
-    """[P5] Apps are told soon that a device has died with the broker. This does not hold if the hub died
-    meanwhile, nor if its disk had failed just before: it may not have known the device's last connection."""
+    """[P5] Apps are told soon that a device has died with the broker, and not that it is back. This does not
+    hold if the hub died since, nor if its disk had failed just before: it may not have known the last
+    connection of the device."""
     assert isinstance(world, MqttWorld)
     lines = [(at, what) for at, who, what, _ in world.log.lines if who == HUB]
     for lost in world.mqtt_log.blackouts:
-        until = lost.at + NOTICED
-        excused = any(
-            lost.at - RECOVERY <= at <= (until if what == "dies" else lost.at)
-            for at, what in lines
-            if what == "dies" or what.startswith("disk fails")
-        )
-        told = [on for at, device, on in world.mqtt_log.presence if device == lost.device and at <= until]
-        if not excused and told and told[-1]:
+        until, shaken = lost.at + NOTICED, lost.at - RECOVERY
+        told = [(at, on) for at, device, on in world.mqtt_log.presence if device == lost.device]
+        deaths = [at for at, what in lines if what == "dies" and at >= shaken]
+        failed = any(what.startswith("disk fails") and shaken <= at <= lost.at for at, what in lines)
+        believed = [on for at, on in told if at <= until]
+        if not failed and believed and believed[-1] and not any(at <= until for at in deaths):
             yield f"{lost.device} died with the broker, and apps still believe that it is online", b""
+        if any(on and at > until and not any(death <= at for death in deaths) for at, on in told):
+            yield f"{lost.device} died with the broker, and apps were told that it is back", b""
 
 
 MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
