@@ -25,6 +25,7 @@ from duly.core.steps import Arrived, Reply, Step, Todo
 from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
+from duly.identity.account_directory import AccountDirectory
 from duly.storage import interpreter
 from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
@@ -381,6 +382,11 @@ def ends_are_not_looked_for(patch: Patch) -> None:
     patch.setattr(GatewayRemoteHubs, "_learn_ends", ignore)
 
 
+def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
+    """A hub believes its own memory of grants, which is a second old."""
+    patch.setattr(AccountDirectory, "proof", lambda self, principal, device="": ())
+
+
 PLANTED_BETWEEN_HUBS: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -388,5 +394,6 @@ PLANTED_BETWEEN_HUBS: dict[str, Callable[[Patch], None]] = {
         no_attempt_fence, no_takeover,
         nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
         a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
+        revoked_elsewhere_is_allowed_here,
     )
 }  # fmt: skip

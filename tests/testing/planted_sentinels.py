@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from duly.core.heartbeats import Promise
+from duly.apps.alerts.heartbeats import Heartbeats
+from duly.core.heartbeats import HeartbeatWatch, Promise
 from duly.core.ids import event_id
+from duly.core.messages import Message
 from duly.core.monitor import machine as monitors
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
@@ -101,11 +103,29 @@ def return_not_told(patch: Patch) -> None:
     patch.setattr(Promise, "kept", kept)
 
 
+def silence_not_noticed(patch: Patch) -> None:
+    """The tower waits for a sentinel that promised heartbeats, however long."""
+    patch.setattr(HeartbeatWatch, "overdue", lambda self, promises, patience, elapsed, now: [])
+
+
+def silence_not_told(patch: Patch) -> None:
+    """The tower notes that a sentinel is silent, and tells nobody."""
+    begin = Heartbeats.__init__
+
+    async def mute(message: Message) -> None:
+        return
+
+    def muted(self: Heartbeats, ledger: Any, profiles: Any, report: Any, take_back: Any, known: Any) -> None:
+        begin(self, ledger, profiles, mute, take_back, known)
+
+    patch.setattr(Heartbeats, "__init__", muted)
+
+
 PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
         called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        return_not_told,
+        return_not_told, silence_not_noticed, silence_not_told,
     )
 }  # fmt: skip

@@ -25,6 +25,7 @@ from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED, PLANTED_BETWEEN_HUBS
 from tests.testing.planted_in_chat import PLANTED as PLANTED_IN_CHAT
 from tests.testing.planted_in_delivery import PLANTED as PLANTED_IN_DELIVERY
+from tests.testing.planted_in_mqtt import PLANTED as PLANTED_IN_MQTT
 from tests.testing.planted_in_nodes import PLANTED as PLANTED_IN_NODES
 from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
 
@@ -71,7 +72,8 @@ SENTINELS = BugFamily("sentinels", PLANTED_IN_SENTINELS, 100)
 NODES = BugFamily("nodes", PLANTED_IN_NODES, 100)
 BETWEEN_HUBS = BugFamily("hubs", PLANTED_BETWEEN_HUBS)
 DELIVERY = BugFamily("gateway", PLANTED_IN_DELIVERY)
-FAMILIES: Final = (KERNEL, CHAT, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY)
+MQTT = BugFamily("mqtt", PLANTED_IN_MQTT)
+FAMILIES: Final = (KERNEL, CHAT, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY, MQTT)
 
 
 def record(worlds: Collection[str]) -> None:

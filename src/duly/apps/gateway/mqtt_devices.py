@@ -92,7 +92,7 @@ RUSH_SECONDS: Final = 0.1
 """So many messages within so long are a reason to look who sends them. A large one counts as several."""
 
 STRAYS: Final = 100
-"""Topics that were planted in our session, of which we remember that we have unsubscribed them."""
+"""Topics that were planted in our session and are unsubscribed at the same time, at most."""
 
 
 class _HeardMessage(Struct, frozen=True):
@@ -289,15 +289,20 @@ class MqttDevices:
         """Another client has planted a subscription in our session: it is removed."""
         if topic not in self._strays and len(self._strays) < STRAYS:
             self._strays.add(topic)
-            ours = {*self.answers, *self.reports}
+            self._tasks.do("mqtt unsubscription", self._unsubscribe(topic))
+
+    async def _unsubscribe(self, topic: str) -> None:
+        """Ends the subscription in both sessions; if the connection breaks meanwhile, the next message on
+        that topic has it ended."""
+        ours = {*self.answers, *self.reports}
+        filters = [each for each in _filters(topic) if each not in ours]
+        try:
             for link in (self.link, self.reports_link):
                 if link is not None:
-                    filters = [each for each in _filters(topic) if each not in ours]
-                    self._tasks.do("mqtt unsubscription", self._unsubscribe(link, filters))
-
-    async def _unsubscribe(self, link: DeviceLink, filters: list[str]) -> None:
-        with suppress(DulyError):
-            await link.unsubscribe(*filters)
+                    with suppress(DulyError):
+                        await link.unsubscribe(*filters)
+        finally:
+            self._strays.discard(topic)
 
     async def _handle(self, heard: _HeardMessage) -> None:
         if heard.kind is FdKind.STATUS:

@@ -7,11 +7,12 @@ nodes.py          processes with the production machines and engine, connected b
 world.py          one run: faults, then calm, then replays of old frames; and its log
 checkers.py       what must hold, judged by the log alone
 gateway.py        the same run with the production gateway, apps and devices
-multi_hub.py      and with several hubs on one ledger
+multi_hub.py      and with several hubs on one ledger; guests.py: an app that loses its grant at one of them
 chat.py           and with people who chat
 tower.py          a fanout with channels that fail
 sentinels.py      sentinels and a tower: signals, countdowns, corrections
 broker.py         an MQTT broker; peers.py: nodes that use it
+mqtt.py           the gateway with MQTT devices, and attackers at their broker
 push_checkers.py  what must hold of pushes and presence
 runner.py         many seeds, shrinking, the report
 """

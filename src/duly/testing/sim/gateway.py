@@ -294,7 +294,7 @@ class GatewayHub(SimProcess):
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         names = list(self.world.nodes)
-        self.accounts = OpenAccounts(
+        self.accounts = await self.open_accounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
         audit = AuditLog(self.ledger)
@@ -305,6 +305,10 @@ class GatewayHub(SimProcess):
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()
+
+    async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
+        """The accounts of the devices and apps."""
+        return OpenAccounts(devices, apps)
 
     def notifier(self) -> Notifier | None:
         """The notifier, where there are several hubs."""

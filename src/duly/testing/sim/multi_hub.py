@@ -3,14 +3,15 @@
 Clients move from hub to hub as their connections break; each hub dies around its own commits. Hubs also
 hang, and go on when the others have taken them for dead; they notice late that a client has left; and a
 device may leave for good. Some commands are also asked about by a request that waits for the outcome at
-any hub, as `POST /v1/messages?wait=` does. Seen from outside it is one hub: the same checkers judge it, and
-every write counts as that hub's.
+any hub, as `POST /v1/messages?wait=` does; and a guest loses its grant at one hub. Seen from outside it is
+one hub: the same checkers judge it, and every write counts as that hub's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -24,9 +25,11 @@ from duly.cluster.remote import POLL_SECONDS
 from duly.core import operations as w
 from duly.core.messages import Message, Verdict, key_of
 from duly.core.outbox import SILENT
+from duly.errors import DulyError
 from duly.storage.memory import Disk
 from duly.testing.sim.checkers import CHECKERS, Finding
-from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld
+from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld, OpenAccounts
+from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, shut_out
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.push_checkers import kept
@@ -125,6 +128,12 @@ class MultiHub(GatewayHub):
         await super().begin()
         self.spawn(self._poll())
 
+    async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
+        admit_guest(self.disk)
+        self.guests = GuestAccounts(devices, apps, self.ledger)
+        await self.guests.shared.refresh()
+        return self.guests
+
     def notifier(self) -> Notifier:
         notifier = LossyNotifier(self, self.world.bus)
         self.world.bus.notifiers.append(notifier)
@@ -134,6 +143,11 @@ class MultiHub(GatewayHub):
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self.gateway.remote.refresh()
+            before = self.guests.shared.version
+            with suppress(DulyError):
+                await self.guests.shared.catch_up()
+                if self.guests.shared.version != before:
+                    await self.gateway.review()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
         stays = self.world.hubs_log.stays
@@ -202,6 +216,7 @@ class MultiHubWorld(GatewayWorld):
         self.log = self.hubs_log = MultiHubLog()
         self.curious = Random(f"requests {plan.seed}")
         """draws which commands are asked about, where and when"""
+        self._guest = GuestVisit(self)
 
     def _hubs(self) -> list[SimProcess]:
         hubs: list[SimProcess] = [self.hub(self, name, 0) for name in HUBS[: self.rng.choice([2, 3])]]
@@ -209,8 +224,12 @@ class MultiHubWorld(GatewayWorld):
             hub.disk = hubs[0].disk
         return hubs
 
+    def hubs(self) -> list[MultiHub]:
+        """All hubs, also those that are dead."""
+        return [node for node in self.nodes.values() if isinstance(node, MultiHub)]
+
     def hub_for(self, client: str, tries: int) -> GatewayHub:
-        hubs = [node for node in self.nodes.values() if isinstance(node, MultiHub)]
+        hubs = self.hubs()
         return hubs[(int(client[3:]) + client.startswith("dev") + tries) % len(hubs)]
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
@@ -224,6 +243,8 @@ class MultiHubWorld(GatewayWorld):
                 log.usurped.append(ref.key)
             case w.DropItem(bucket="registry", name=device), True:
                 log.unregistered.append((self.loop.time(), device))
+            case w.DropItem(bucket="grants"), True:
+                self._guest.revoked()
         super().committed(self.nodes["hub"] if isinstance(node, MultiHub) else node, disk, write, result)
 
     def _is_seizure(self, node: SimProcess, take: w.Take) -> bool:
@@ -233,9 +254,7 @@ class MultiHubWorld(GatewayWorld):
             return False
         holder = self.hubs_log.holders.get(take.ref)
         return holder != take.worker and any(
-            hub.ready and hub.ledger.worker == holder and hub.well(now - LAPSE, now)
-            for hub in self.nodes.values()
-            if isinstance(hub, MultiHub)
+            hub.ready and hub.ledger.worker == holder and hub.well(now - LAPSE, now) for hub in self.hubs()
         )
 
     def ask(self, name: str, frame: bytes) -> None:
@@ -246,7 +265,7 @@ class MultiHubWorld(GatewayWorld):
             self.loop.call_later(self.curious.random() / 2, self._ask, name, key, frame)
 
     def _ask(self, name: str, key: bytes, frame: bytes) -> None:
-        hub = self.curious.choice([node for node in self.nodes.values() if isinstance(node, MultiHub)])
+        hub = self.curious.choice(self.hubs())
         if hub.ready:
             (session,) = FrameBatch(1).waiters
             self.hubs_log.requests.append(OutcomeRequest(key, hub, hub.incarnation, session))
@@ -261,6 +280,8 @@ class MultiHubWorld(GatewayWorld):
             hub = rng.choice(hubs)
             assert isinstance(hub, MultiHub)
             later(rng.random() * BUSY, hub.hang, 2 + rng.random() * (HANGS - 2))
+        if not self.plan.faultless:
+            self._guest.schedule()
         if self.plan.crash and rng.random() < 0.3:
             later(rng.random() * BUSY, self._leave_for_good, rng.choice(receivers))
 
@@ -316,5 +337,5 @@ def awaited(world: World) -> Iterator[Finding]:
 
 
 MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, kept, reachable, registered, by_whom_it_was, left_alone, awaited,
+    *CHECKERS, kept, reachable, registered, by_whom_it_was, left_alone, awaited, shut_out,
 )  # fmt: skip

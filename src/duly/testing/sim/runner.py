@@ -16,6 +16,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
+from duly.testing.sim.mqtt import MQTT_CHECKERS, MqttWorld
 from duly.testing.sim.multi_hub import MULTI_HUB_CHECKERS, MultiHubWorld
 from duly.testing.sim.peers import NodesWorld
 from duly.testing.sim.plan import SimPlan, plan
@@ -54,6 +55,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "tower": TowerWorld,
     "sentinels": SentinelWorld,
     "nodes": NodesWorld,
+    "mqtt": MqttWorld,
 }
 _CHECKERS: Final = {
     "gateway": GATEWAY_CHECKERS,
@@ -61,6 +63,7 @@ _CHECKERS: Final = {
     "chat": CHAT_CHECKERS,
     "tower": TOWER_CHECKERS,
     "sentinels": SENTINEL_CHECKERS,
+    "mqtt": MQTT_CHECKERS,
 }
 """The checkers of worlds that make other promises, or more."""
 

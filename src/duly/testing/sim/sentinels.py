@@ -1,7 +1,8 @@
 """Worlds of alerts: production sentinels and the production tower, with simulated sockets between them.
 
 Monitors report signals, people cancel, processes die around every commit, links break, disks fail, clocks
-are wrong. The checkers compare what sentinels have stored with what the tower has at the end.
+are wrong; a sentinel may be cut off for so long that the tower has to notice. The checkers compare what
+sentinels have stored with what the tower has at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -62,6 +64,11 @@ POLICY: Final = SentinelPolicy(
 PROFILE: Final = msgspec.json.encode(Profile(grace=4 * SECOND))
 CHECK_SECONDS: Final = 2.0
 """How often the tower checks which sentinels are silent."""
+CUT_OFF: Final = 22.0
+"""Seconds for which one sentinel is cut off in worlds with cuts."""
+NOTICED: Final = 3 + 4 + 2 * CHECK_SECONDS + 3
+"""Seconds after its last heartbeat within which a silent sentinel is reported: the promise, the grace, two
+checks, and what storing takes."""
 DEVICES: Final = ("belt", "band")
 REASONS: Final = ("disconnect", "fall")
 SIGNALS: Final = 4
@@ -198,6 +205,20 @@ class SentinelWorld(World):
         self.reported: dict[int, tuple[float, bool]] = {}
         """when alerts were reported, and whether they are critical"""
         self.stored_at: dict[bytes, float] = {}
+        self.heartbeats: dict[str, list[float]] = {}
+        """when the tower stored heartbeats of each sentinel"""
+        self.silences: list[tuple[float, str]] = []
+        """when the tower stored an alert about a silent sentinel"""
+
+    def _schedule_faults(
+        self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
+    ) -> None:
+        super()._schedule_faults(senders, receivers, hubs)
+        if self.plan.cuts:
+            rng = Random(f"silence {self.plan.seed}")
+            name, begin = rng.choice(senders).name, 10 + rng.random() * (BUSY - 10)
+            self.loop.call_later(begin, self.network.sever, "hub", name)
+            self.loop.call_later(begin + CUT_OFF, self.network.mend, "hub", name)
 
     def happened(self, node: SimWatcher, device: str, what: str) -> None:
         """Note what a monitor or a person did."""
@@ -228,12 +249,18 @@ class SentinelWorld(World):
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
                 if isinstance(node, SimWatcher):
                     self._stored(node, message, started=bool(write.state))
-                elif message.kind == EVENT and read_event(message.body).trigger_reason != SILENT:
+                elif message.kind == EVENT and read_event(message.body).trigger_reason == SILENT:
+                    self.silences.append((self.loop.time(), message.scope))
+                    self.log.note(node.name, f"reports that {message.scope} is silent")
+                elif message.kind == EVENT:
                     at = asyncio.get_running_loop().time()
                     self.log.effects.append(Seen(at, node.name, node.incarnation, message, 1))
                     self.log.note(node.name, "EVENT listed", message.key)
             case w.Take(ref=ref, attempt=0), True if isinstance(node, SimWatcher):
                 self._went_out(node, ref.key)
+            case ((w.PutItem(bucket=bucket, body=body) | w.PutNewItem(bucket=bucket, body=body)), _):
+                if bucket == PROMISES and not (promise := msgspec.json.decode(body, type=Promise)).silent:
+                    self.heartbeats.setdefault(promise.sentinel, []).append(self.loop.time())
 
     def _stored(self, node: SimWatcher, message: Message, *, started: bool) -> None:
         if message.kind == EVENT:
@@ -355,6 +382,23 @@ def heard_again(world: World) -> Iterator[Finding]:
         yield "no sentinel has ever been heard", b""
 
 
+def silence_noticed(world: World) -> Iterator[Finding]:
+    """[P5] The tower stores an alert soon after a sentinel fell silent. This does not hold if the tower died,
+    its disk failed or its clock was set meanwhile: then every silence begins anew."""
+    assert isinstance(world, SentinelWorld)
+    shaken = [at for at, who, what, _ in world.log.lines if who == "hub" and what.startswith(_SHAKEN)]
+    for name, heard in world.heartbeats.items():
+        for last, following in pairwise(heard):
+            until = last + NOTICED
+            if following <= until or any(last <= at <= until for at in shaken):
+                continue
+            if not any(who == name and last < at <= until for at, who in world.silences):
+                yield f"{name} was silent for {following - last:.0f} s, and the tower did not notice", b""
+
+
+_SHAKEN: Final = ("dies", "disk fails", "clock is set")
+
+
 def listed_once(world: World) -> Iterator[Finding]:
     """[P2] The tower lists every event once, and only events of sentinels."""
     for key, count in Counter(seen.message.key for seen in world.log.effects).items():
@@ -429,6 +473,6 @@ def held_back(world: World) -> Iterator[Finding]:
 
 
 SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    arrived, not_swallowed, heard_again, listed_once, in_order, corrected, at_rest, held_back, admitted_once,
-    forward,
+    arrived, not_swallowed, heard_again, silence_noticed, listed_once, in_order, corrected, at_rest,
+    held_back, admitted_once, forward,
 )  # fmt: skip

@@ -1,0 +1,112 @@
+"""Bugs to plant in the MQTT side of a hub, most of them found by an attack. The checkers must find every one
+of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from duly.apps.gateway.device_answers import DeviceAnswers
+from duly.apps.gateway.mqtt_devices import MqttDevices
+from duly.clients.mqtt_link import MqttDeviceLink
+from duly.core import acl
+from duly.core.acl import PENDING, AccountClass, Act, Rule, Whose
+from duly.core.messages import key_of
+from duly.identity.accounts import Principal, Role
+from duly.runtime.fair_reader import FairReader
+from duly.transports.mqtt.link import MqttLink
+from duly.wire.frames import Frame
+from duly.wire.task_ids import TaskIds
+
+Patch = pytest.MonkeyPatch
+
+
+def any_device_may_answer(patch: Patch) -> None:
+    """The device that answered is taken from the command, and not proven by the msg_id."""
+    patch.setattr(TaskIds, "known", lambda self, task: True)
+    patch.setattr(TaskIds, "fits", lambda self, task, device: True)
+
+
+def an_ack_is_its_commands_device(patch: Patch) -> None:
+    """Over WebSocket, too: the name of the account that sends an `ack` is not looked at."""
+    take = DeviceAnswers.take
+
+    def believe(self: DeviceAnswers, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        command = self._inbox.under_way(key_of(frame.to or "", frame.seq_id or ""))
+        named = who if command is None else Principal(command.recipient, Role.DEVICE)
+        return take(self, named, frame)
+
+    patch.setattr(DeviceAnswers, "take", believe)
+
+
+def devices_may_command(patch: Patch) -> None:
+    """The broker lets a device publish tasks, as it lets a node."""
+    wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, Whose.ANYBODY, PENDING))
+    patch.setitem(acl.RULES, AccountClass.DEVICE, wider)
+
+
+def bad_input_ends_the_link(patch: Patch) -> None:
+    """A message that cannot be read, or was not subscribed to, raises in the reader of the link."""
+    patch.setattr(MqttDevices, "arrived", MqttDevices._sort)
+
+
+def bad_input_ends_a_reader(patch: Patch) -> None:
+    """The task that handles what a device says dies of it, and what the device says next waits for ever."""
+
+    async def serve(self: FairReader[Any], sender: str) -> None:
+        queue = self._queues[sender]
+        while queue:
+            await self._handle(queue[0])
+            queue.popleft()
+        del self._queues[sender]
+
+    patch.setattr(FairReader, "_serve", serve)
+
+
+def foreign_subscriptions_stay(patch: Patch) -> None:
+    """What others have subscribed in the hub's session is refused, message by message, and goes on."""
+    patch.setattr(MqttDevices, "_stray", lambda self, topic: None)
+
+
+def a_repeat_is_news(patch: Patch) -> None:
+    """What the broker sends again after its death counts as a word of the device."""
+    patch.setattr(MqttDevices, "_is_repeat", lambda self, name, status: False)
+
+
+def only_wills_are_heard(patch: Patch) -> None:
+    """A device is gone when the broker says so, and a broker that dies says nothing."""
+
+    async def idle(self: MqttDevices) -> None:
+        return
+
+    patch.setattr(MqttDevices, "sweep", idle)
+
+
+def pushes_go_out_at_once(patch: Patch) -> None:
+    """A push that its timer repeats goes out before those that wait until the link is up."""
+    patch.setattr(MqttDeviceLink, "connected", property(lambda self: True))
+
+
+def tasks_are_sent_once(patch: Patch) -> None:
+    """What was on its way when the connection broke is not sent again."""
+    post = MqttLink.post
+
+    def once(self: MqttLink, topic: str, payload: bytes, **more: Any) -> None:
+        sent = self.__dict__.setdefault("sent", set())
+        if not topic.endswith(PENDING) or payload not in sent:
+            sent.add(payload)
+            post(self, topic, payload, **more)
+
+    patch.setattr(MqttLink, "post", once)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
+        bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
+        only_wills_are_heard, pushes_go_out_at_once, tasks_are_sent_once,
+    )
+}  # fmt: skip

@@ -1,0 +1,30 @@
+"""Worlds of MQTT devices pass, and find what they should find."""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.testing.sim import run_seed
+from tests.testing.searching import MQTT, START
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_seed_passes(seed: int) -> None:
+    assert run_seed(seed, "mqtt").violations == ()
+
+
+@pytest.mark.parametrize("seed", [11, 15, 25, 81])
+def test_a_seed_that_once_failed_passes(seed: int) -> None:
+    """11 and 15: a push overtook earlier ones at a reconnect. 25: a device that was given up came back to
+    life when the broker repeated its last status. 81: a foreign subscription stayed in the hub's session, as
+    the connection broke while it was ended."""
+    assert run_seed(seed, "mqtt").violations == ()
+
+
+@START
+@pytest.mark.parametrize("name", MQTT.bugs)
+def test_a_planted_bug_is_caught_within_200_seeds(
+    name: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MQTT.bugs[name](monkeypatch)
+    assert MQTT.noticed(name, start) is not None
