@@ -89,7 +89,7 @@ class Rule(Struct, frozen=True):
                 names = (ANYBODY,) if peers is None else peers
             case Whose.ANYBODY:
                 names = (ANYBODY,)
-            case Whose.HUB:
+            case Whose.HUB:  # pragma: no branch
                 names = (HUB,)
         return [f"{prefix}/{name}/{self.kind}" for name in names]
 

@@ -542,3 +542,39 @@ def test_what_is_not_wanted_any_more_is_cancelled_after_a_restart() -> None:
     second = FanoutTower("mail", disk=first.disk, clock=first.clock, unwanted=unwanted)
     assert second.states() == {("mail", 0): "done", ("sms", 1): "cancelled"}
     assert second.state() == "done"
+
+
+def test_a_repeat_of_what_some_have_heard_says_that_it_was_delivered() -> None:
+    tower = FanoutTower("mail", "sms")
+    first, _ = parcels(tower.report())
+    tower.went(first)
+    (reply,) = only(Reply, tower.report())
+    assert (reply.verdict.word, reply.verdict.state) == (Word.DUPLICATE, State.DELIVERED)
+
+
+def test_an_amendment_that_comes_too_late_is_refused() -> None:
+    tower = FanoutTower("mail")
+    old = Message("gate", "change-1", "alert_change", "home", b"{}", tower.clock.now() - 40 * DAY)
+    (reply,) = only(Reply, tower.driver.give(MachineEvent(Amendment(old, "c1", ()))))
+    assert reply.verdict.word is Word.STALE
+
+
+def test_a_delivery_that_was_ended_in_the_ledger_ends_its_message_when_its_attempt_fails() -> None:
+    tower = FanoutTower("mail")
+    (parcel,) = parcels(tower.report())
+    for ref, one in tower.disk.deliveries.items():
+        tower.disk.deliveries[ref] = replace(one, state=State.CANCELLED)
+    (end,) = only(ReportOutcome, tower.went(parcel, AttemptResult.NOT_SENT, "no answer"))
+    assert end.state is State.CANCELLED
+    assert tower.fanout.keys == []
+
+
+def test_who_asks_nothing_wants_every_delivery_and_cancels_none() -> None:
+    asks = FanoutQueries(
+        plan=lambda message, now: DeliveryPlan(()),
+        traits=lambda message: GroupingTraits(),
+        route=lambda recipient: RecipientPolicy(),
+        doubt=lambda recipient: DoubtPolicy.RESEND,
+    )
+    assert asks.wanted(DeliveryRef(b"key", "alert", "mail"))
+    assert not asks.cancelled(b"key")
