@@ -66,8 +66,8 @@ proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (
 ifndef SHORT
 	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
 	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py -k test_everything_dies
-	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_towns.py -k test_everything_dies
-	DULY_KILL_SECONDS=120 $(BIN)/pytest -m proof tests/end_to_end/test_chat_towns.py
+	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_hub_processes.py -k test_everything_dies
+	DULY_KILL_SECONDS=120 $(BIN)/pytest -m proof tests/end_to_end/test_chat_hub_processes.py
 endif
 
 chaos: export DULY_TEST_FORK := 0

@@ -12,7 +12,7 @@ from argon2 import PasswordHasher
 
 from duly.identity.accounts import Role
 from tests import fork_server, servers, time_limit
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 Server = TypeVar("Server", bound=servers.MqttServer)
 
@@ -92,8 +92,8 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, settings: dict[str, Any]) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub", **settings)
+async def local(tmp_path: Path, settings: dict[str, Any]) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", **settings)
     await it.start()
     await it.add(Role.APP, "phone", "tablet")
     await it.add(Role.DEVICE, "lock", "lamp")

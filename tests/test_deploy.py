@@ -1,4 +1,5 @@
-"""What is in `deploy/` is what its programs accept. `deploy.town` runs the same set: wire/test_towns.py."""
+"""What is in `deploy/` is what its programs accept. `deploy.cluster` runs the same set:
+tests/end_to_end/test_hub_processes.py."""
 
 from __future__ import annotations
 

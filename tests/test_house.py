@@ -1,5 +1,6 @@
 """The rules for names, sizes and types that every file of `src/duly` keeps, checked by reading the source.
-That a type is ignored only for a reason holds for tests, benchmarks and examples, too.
+That a type is ignored only for a reason holds for tests, benchmarks and examples, too; that a class name
+occurs once holds for the program and for the tests, each for itself.
 
 Each rule finds violations as pairs of a place ("core/inbox.py", "core/inbox.py Inbox") and a number. A
 place that still breaks a rule is listed under that rule in `EXCEPTIONS` with the number it may reach. The
@@ -157,16 +158,18 @@ def large_classes() -> Iterator[tuple[str, int, str]]:
 
 
 def repeated_classes() -> Iterator[tuple[str, int, str]]:
-    count = Counter(
-        node.name
-        for file in FILES
-        if not file.startswith(COPIED_WHOLE)
-        for _, node in definitions(file)
-        if isinstance(node, ast.ClassDef)
-    )
-    for name, times in sorted(count.items()):
-        if times > 1:
-            yield name, times, f"is the name of {times} classes; a class name occurs once"
+    tests = [file for file in TYPED_TOO if file.startswith("../../tests/")]
+    for where, files in (("the program", FILES), ("the tests", tests)):
+        count = Counter(
+            node.name
+            for file in files
+            if not file.startswith(COPIED_WHOLE)
+            for _, node in definitions(file)
+            if isinstance(node, ast.ClassDef)
+        )
+        for name, times in sorted(count.items()):
+            if times > 1:
+                yield name, times, f"is the name of {times} classes of {where}; a class name occurs once"
 
 
 @cache
@@ -201,6 +204,8 @@ def needs_docstring(name: str, node: ast.ClassDef | Function) -> bool:
     *owners, own = name.split(".")
     if own.startswith("_") or ast.get_docstring(node) or is_overload(node):
         return False
+    if any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list):
+        return False  # the function itself has one
     return not (owners and isinstance(node, Function) and inherits_docstring(owners[-1], own))
 
 

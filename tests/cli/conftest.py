@@ -60,7 +60,7 @@ class Running:
         return code
 
 
-class Place:
+class CommandLine:
     """A folder to work in, and the processes that were started there."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,8 +105,8 @@ class Place:
 
     def effects(self, name: str) -> list[str]:
         """The ids of what a device really did, by its own file."""
-        place = self.folder / f"{name}.effects"
-        return [line.split(" ")[1] for line in place.read_text().splitlines()] if place.exists() else []
+        cli = self.folder / f"{name}.effects"
+        return [line.split(" ")[1] for line in cli.read_text().splitlines()] if cli.exists() else []
 
     def end(self) -> None:
         for running in self._running:
@@ -114,16 +114,16 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    it = Place(tmp_path)
+def cli(tmp_path: Path) -> Iterator[CommandLine]:
+    it = CommandLine(tmp_path)
     yield it
     it.end()
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A hub with an app, and a lock it may command, which is online; for tests that leave it as it is."""
-    it = Place(tmp_path_factory.mktemp("home"))
+    it = CommandLine(tmp_path_factory.mktemp("home"))
     try:
         it.up()
         for args in (

@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture(params=["through the hub", "in the ledger"])
-def office(request: pytest.FixtureRequest, place: Place) -> Place:
+def office(request: pytest.FixtureRequest, cli: CommandLine) -> CommandLine:
     if request.param == "through the hub":
-        place.up()
-    return place
+        cli.up()
+    return cli
 
 
-def test_accounts_and_grants_come_and_go(office: Place) -> None:
+def test_accounts_and_grants_come_and_go(office: CommandLine) -> None:
     added = office.duly("add", "app", "phone")
     assert added.stdout.startswith("duly_"), "the token alone, so that a script can take it"
     assert added.stdout.count("\n") == 1
@@ -35,13 +35,13 @@ def test_accounts_and_grants_come_and_go(office: Place) -> None:
     assert "lock  device" in office.duly("list").stdout
 
 
-def test_a_person_who_never_talked_leaves_a_free_name(office: Place) -> None:
+def test_a_person_who_never_talked_leaves_a_free_name(office: CommandLine) -> None:
     assert office.duly("add", "user", "ann").returncode == 0
     assert office.duly("remove", "ann").returncode == 0
     assert office.ask("add", "app", "ann")["role"] == "app"
 
 
-def test_what_cannot_be_done_says_why(office: Place) -> None:
+def test_what_cannot_be_done_says_why(office: CommandLine) -> None:
     office.duly("add", "app", "phone")
     taken = office.duly("add", "device", "phone")
     assert (taken.returncode, "is taken" in taken.stderr) == (6, True)
@@ -51,44 +51,44 @@ def test_what_cannot_be_done_says_why(office: Place) -> None:
     assert (nobody.returncode, "there is no device named 'nobody'" in nobody.stderr) == (2, True)
 
 
-def test_the_list_says_who_is_here_and_who_was_last_heard_of_when(place: Place) -> None:
-    hub = place.up()
+def test_the_list_says_who_is_here_and_who_was_last_heard_of_when(cli: CommandLine) -> None:
+    hub = cli.up()
     for args in ("add device lock", "add device shed", "add app phone"):
-        place.duly(*args.split())
+        cli.duly(*args.split())
     before = time.time() * 1000
-    lock = place.device("lock")
-    known = place.ask("list")
+    lock = cli.device("lock")
+    known = cli.ask("list")
     assert known["online"] == ["lock"]
     assert before - 1 <= known["heard"].pop("lock") <= time.time() * 1000
     assert known["heard"] == {}, "the shed never came"
     lock.stop(signal.SIGKILL)
     hub.stop()
-    lines = {line.split()[0]: line.split() for line in place.duly("list").stdout.splitlines()}
+    lines = {line.split()[0]: line.split() for line in cli.duly("list").stdout.splitlines()}
     assert lines["lock"][1:3] == ["device", "?"], "without a hub nobody can tell"
     assert ":" in lines["lock"][3]
     assert lines["shed"][1:4] == ["device", "?", "never"]
     assert lines["phone"][1:4] == ["app", "may", "command"]
 
 
-def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(place: Place) -> None:
-    place.up().stop(signal.SIGKILL)
-    note = place.folder / "duly-data" / "hub.json"
+def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(cli: CommandLine) -> None:
+    cli.up().stop(signal.SIGKILL)
+    note = cli.folder / "duly-data" / "hub.json"
     # As if its pid had been given to another process since.
     text = note.read_text()
     note.write_text(text[: text.index('"pid":')] + '"pid":1}')
-    assert place.duly("add", "app", "phone").returncode == 0
-    assert [one["name"] for one in place.ask("list")["accounts"]] == ["phone"]
+    assert cli.duly("add", "app", "phone").returncode == 0
+    assert [one["name"] for one in cli.ask("list")["accounts"]] == ["phone"]
 
 
-def test_a_hub_remote_wants_an_admins_token(place: Place) -> None:
-    place.up()
-    url = f"http://127.0.0.1:{place.port}"
-    boss = place.ask("add", "admin", "boss")["token"]
-    app = place.ask("add", "app", "phone")["token"]
-    (place.folder / "far").mkdir()
-    place.folder = place.folder / "far"
-    assert place.duly("list", "--url", url).returncode == 2
-    assert place.duly("list", "--url", url, "--token", app).returncode == 4
-    assert place.duly("list", "--url", url, "--token", "duly_nonsense").returncode == 4
-    assert place.duly("list", DULY_URL=url, DULY_TOKEN=boss).returncode == 0
-    assert place.duly("list", "--url", "http://127.0.0.1:1", "--token", boss).returncode == 3
+def test_a_hub_on_another_machine_wants_an_admins_token(cli: CommandLine) -> None:
+    cli.up()
+    url = f"http://127.0.0.1:{cli.port}"
+    boss = cli.ask("add", "admin", "boss")["token"]
+    app = cli.ask("add", "app", "phone")["token"]
+    (cli.folder / "far").mkdir()
+    cli.folder = cli.folder / "far"
+    assert cli.duly("list", "--url", url).returncode == 2
+    assert cli.duly("list", "--url", url, "--token", app).returncode == 4
+    assert cli.duly("list", "--url", url, "--token", "duly_nonsense").returncode == 4
+    assert cli.duly("list", DULY_URL=url, DULY_TOKEN=boss).returncode == 0
+    assert cli.duly("list", "--url", "http://127.0.0.1:1", "--token", boss).returncode == 3

@@ -18,18 +18,18 @@ import pytest
 
 from duly.clients.chat import Chat
 from tests.certificates import Authority
-from tests.cli.conftest import SECONDS, Place
+from tests.cli.conftest import SECONDS, CommandLine
 from tests.servers import quiet_port
 
 
 class Window:
     """A terminal with somebody in it."""
 
-    def __init__(self, place: Place, *args: str) -> None:
+    def __init__(self, cli: CommandLine, *args: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "duly", "chat", *args],
-            cwd=place.folder, env=place.env | {"TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            cwd=cli.folder, env=cli.env | {"TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1"},
             stdin=slave, stdout=slave, stderr=slave,
         )  # fmt: skip
         os.close(slave)
@@ -57,16 +57,16 @@ class Window:
 
 
 @pytest.fixture
-def windows(place: Place) -> Iterator[list[Window]]:
+def windows(cli: CommandLine) -> Iterator[list[Window]]:
     opened: list[Window] = []
     yield opened
     for window in opened:
         window.end()
 
 
-def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list[Window]) -> None:
-    hub = place.up()
-    ann, bob = Window(place, "--as", "ann"), Window(place, "--as", "bob")
+def test_two_people_chat_also_when_the_hub_is_killed(cli: CommandLine, windows: list[Window]) -> None:
+    hub = cli.up()
+    ann, bob = Window(cli, "--as", "ann"), Window(cli, "--as", "bob")
     windows += [ann, bob]
     for window in windows:
         window.until("/to NAME to begin")
@@ -80,7 +80,7 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     hub.stop(signal.SIGKILL)
     ann.type("are you still there?")
     ann.until("no connection")
-    place.up()
+    cli.up()
     bob.until("ann: are you still there?")
     bob.type("yes")
     ann.until("bob: yes")
@@ -118,28 +118,28 @@ def test_two_people_chat_also_when_the_hub_is_killed(place: Place, windows: list
     assert ann.process.wait(SECONDS) == 0
 
 
-def test_a_script_chats_through_pipes_and_is_watched(place: Place) -> None:
-    place.up()
-    watching = place.start("watch")
+def test_a_script_chats_through_pipes_and_is_watched(cli: CommandLine) -> None:
+    cli.up()
+    watching = cli.start("watch")
     for i in range(2):
         sent = subprocess.run(
             [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob", "--json"],
-            cwd=place.folder, env=place.env, input=f"one {i}\ntwo {i}\n", capture_output=True, text=True,
+            cwd=cli.folder, env=cli.env, input=f"one {i}\ntwo {i}\n", capture_output=True, text=True,
             check=False, timeout=SECONDS,
         )  # fmt: skip
         if i == 0:
             assert "no such conversation or person" in sent.stderr  # nobody is named bob yet
             assert sent.returncode == 6
-            assert place.duly("add", "user", "bob").returncode == 0
+            assert cli.duly("add", "user", "bob").returncode == 0
         else:
             assert [json.loads(line)["sent"]["n"] for line in sent.stdout.splitlines()] == [1, 2]
     assert "ann → bob" in watching.line("one_chat accepted, number 2")
 
 
-def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
-    hub = place.up()
-    url = f"http://127.0.0.1:{place.port}"
-    env = place.env | {"DULY_PASSWORD": "correct horse"}
+def test_with_a_password_from_elsewhere(cli: CommandLine, tmp_path: Path) -> None:
+    hub = cli.up()
+    url = f"http://127.0.0.1:{cli.port}"
+    env = cli.env | {"DULY_PASSWORD": "correct horse"}
     urls = f"http://127.0.0.1:{quiet_port()},{url}"
     command = [sys.executable, "-m", "duly", "chat", "--as", "zoe", "--url", urls, "--json"]
     for more, code in (("--register", 0), ("", 0), ("--register", 6)):
@@ -160,37 +160,39 @@ def test_with_a_password_from_elsewhere(place: Place, tmp_path: Path) -> None:
     assert away.returncode == 3
 
 
-def test_what_others_say_does_not_steer_the_terminal(place: Place, windows: list[Window]) -> None:
-    place.up()
-    bob = Window(place, "--as", "bob")
+def test_what_others_say_does_not_steer_the_terminal(cli: CommandLine, windows: list[Window]) -> None:
+    cli.up()
+    bob = Window(cli, "--as", "bob")
     windows.append(bob)
     bob.until("/to NAME to begin")
     nasty = "\x1b]0;owned\x07 \x01\x1b[2J\x02 \u202egnirts"
     said = subprocess.run(
         [sys.executable, "-m", "duly", "chat", "--as", "ann", "--to", "bob"],
-        cwd=place.folder, env=place.env, input=f"{nasty}\n", capture_output=True, text=True, check=False,
+        cwd=cli.folder, env=cli.env, input=f"{nasty}\n", capture_output=True, text=True, check=False,
         timeout=SECONDS,
     )  # fmt: skip
     assert said.returncode == 0, said.stderr
     bob.until("ann: �]0;owned� ��[2J� �gnirts")
 
 
-def test_through_tls_on_the_hubs_own_machine(place: Place, tmp_path: Path) -> None:
+def test_through_tls_on_the_hubs_own_machine(cli: CommandLine, tmp_path: Path) -> None:
     cert, key = Authority(tmp_path).issue("hub.example")
-    hub = place.up("--tls-cert", str(cert), "--tls-key", str(key))
+    hub = cli.up("--tls-cert", str(cert), "--tls-key", str(key))
     for name in ("bob", "ann"):
         said = subprocess.run(
             [sys.executable, "-m", "duly", "chat", "--as", name, "--to", "bob", "--json"],
-            cwd=place.folder, env=place.env, input="hello\n", capture_output=True, text=True, check=False,
+            cwd=cli.folder, env=cli.env, input="hello\n", capture_output=True, text=True, check=False,
             timeout=SECONDS,
         )  # fmt: skip
         assert said.returncode == 0, said.stderr
     hub.stop()
 
 
-def test_who_was_logged_out_everywhere_is_told_and_need_not_wait(place: Place, windows: list[Window]) -> None:
-    place.up()
-    url = f"http://127.0.0.1:{place.port}"
+def test_who_was_logged_out_everywhere_is_told_and_need_not_wait(
+    cli: CommandLine, windows: list[Window]
+) -> None:
+    cli.up()
+    url = f"http://127.0.0.1:{cli.port}"
 
     async def register() -> str:
         await Chat.register(url, "ann", "correct horse")
@@ -201,7 +203,7 @@ def test_who_was_logged_out_everywhere_is_told_and_need_not_wait(place: Place, w
             await client.log_out(everywhere=True)
 
     token = asyncio.run(register())
-    ann = Window(place, "--as", "ann", "--to", "ann")
+    ann = Window(cli, "--as", "ann", "--to", "ann")
     windows.append(ann)
     ann.until("ann>")
     asyncio.run(log_out(token))

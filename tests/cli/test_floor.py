@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from duly.storage import open_ledger
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 TWO_DAYS = 2 * 86_400_000_000
 
@@ -32,38 +32,38 @@ def floor_of(ledger: Path) -> int:
         db.close()
 
 
-def test_a_floor_in_the_future_is_told_by_doctor_and_mended_without_a_hub(place: Place) -> None:
-    assert place.duly("add", "app", "phone").returncode == 0
-    ledger = place.folder / "duly-data" / "ledger.db"
+def test_a_floor_in_the_future_is_told_by_doctor_and_mended_without_a_hub(cli: CommandLine) -> None:
+    assert cli.duly("add", "app", "phone").returncode == 0
+    ledger = cli.folder / "duly-data" / "ledger.db"
     poison(ledger)
-    sick = place.duly("doctor")
+    sick = cli.duly("doctor")
     assert sick.returncode == 1
     assert "✗ floor" in sick.stdout
-    assert "in the future: a clock was wrong" in place.duly("floor").stderr
-    done = place.duly("floor", "--mend")
+    assert "in the future: a clock was wrong" in cli.duly("floor").stderr
+    done = cli.duly("floor", "--mend")
     assert done.returncode == 0, done.stderr
     assert "what was made before is stale until" in done.stderr
     assert floor_of(ledger) <= time.time()
-    assert place.ask("floor")["ahead"] == 0
-    assert "in the future" not in place.duly("doctor").stdout
+    assert cli.ask("floor")["ahead"] == 0
+    assert "in the future" not in cli.duly("doctor").stdout
 
 
-def test_a_new_ledger_has_forgotten_nothing(place: Place) -> None:
-    place.up()
-    found = place.duly("floor")
+def test_a_new_ledger_has_forgotten_nothing(cli: CommandLine) -> None:
+    cli.up()
+    found = cli.duly("floor")
     assert found.stdout == "the floor has not risen yet: this ledger is new and has forgotten nothing\n"
     assert found.stderr == "it rises when the clock has been right for an hour\n"
 
 
-def test_a_running_hub_is_asked(place: Place) -> None:
-    assert place.duly("add", "app", "phone").returncode == 0
-    poison(place.folder / "duly-data" / "ledger.db")
-    place.up()
-    assert place.ask("floor")["ahead"] > 0
-    assert place.ask("floor", "--mend", "--all") | {"now": 0} == place.ask("floor") | {"now": 0}
-    found = place.ask("floor")
+def test_a_running_hub_is_asked(cli: CommandLine) -> None:
+    assert cli.duly("add", "app", "phone").returncode == 0
+    poison(cli.folder / "duly-data" / "ledger.db")
+    cli.up()
+    assert cli.ask("floor")["ahead"] > 0
+    assert cli.ask("floor", "--mend", "--all") | {"now": 0} == cli.ask("floor") | {"now": 0}
+    found = cli.ask("floor")
     assert (found["ahead"], found["barrier"]) == (0, None)
 
 
-def test_all_goes_with_mend(place: Place) -> None:
-    assert place.duly("floor", "--all").returncode == 2
+def test_all_goes_with_mend(cli: CommandLine) -> None:
+    assert cli.duly("floor", "--all").returncode == 2

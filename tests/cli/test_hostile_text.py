@@ -25,7 +25,7 @@ import aiohttp
 import pytest
 
 from tests import servers
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 from tests.cli.test_node import Terminals
 from tests.clients.node.nodes import own_name
 from tests.end_to_end.raw import join
@@ -38,7 +38,7 @@ STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 class Screen:
     """A verb whose output, both of it, is a terminal."""
 
-    def __init__(self, place: Place, *args: str) -> None:
+    def __init__(self, cli: CommandLine, *args: str) -> None:
         here, there = pty.openpty()
         modes = termios.tcgetattr(there)
         modes[1] &= ~termios.OPOST  # a line break is one character, as it was printed
@@ -47,7 +47,7 @@ class Screen:
         self._here = here
         self.process = subprocess.Popen(
             [sys.executable, "-m", "duly", *args],
-            cwd=place.folder, env=place.env, stdin=subprocess.PIPE, stdout=there, stderr=there,
+            cwd=cli.folder, env=cli.env, stdin=subprocess.PIPE, stdout=there, stderr=there,
         )  # fmt: skip
         os.close(there)
         self._said = b""
@@ -103,12 +103,12 @@ def harmless(text: str, *, told: bool = True) -> None:
     assert "\nforged" not in text, "a stranger's line break makes no line"
 
 
-def show(place: Place, *args: str) -> str:
+def show(cli: CommandLine, *args: str) -> str:
     """What a verb prints on a terminal."""
-    return Screen(place, *args).end()
+    return Screen(cli, *args).end()
 
 
-class House(Place):
+class House(CommandLine):
     url: str
     tokens: dict[str, str]
     hub: Screen

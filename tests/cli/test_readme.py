@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
 DEVICE, NODES, ALERTS = 1, 2, 4
@@ -24,21 +24,21 @@ def commands(readme: str, section: int) -> list[str]:
 
 
 @pytest.fixture
-def mqtt_port(place: Place) -> str:
-    hub = place.start("up", "--port", "0", "--mqtt-port", "0")
+def mqtt_port(cli: CommandLine) -> str:
+    hub = cli.start("up", "--port", "0", "--mqtt-port", "0")
     return hub.line("ready").rsplit(":", 1)[1]
 
 
-def shell(place: Place, lines: list[str]) -> str:
+def shell(cli: CommandLine, lines: list[str]) -> str:
     """What a shell prints that is given these lines; what it leaves behind is ended."""
-    duly = place.folder / "bin" / "duly"
+    duly = cli.folder / "bin" / "duly"
     duly.parent.mkdir(exist_ok=True)
     duly.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m duly "$@"\n')
     duly.chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", "\n".join(["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT", *lines])],
-        cwd=place.folder,
-        env=place.env | {"PATH": f"{duly.parent}:{place.env['PATH']}"},
+        cwd=cli.folder,
+        env=cli.env | {"PATH": f"{duly.parent}:{cli.env['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
@@ -49,28 +49,28 @@ def shell(place: Place, lines: list[str]) -> str:
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
 @pytest.mark.usefixtures("mqtt_port")
-def test_a_lock_is_opened(place: Place, readme: str) -> None:
+def test_a_lock_is_opened(cli: CommandLine, readme: str) -> None:
     accounts, device, send = commands(readme, DEVICE)
-    shell(place, [accounts])
-    place.start(*shlex.split(device, comments=True)[1:]).line("is online")
-    assert "code 0, done" in shell(place, [send])
+    shell(cli, [accounts])
+    cli.start(*shlex.split(device, comments=True)[1:]).line("is online")
+    assert "code 0, done" in shell(cli, [send])
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_a_node_does_a_task(place: Place, readme: str, mqtt_port: str) -> None:
+def test_a_node_does_a_task(cli: CommandLine, readme: str, mqtt_port: str) -> None:
     lines = [line.replace("7883", mqtt_port) for line in commands(readme, NODES)]
     # B runs in the background, and may still be saying that it is online.
-    assert '"the lamp is on"' in shell(place, lines).splitlines()
+    assert '"the lamp is on"' in shell(cli, lines).splitlines()
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_an_alert_is_told_and_taken_over(place: Place, readme: str) -> None:
-    hub = place.start("up", "--port", "0", "--no-mqtt")
+def test_an_alert_is_told_and_taken_over(cli: CommandLine, readme: str) -> None:
+    hub = cli.start("up", "--port", "0", "--no-mqtt")
     hub.line("ready")
     profile, trigger, listed, ack = commands(readme, ALERTS)
-    shell(place, [profile, trigger])
+    shell(cli, [profile, trigger])
     hub.line("critical: smoke")
-    assert "open" in shell(place, [listed])
-    event = place.ask("alert", "list")[0]["event"]
-    shell(place, [ack.replace("EVENT", event[:8])])
-    assert "acknowledged" in shell(place, [listed])
+    assert "open" in shell(cli, [listed])
+    event = cli.ask("alert", "list")[0]["event"]
+    shell(cli, [ack.replace("EVENT", event[:8])])
+    assert "acknowledged" in shell(cli, [listed])

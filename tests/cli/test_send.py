@@ -10,12 +10,12 @@ import pytest
 
 from duly.cli.device import Effects
 from duly.cli.options import duration
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 OPEN = '{"open":true}'
 
 
-def test_both_acknowledgements_are_shown_and_the_effect_is_on_the_disk(home: Place) -> None:
+def test_both_acknowledgements_are_shown_and_the_effect_is_on_the_disk(home: CommandLine) -> None:
     done = home.duly("send", "lock", "lock_control", OPEN)
     assert done.returncode == 0, done.stderr
     sent, server_ack, ack = done.stdout.splitlines()
@@ -28,7 +28,7 @@ def test_both_acknowledgements_are_shown_and_the_effect_is_on_the_disk(home: Pla
     assert (id_, "phone", "lock_control", {"open": True}) in found
 
 
-def test_the_same_id_again_gets_the_stored_ack_and_no_second_effect(home: Place) -> None:
+def test_the_same_id_again_gets_the_stored_ack_and_no_second_effect(home: CommandLine) -> None:
     id_ = f"{time.time_ns() // 1_000_000}_1"
     assert home.duly("send", "lock", "lock_control", OPEN, "--id", id_).returncode == 0
     again = home.duly("send", "lock", "lock_control", OPEN, "--id", id_, "--json")
@@ -42,20 +42,20 @@ def test_the_same_id_again_gets_the_stored_ack_and_no_second_effect(home: Place)
     assert home.effects("lock").count(id_) == 1
 
 
-def test_what_the_lock_cannot_do_fails_with_its_reason(home: Place) -> None:
+def test_what_the_lock_cannot_do_fails_with_its_reason(home: CommandLine) -> None:
     done = home.duly("send", "lock", "lock_control", '{"open":"please"}')
     assert done.returncode == 1
     assert "code 2 bad parameters, failed: say what to do" in done.stdout
 
 
-def test_within_an_order_key_it_need_not_wait_for_anything(home: Place) -> None:
+def test_within_an_order_key_it_need_not_wait_for_anything(home: CommandLine) -> None:
     done = home.duly("send", "lock", "lock_control", OPEN, "--order", "door", "--latest", "--json")
     *_, ack = map(json.loads, done.stdout.splitlines())
     assert ack["state"] == "done"
     assert ack["after_ms"] < 290, "no gap was waited for"
 
 
-def test_exit_codes_tell_a_script_what_happened(home: Place) -> None:
+def test_exit_codes_tell_a_script_what_happened(home: CommandLine) -> None:
     assert home.duly("send", "shed", "lock_control", OPEN).returncode == 6, "it is offline"
     assert home.duly("send", "nothere", "lock_control", OPEN).returncode == 4, "nobody may"
     assert home.duly("send", "lock", "lock_control", "{open:true}").returncode == 2, "not JSON"
@@ -65,7 +65,7 @@ def test_exit_codes_tell_a_script_what_happened(home: Place) -> None:
     assert home.duly("send", "lock", "query", *here).returncode == 4
 
 
-def test_who_sends_can_be_chosen(home: Place) -> None:
+def test_who_sends_can_be_chosen(home: CommandLine) -> None:
     home.duly("add", "app", "tablet")
     denied = home.duly("send", "lock", "query", "--as", "tablet")
     assert denied.returncode == 4
@@ -81,7 +81,7 @@ def test_who_sends_can_be_chosen(home: Place) -> None:
         home.duly("remove", "tablet")
 
 
-def test_outcome_trace_and_why_have_the_answers(home: Place) -> None:
+def test_outcome_trace_and_why_have_the_answers(home: CommandLine) -> None:
     sent = home.duly("send", "lock", "lock_control", OPEN)
     id_ = sent.stdout.splitlines()[0].rsplit(" ", 1)[1]
     outcome = home.ask("outcome", id_)
@@ -104,7 +104,7 @@ def test_outcome_trace_and_why_have_the_answers(home: Place) -> None:
     assert home.duly("why", id_).returncode == 5
 
 
-def test_watch_shows_what_passes(home: Place) -> None:
+def test_watch_shows_what_passes(home: CommandLine) -> None:
     watch = home.start("watch", "--json")
     try:
         # A refusal is seen once the watch stands; what passes before that is nobody's loss.
@@ -117,61 +117,61 @@ def test_watch_shows_what_passes(home: Place) -> None:
         assert watch.stop(signal.SIGINT) == 130
 
 
-def test_watch_goes_on_when_the_hub_comes_back(place: Place) -> None:
-    hub = place.up()
+def test_watch_goes_on_when_the_hub_comes_back(cli: CommandLine) -> None:
+    hub = cli.up()
     for args in ("add app phone", "add device shed", "grant phone shed"):
-        place.duly(*args.split())
-    watch = place.start("watch")
+        cli.duly(*args.split())
+    watch = cli.start("watch")
     assert watch.process.stderr is not None
     assert "watching" in watch.process.stderr.readline()
     hub.stop(signal.SIGKILL)
     assert "waiting for it" in watch.process.stderr.readline()
-    place.up()
+    cli.up()
     assert "watching" in watch.process.stderr.readline()
-    shed = place.device("shed")
+    shed = cli.device("shed")
     assert 'device_status #1  {"online":true}' in watch.line("shed")
     shed.stop()
     assert '{"online":false}' in watch.line("shed")
-    place.duly("send", "shed", "query")
+    cli.duly("send", "shed", "query")
     assert "phone → shed" in watch.line("offline")
     assert watch.stop(signal.SIGINT) == 130
 
 
-def test_what_is_queued_waits_for_its_device(place: Place) -> None:
-    place.up()
+def test_what_is_queued_waits_for_its_device(cli: CommandLine) -> None:
+    cli.up()
     for args in ("add app phone", "add device lamp", "grant phone lamp"):
-        place.duly(*args.split())
-    queued = place.duly(
+        cli.duly(*args.split())
+    queued = cli.duly(
         "send", "lamp", "dev_control", '{"toggle":true}', "--queue", "--exp", "1m", "--wait", "0s"
     )
     assert queued.returncode == 5, "asked to wait, it cannot say how it ends"
     id_ = queued.stdout.splitlines()[0].rsplit(" ", 1)[1]
-    assert place.ask("outcome", id_)["state"] == "accepted"
-    lamp = place.device("lamp", "--kind", "lamp")
+    assert cli.ask("outcome", id_)["state"] == "accepted"
+    lamp = cli.device("lamp", "--kind", "lamp")
     assert '{"on":true}' in lamp.line(id_)
-    assert place.effects("lamp") == [id_]
+    assert cli.effects("lamp") == [id_]
 
 
-def test_a_device_and_a_hub_that_are_killed_repeat_nothing(place: Place) -> None:
-    hub = place.up()
+def test_a_device_and_a_hub_that_are_killed_repeat_nothing(cli: CommandLine) -> None:
+    hub = cli.up()
     for args in ("add app phone", "add device lock", "grant phone lock"):
-        place.duly(*args.split())
-    lock = place.device("lock")
+        cli.duly(*args.split())
+    lock = cli.device("lock")
     id_ = f"{time.time_ns() // 1_000_000}_1"
     again = ("send", "lock", "lock_control", '{"toggle":true}', "--id", id_)
-    assert place.duly(*again).returncode == 0
+    assert cli.duly(*again).returncode == 0
     lock.stop(signal.SIGKILL)
-    lock = place.device("lock")
-    assert '"state":"done"' in place.duly(*again, "--json").stdout
+    lock = cli.device("lock")
+    assert '"state":"done"' in cli.duly(*again, "--json").stdout
     hub.stop(signal.SIGKILL)
-    assert place.duly("outcome", id_).returncode == 0, "the ledger answers while no hub runs"
-    assert "sent to lock (device) once in all" in place.duly("trace", id_).stdout
-    assert place.duly("send", "lock", "query").returncode == 3
-    place.up()
+    assert cli.duly("outcome", id_).returncode == 0, "the ledger answers while no hub runs"
+    assert "sent to lock (device) once in all" in cli.duly("trace", id_).stdout
+    assert cli.duly("send", "lock", "query").returncode == 3
+    cli.up()
     lock.line("online again")
-    assert '"state":"done"' in place.duly(*again, "--json").stdout
-    assert place.effects("lock") == [id_]
-    state = place.duly("send", "lock", "query")
+    assert '"state":"done"' in cli.duly(*again, "--json").stdout
+    assert cli.effects("lock") == [id_]
+    state = cli.duly("send", "lock", "query")
     assert '{"open":true}' in state.stdout
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture(scope="module")
-def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A hub with one sentinel, and a profile that writes down who was told what."""
-    it = Place(tmp_path_factory.mktemp("tower"))
+    it = CommandLine(tmp_path_factory.mktemp("tower"))
     try:
         it.up()
         assert it.duly("add", "sentinel", "watch").returncode == 0
@@ -27,10 +27,10 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         it.end()
 
 
-def say(place: Place, lines: str, *args: str) -> subprocess.CompletedProcess[str]:
+def say(cli: CommandLine, lines: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "duly", "sentinel", "--profile", "home", *args],
-        input=lines, cwd=place.folder, env=place.env, capture_output=True, text=True, check=False, timeout=30,
+        input=lines, cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=30,
     )  # fmt: skip
 
 
@@ -39,15 +39,15 @@ def news(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def listed(place: Place) -> dict[str, dict[str, Any]]:
-    return {one["device"]: one for one in place.ask("alert", "list")}
+def listed(cli: CommandLine) -> dict[str, dict[str, Any]]:
+    return {one["device"]: one for one in cli.ask("alert", "list")}
 
 
 def told(folder: Path) -> list[str]:
     return [json.loads(line)["data"]["device"] for line in (folder / "told").read_text().splitlines()]
 
 
-def test_signals_by_the_line_become_one_event_and_one_notice(tower: Place) -> None:
+def test_signals_by_the_line_become_one_event_and_one_notice(tower: CommandLine) -> None:
     lines = "disconnect aa:01\nreconnect aa:01\ndisconnect aa:01\n\n# nothing\n"
     seen = news(say(tower, lines, "--countdown", "0.2s", "--json"))
     about = [(one["what"], one.get("detail", "")) for one in seen if one.get("device") == "aa:01"]
@@ -56,7 +56,7 @@ def test_signals_by_the_line_become_one_event_and_one_notice(tower: Place) -> No
     assert told(tower.folder).count("aa:01") == 1
 
 
-def test_a_cancel_in_time_and_a_cancel_too_late(tower: Place) -> None:
+def test_a_cancel_in_time_and_a_cancel_too_late(tower: CommandLine) -> None:
     seen = news(say(tower, "trigger fall aa:02\ncancel aa:02\n", "--countdown", "1m", "--json"))
     assert [one["what"] for one in seen if one.get("device") == "aa:02"] == ["countdown", "cancelled"]
     assert tower.duly("sentinel", "trigger", "fall", "aa:03", "--profile", "home").returncode == 0
@@ -66,7 +66,7 @@ def test_a_cancel_in_time_and_a_cancel_too_late(tower: Place) -> None:
     assert listed(tower)["aa:03"]["status"] == "cancelled"
 
 
-def test_everything_a_line_can_say_arrives(tower: Place) -> None:
+def test_everything_a_line_can_say_arrives(tower: CommandLine) -> None:
     more = '{"severity":"critical","location":{"lat":31.2},"meta":{"rssi":-70},"countdown":0}'
     done = say(tower, f"trigger fall aa:04 {more}\n")
     assert done.returncode == 0
@@ -79,7 +79,7 @@ def test_everything_a_line_can_say_arrives(tower: Place) -> None:
     )
 
 
-def test_lines_that_make_no_sense_cost_nothing_else(tower: Place) -> None:
+def test_lines_that_make_no_sense_cost_nothing_else(tower: CommandLine) -> None:
     lines = 'explode\ntrigger fall\ntrigger fall x {\ntrigger fall x {"colour":1}\ndisconnect aa:05\n'
     done = say(tower, lines, "--countdown", "0s")
     assert done.returncode == 0
@@ -89,7 +89,7 @@ def test_lines_that_make_no_sense_cost_nothing_else(tower: Place) -> None:
     assert "aa:05" in listed(tower)
 
 
-def test_one_signal_says_how_it_ended(tower: Place) -> None:
+def test_one_signal_says_how_it_ended(tower: CommandLine) -> None:
     first = tower.ask("sentinel", "--profile", "home", "trigger", "smoke", "aa:06")
     assert (first["state"], len(first["event"])) == ("done", 32)
     again = tower.duly("sentinel", "trigger", "smoke", "aa:06", "--profile", "home")
@@ -99,26 +99,26 @@ def test_one_signal_says_how_it_ended(tower: Place) -> None:
     assert "info, warning, critical" in wrong.stderr
 
 
-def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(place: Place) -> None:
+def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(cli: CommandLine) -> None:
     away = ("--url", "http://127.0.0.1:9", "--token", "duly_x", "--store", "queue.db", "--wait", "0.2s")
-    done = place.duly("sentinel", "trigger", "fall", "aa:07", *away)
+    done = cli.duly("sentinel", "trigger", "fall", "aa:07", *away)
     assert done.returncode == 3
     assert "stored in queue.db" in done.stderr
-    place.up()
-    token = place.duly("add", "sentinel", "watch").stdout.strip()
-    here = ("--url", f"http://127.0.0.1:{place.port}", "--store", "queue.db")
-    done = place.duly("sentinel", "trigger", "fall", "aa:08", *here, "--token", "duly_x")
+    cli.up()
+    token = cli.duly("add", "sentinel", "watch").stdout.strip()
+    here = ("--url", f"http://127.0.0.1:{cli.port}", "--store", "queue.db")
+    done = cli.duly("sentinel", "trigger", "fall", "aa:08", *here, "--token", "duly_x")
     assert done.returncode == 4
     assert "not known" in done.stderr
-    done = place.duly("sentinel", "trigger", "fall", "aa:10", *here, "--token", token)
+    done = cli.duly("sentinel", "trigger", "fall", "aa:10", *here, "--token", token)
     assert (done.returncode, "no profile" in done.stderr) == (6, True)
-    assert place.duly("profile", "set", "default", "--send", f"file:{place.folder}/told").returncode == 0
+    assert cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told").returncode == 0
     for transport in ((), ("--http",)):
-        assert say(place, "", *here, "--token", token, *transport).returncode == 0
-    assert set(listed(place)) == {"aa:07", "aa:08", "aa:10"}
+        assert say(cli, "", *here, "--token", token, *transport).returncode == 0
+    assert set(listed(cli)) == {"aa:07", "aa:08", "aa:10"}
 
 
-def test_kill_9_in_the_countdown_and_it_goes_on(tower: Place) -> None:
+def test_kill_9_in_the_countdown_and_it_goes_on(tower: CommandLine) -> None:
     args = [sys.executable, "-m", "duly", "sentinel", "--countdown", "2s", "--json", "--profile", "home"]
     reader, writer = subprocess.PIPE, subprocess.PIPE
     with subprocess.Popen(
@@ -137,7 +137,7 @@ def test_kill_9_in_the_countdown_and_it_goes_on(tower: Place) -> None:
     assert told(tower.folder).count("aa:09") == 1
 
 
-def test_limits_are_flags_or_settings_and_checked_before_anything_starts(tower: Place) -> None:
+def test_limits_are_flags_or_settings_and_checked_before_anything_starts(tower: CommandLine) -> None:
     done = say(tower, "", "--per-hour", "0")
     assert done.returncode == 2
     assert "at least 1 signal" in done.stderr
@@ -146,7 +146,7 @@ def test_limits_are_flags_or_settings_and_checked_before_anything_starts(tower: 
     assert "cooldown" in done.stderr
 
 
-def test_two_at_once_on_one_file_do_not_get_into_each_others_way(tower: Place) -> None:
+def test_two_at_once_on_one_file_do_not_get_into_each_others_way(tower: CommandLine) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "duly", "sentinel", "--json", "--store", "shared.db"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tower.folder, env=tower.env, text=True,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 
-def test_a_device_can_be_added_that_is_sent_everything_once(place: Place) -> None:
-    place.up()
-    assert place.duly("add", "device", "motor", "--no-resend").returncode == 0
-    refused = place.duly("add", "app", "phone", "--no-resend")
+def test_a_device_can_be_added_that_is_sent_everything_once(cli: CommandLine) -> None:
+    cli.up()
+    assert cli.duly("add", "device", "motor", "--no-resend").returncode == 0
+    refused = cli.duly("add", "app", "phone", "--no-resend")
     assert refused.returncode == 2
     assert "only a device" in refused.stderr
 
 
-def test_a_command_of_any_type_may_say_how_long_it_may_take(home: Place) -> None:
+def test_a_command_of_any_type_may_say_how_long_it_may_take(home: CommandLine) -> None:
     done = home.duly("send", "lock", "set_temperature", "21", "--timeout", "30s", "--json")
     assert done.returncode == 0, done.stderr
     sent, *_, ended = map(json.loads, done.stdout.splitlines())

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 
-def post(place: Place, token: str, frame: Mapping[str, object]) -> dict[str, object]:
+def post(cli: CommandLine, token: str, frame: Mapping[str, object]) -> dict[str, object]:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{place.port}/v1/messages",
+        f"http://127.0.0.1:{cli.port}/v1/messages",
         data=json.dumps(frame).encode(),
         headers={"Authorization": f"Bearer {token}"},
     )
@@ -25,34 +25,34 @@ def post(place: Place, token: str, frame: Mapping[str, object]) -> dict[str, obj
     return said
 
 
-def test_a_line_is_followed_to_its_recipients_with_and_without_the_hub(place: Place) -> None:
-    hub = place.up()
-    ann = place.duly("add", "user", "ann").stdout.strip()
-    place.duly("add", "user", "bob")
+def test_a_line_is_followed_to_its_recipients_with_and_without_the_hub(cli: CommandLine) -> None:
+    hub = cli.up()
+    ann = cli.duly("add", "user", "ann").stdout.strip()
+    cli.duly("add", "user", "bob")
     id_ = f"{time.time_ns() // 1_000_000}_1"
     line = {"type": "one_chat", "seq_id": id_, "to": "bob", "data": {"text": "hi"}}
-    assert post(place, ann, line)["code"] == 0
-    shown = place.duly("trace", id_)
+    assert post(cli, ann, line)["code"] == 0
+    shown = cli.duly("trace", id_)
     assert shown.returncode == 0
     assert "line 1 of ann+bob: 0 of 1 have it, 0 of 1 have read it" in shown.stdout
     assert "waits for bob" in shown.stdout
-    (record,) = place.ask("trace", id_)["messages"]
+    (record,) = cli.ask("trace", id_)["messages"]
     assert record["line"]["recipients"][0]["state"] == "waiting"
-    (place.folder / "nothing").write_text("")
-    with (place.folder / "nothing").open() as nothing:
+    (cli.folder / "nothing").write_text("")
+    with (cli.folder / "nothing").open() as nothing:
         chat = [sys.executable, "-m", "duly", "chat", "--as", "bob", "--to", "ann"]
         said = subprocess.run(
-            chat, cwd=place.folder, env=place.env, stdin=nothing, capture_output=True, text=True, timeout=60,
+            chat, cwd=cli.folder, env=cli.env, stdin=nothing, capture_output=True, text=True, timeout=60,
             check=True,
         )  # fmt: skip
     assert said.stdout.count("ann: hi") == 1, "what is shown of the past is not told again"
-    assert "read by bob, up to 1" in place.duly("trace", id_).stdout
+    assert "read by bob, up to 1" in cli.duly("trace", id_).stdout
     assert hub.stop() == 0
-    assert "read by bob, up to 1" in place.duly("trace", id_).stdout, "from the ledger"
+    assert "read by bob, up to 1" in cli.duly("trace", id_).stdout, "from the ledger"
 
 
 @pytest.mark.parametrize("verb", ["trace", "why", "outcome"])
-def test_an_id_that_nobody_knows(home: Place, verb: str) -> None:
+def test_an_id_that_nobody_knows(home: CommandLine, verb: str) -> None:
     done = home.duly(verb, "1700000000000_99")
     assert done.returncode == 5
     assert "1700000000000_99" in done.stderr

@@ -13,11 +13,11 @@ from duly.clients.device import Command, Device
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarge
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 
-def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
-    device = Device(place.url, place.tokens["lock"], store=str(store) if store else None)
+def lock(local: LocalHub, effects: list[str], store: Path | None = None) -> Device:
+    device = Device(local.url, local.tokens["lock"], store=str(store) if store else None)
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:
@@ -31,16 +31,16 @@ def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
     return device
 
 
-async def test_a_command_is_done_and_its_answer_comes_back(place: Place) -> None:
+async def test_a_command_is_done_and_its_answer_comes_back(local: LocalHub) -> None:
     effects: list[str] = []
-    async with lock(place, effects), App(place.url, place.tokens["phone"]) as app:
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
         ack = await app.send("lock", "lock_control", {"open": True})
         assert (ack.done, ack.code, ack.data) == (True, 0, {"open": True})
         assert len(effects) == 1
 
 
-async def test_a_devices_failure_has_its_code_and_reason(place: Place) -> None:
-    async with lock(place, []), App(place.url, place.tokens["phone"]) as app:
+async def test_a_devices_failure_has_its_code_and_reason(local: LocalHub) -> None:
+    async with lock(local, []), App(local.url, local.tokens["phone"]) as app:
         ack = await app.send("lock", "query")
         assert (ack.state, ack.code, ack.detail) == ("failed", 3, "the sensor is broken")
         ack = await app.send("lock", "system")
@@ -48,15 +48,15 @@ async def test_a_devices_failure_has_its_code_and_reason(place: Place) -> None:
 
 
 async def test_a_handlers_bug_is_told_to_the_app_and_is_in_the_devices_log(
-    place: Place, caplog: pytest.LogCaptureFixture
+    local: LocalHub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = Device(place.url, place.tokens["lock"])
+    device = Device(local.url, local.tokens["lock"])
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> None:
         raise ZeroDivisionError("no motor")
 
-    async with device, App(place.url, place.tokens["phone"]) as app:
+    async with device, App(local.url, local.tokens["phone"]) as app:
         ack = await app.send("lock", "lock_control", {"open": True})
     assert (ack.state, ack.code, ack.detail) == ("failed", 3, "ZeroDivisionError('no motor')")
     assert "the handler of lock_control has failed" in caplog.text
@@ -68,36 +68,36 @@ async def test_a_handlers_bug_is_told_to_the_app_and_is_in_the_devices_log(
     ids=["no JSON", "too large", "no text"],
 )
 async def test_what_is_done_is_done_also_if_its_answer_cannot_be_told(
-    place: Place, returned: object, why: str
+    local: LocalHub, returned: object, why: str
 ) -> None:
-    device = Device(place.url, place.tokens["lock"])
+    device = Device(local.url, local.tokens["lock"])
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> object:
         return returned
 
-    async with device, App(place.url, place.tokens["phone"]) as app:
+    async with device, App(local.url, local.tokens["phone"]) as app:
         ack = await app.send("lock", "lock_control", {"open": True})
     assert (ack.state, ack.code, ack.data) == ("done", 0, None)
     assert why in ack.detail
 
 
-async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(place: Place) -> None:
+async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(local: LocalHub) -> None:
     effects: list[str] = []
-    async with App(place.url, place.tokens["phone"]) as app:
+    async with App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True})
         with pytest.raises(Refused, match="offline") as refused:
             await command.ended()
         assert refused.value.code == 1
-    async with lock(place, effects), App(place.url, place.tokens["phone"]) as app:
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
         ack = await app.send("lock", "lock_control", {"open": True}, id=command.id)
         assert ack.done
     assert effects == [command.id]
 
 
 @pytest.mark.parametrize("settings", [{"patience": 0.3}])
-async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection(place: Place) -> None:
-    device = Device(place.url, place.tokens["lock"])
+async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection(local: LocalHub) -> None:
+    device = Device(local.url, local.tokens["lock"])
     go_on = asyncio.Event()
 
     @device.on("lock_control")
@@ -105,10 +105,10 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
         await go_on.wait()
         return "at last"
 
-    async with device, App(place.url, place.tokens["phone"]) as app:
+    async with device, App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True})
         assert (await command.ended()).state == "unknown"
-        place.hub.gateway.dismiss("phone")  # hang up, so that the late word reaches nobody
+        local.hub.gateway.dismiss("phone")  # hang up, so that the late word reaches nobody
         go_on.set()
         async with asyncio.timeout(5):
             assert (await command.settled()).data == "at last"
@@ -116,15 +116,15 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
 
 
 @pytest.mark.parametrize("settings", [{"patience": 0.05}])
-async def test_only_so_many_doubts_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_doubts_are_kept(local: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duly.clients.app.UNSETTLED", 5)
-    device = Device(place.url, place.tokens["lock"])
+    device = Device(local.url, local.tokens["lock"])
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> None:
         await asyncio.Event().wait()
 
-    async with device, App(place.url, place.tokens["phone"]) as app:
+    async with device, App(local.url, local.tokens["phone"]) as app:
         for _ in range(8):
             assert (await app.send("lock", "lock_control", order=False)).state == "unknown"
         assert len(app._unsettled) == 5
@@ -134,51 +134,51 @@ async def test_only_so_many_doubts_are_kept(place: Place, monkeypatch: pytest.Mo
         await waiting
 
 
-async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
+async def test_a_queued_command_waits_for_its_device(local: LocalHub) -> None:
     effects: list[str] = []
-    async with App(place.url, place.tokens["phone"]) as app:
+    async with App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=60)
         await command.accepted()
-        async with lock(place, effects):
+        async with lock(local, effects):
             assert (await command.ended()).done
     assert effects == [command.id]
 
 
-async def test_without_a_grant_nothing_is_sent(place: Place) -> None:
+async def test_without_a_grant_nothing_is_sent(local: LocalHub) -> None:
     effects: list[str] = []
-    async with lock(place, effects), App(place.url, place.tokens["tablet"]) as app:
+    async with lock(local, effects), App(local.url, local.tokens["tablet"]) as app:
         with pytest.raises(Refused, match="may not") as refused:
             await app.send("lock", "lock_control", {"open": True})
         assert refused.value.code == 3
     assert effects == []
-    assert [r.word for r in await place.hub.ledger.refusals()] == ["not_allowed"]
+    assert [r.word for r in await local.hub.ledger.refusals()] == ["not_allowed"]
 
 
-async def test_a_wrong_token_is_refused(place: Place) -> None:
+async def test_a_wrong_token_is_refused(local: LocalHub) -> None:
     with pytest.raises(NotAuthenticated, match="not known"):
-        async with App(place.url, "duly_nonsense"):
+        async with App(local.url, "duly_nonsense"):
             pass
 
 
-async def test_commands_survive_a_restart_of_the_hub(place: Place, tmp_path: Path) -> None:
+async def test_commands_survive_a_restart_of_the_hub(local: LocalHub, tmp_path: Path) -> None:
     effects: list[str] = []
-    async with lock(place, effects, tmp_path / "lock.db"), App(place.url, place.tokens["phone"]) as app:
+    async with lock(local, effects, tmp_path / "lock.db"), App(local.url, local.tokens["phone"]) as app:
         assert (await app.send("lock", "lock_control", {"open": True})).done
-        await place.stop()
+        await local.stop()
         command = await app.post("lock", "lock_control", {"open": False}, queue=True)
-        await place.start()
+        await local.start()
         assert (await asyncio.wait_for(command.ended(), 15)).done
     assert len(effects) == 2
 
 
-async def test_a_device_that_forgets_nothing_does_nothing_twice(place: Place, tmp_path: Path) -> None:
+async def test_a_device_that_forgets_nothing_does_nothing_twice(local: LocalHub, tmp_path: Path) -> None:
     effects: list[str] = []
     memory = tmp_path / "lock.db"
-    async with App(place.url, place.tokens["phone"]) as app:
-        async with lock(place, effects, memory):
+    async with App(local.url, local.tokens["phone"]) as app:
+        async with lock(local, effects, memory):
             command = await app.post("lock", "lock_control", {"open": True})
             await command.ended()
-        async with lock(place, effects, memory):
+        async with lock(local, effects, memory):
             ack = await app.send("lock", "lock_control", {"open": True}, id=command.id)
             assert ack.done
     assert len(effects) == 1
@@ -196,13 +196,13 @@ async def heard(pushes: AsyncIterator[Push | Gap], count: int) -> list[object]:
     return found
 
 
-async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(place: Place) -> None:
-    async with lock(place, []) as device, App(place.url, place.tokens["phone"]) as app:
+async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(local: LocalHub) -> None:
+    async with lock(local, []) as device, App(local.url, local.tokens["phone"]) as app:
         for n in range(3):
             device.push("event_report", {"n": n})
         assert await heard(app.pushes(), 3) == [0, 1, 2]
-        await place.stop()
-        await place.start()
+        await local.stop()
+        await local.start()
         while not device._link.connected:
             await asyncio.sleep(0.01)
         device.push("event_report", {"n": 3})
@@ -210,31 +210,31 @@ async def test_pushes_reach_the_apps_once_and_in_order_also_after_being_away(pla
 
 
 async def test_an_app_with_a_memory_hears_what_it_missed_and_is_told_what_is_gone(
-    place: Place, tmp_path: Path
+    local: LocalHub, tmp_path: Path
 ) -> None:
     async def listen(count: int) -> list[object]:
-        async with App(place.url, place.tokens["phone"], store=str(tmp_path / "app.db")) as app:
+        async with App(local.url, local.tokens["phone"], store=str(tmp_path / "app.db")) as app:
             return await heard(app.pushes(), count)
 
-    async with lock(place, []) as device:
+    async with lock(local, []) as device:
         first = asyncio.create_task(listen(1))
-        while "phone" not in place.hub.gateway.sessions.apps:
+        while "phone" not in local.hub.gateway.sessions.apps:
             await asyncio.sleep(0.01)
         device.push("event_report", {"n": 0})
         assert await first == [0]
-        while "phone" in place.hub.gateway.sessions.apps:
+        while "phone" in local.hub.gateway.sessions.apps:
             await asyncio.sleep(0.01)
-        before = (await place.hub.ledger.extent("push/lock")).last
+        before = (await local.hub.ledger.extent("push/lock")).last
         for n in range(1, 4):
             device.push("event_report", {"n": n})
-        while (await place.hub.ledger.extent("push/lock")).last < before + 3:
+        while (await local.hub.ledger.extent("push/lock")).last < before + 3:
             await asyncio.sleep(0.01)
-        await place.hub.ledger.trim("push/lock", before + 1)
+        await local.hub.ledger.trim("push/lock", before + 1)
         assert await listen(3) == [Gap("lock", before, before + 2), 2, 3]
 
 
-async def test_a_queued_command_is_waited_for_as_long_as_it_may_take(place: Place) -> None:
-    async with App(place.url, place.tokens["phone"]) as app:
+async def test_a_queued_command_is_waited_for_as_long_as_it_may_take(local: LocalHub) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=3600)
         await command.accepted()
         outbox = app._engine._machine
@@ -242,17 +242,17 @@ async def test_a_queued_command_is_waited_for_as_long_as_it_may_take(place: Plac
         assert outbox._entries[command.message.key].give_up > app._ledger.clock.now() + 3600 * SECOND
 
 
-async def test_a_command_too_large_for_a_frame_is_refused_before_it_is_sent(place: Place) -> None:
-    async with App(place.url, place.tokens["phone"]) as app:
+async def test_a_command_too_large_for_a_frame_is_refused_before_it_is_sent(local: LocalHub) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
         with pytest.raises(TooLarge, match="send it in parts"):
             await app.post("lock", "lock_control", "x" * 300_000)
 
 
-async def test_an_apps_ids_go_on_after_a_restart(place: Place, tmp_path: Path) -> None:
+async def test_an_apps_ids_go_on_after_a_restart(local: LocalHub, tmp_path: Path) -> None:
     numbers = []
-    async with lock(place, []):
+    async with lock(local, []):
         for _ in range(2):
-            async with App(place.url, place.tokens["phone"], store=str(tmp_path / "app.db")) as app:
+            async with App(local.url, local.tokens["phone"], store=str(tmp_path / "app.db")) as app:
                 for _ in range(2):
                     command = await app.post("lock", "lock_control", {"open": True})
                     await command.ended()

@@ -14,21 +14,21 @@ from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
 from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
 from duly.identity.accounts import Role
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.servers import quiet_port
 
 
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "hub")
-    await place.start()
-    await place.add(Role.USER, "ann", "bob", "cid")
-    yield place
-    await place.stop()
+async def local(tmp_path: Path) -> AsyncIterator[LocalHub]:
+    local = LocalHub(tmp_path / "hub")
+    await local.start()
+    await local.add(Role.USER, "ann", "bob", "cid")
+    yield local
+    await local.stop()
 
 
-def chat(town: Place, name: str, store: str | None = None) -> Chat:
-    return Chat(town.url, town.tokens[name], store=store)
+def chat(local: LocalHub, name: str, store: str | None = None) -> Chat:
+    return Chat(local.url, local.tokens[name], store=store)
 
 
 async def take(person: Chat, count: int) -> list[Line]:
@@ -45,8 +45,8 @@ async def take(person: Chat, count: int) -> list[Line]:
     return lines
 
 
-async def test_two_people_talk(town: Place) -> None:
-    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+async def test_two_people_talk(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann, chat(local, "bob") as bob:
         assert (ann.name, bob.name) == ("ann", "bob")
         sent = await ann.send("bob", "hello")
         assert (sent.conv, sent.n) == ("ann+bob", 1)
@@ -57,15 +57,15 @@ async def test_two_people_talk(town: Place) -> None:
         assert (line.text, line.data["mood"], line.n) == ("hi", "good", 2)
 
 
-async def test_what_is_said_at_once_arrives_in_the_order_it_was_said(town: Place) -> None:
-    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+async def test_what_is_said_at_once_arrives_in_the_order_it_was_said(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann, chat(local, "bob") as bob:
         sent = await asyncio.gather(*(ann.send("bob", str(i)) for i in range(100)))
         assert [one.n for one in sent] == list(range(1, 101))
         assert [line.text for line in await take(bob, 100)] == [str(i) for i in range(100)]
 
 
-async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(town: Place) -> None:
-    async with chat(town, "ann") as ann, chat(town, "bob") as bob:
+async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann, chat(local, "bob") as bob:
 
         async def talk() -> None:
             for i in range(60):
@@ -73,51 +73,53 @@ async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(town: Place) ->
 
         talking = asyncio.create_task(talk())
         got = await take(bob, 15)
-        await town.stop()
-        await town.start()
+        await local.stop()
+        await local.start()
         got += await take(bob, 45)
         await talking
         assert [line.text for line in got] == [str(i) for i in range(60)]
         assert [line.n for line in got] == list(range(1, 61))
 
 
-async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(town: Place, tmp_path: Path) -> None:
+async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(
+    local: LocalHub, tmp_path: Path
+) -> None:
     store = str(tmp_path / "bob.db")
-    async with chat(town, "ann") as ann:
+    async with chat(local, "ann") as ann:
         for i in range(5):
             await ann.send("bob", str(i))
-        bob = chat(town, "bob", store)
+        bob = chat(local, "bob", store)
         await bob.__aenter__()
         async with asyncio.timeout(5):
             async for line in bob.lines():
                 if line.n == 3:
                     break  # made use of 1 and 2 only
         await bob.stop()
-        async with chat(town, "bob", store) as bob:
+        async with chat(local, "bob", store) as bob:
             assert [line.n for line in await take(bob, 3)] == [3, 4, 5]
-        async with chat(town, "bob", store) as bob:
+        async with chat(local, "bob", store) as bob:
             await ann.send("bob", "new")
             assert [line.text for line in await take(bob, 1)] == ["new"]
 
 
-async def test_what_was_said_before_a_crash_is_sent_after_it(town: Place, tmp_path: Path) -> None:
+async def test_what_was_said_before_a_crash_is_sent_after_it(local: LocalHub, tmp_path: Path) -> None:
     store = str(tmp_path / "ann.db")
-    ann = chat(town, "ann", store)
+    ann = chat(local, "ann", store)
     await ann.__aenter__()
-    await town.stop()
+    await local.stop()
     saying = asyncio.create_task(ann.send("bob", "said while the hub was away"))
     while not ann._sending or not len(cast("Outbox", ann._engine._machine)):
         await asyncio.sleep(0.01)
     await ann.stop()
     with pytest.raises(Stopped):
         await saying
-    await town.start()
-    async with chat(town, "ann", store), chat(town, "bob") as bob:
+    await local.start()
+    async with chat(local, "ann", store), chat(local, "bob") as bob:
         assert [line.text for line in await take(bob, 1)] == ["said while the hub was away"]
 
 
-async def test_groups_receipts_history_and_news(town: Place) -> None:
-    async with chat(town, "ann") as ann, chat(town, "bob") as bob, chat(town, "cid") as cid:
+async def test_groups_receipts_history_and_news(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann, chat(local, "bob") as bob, chat(local, "cid") as cid:
         group = await ann.create_group("club", "bob")
         await ann.invite(group, "cid")
         assert (await take(cid, 1))[0].data["group"] == group
@@ -152,9 +154,9 @@ async def test_groups_receipts_history_and_news(town: Place) -> None:
         assert (shown["conv"], shown["name"], shown["read"]) == (group, "club", sent.n)
 
 
-async def test_friends_see_each_other_come_and_go(town: Place) -> None:
-    async with chat(town, "ann") as ann:
-        async with chat(town, "bob") as bob:
+async def test_friends_see_each_other_come_and_go(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann:
+        async with chat(local, "bob") as bob:
             await ann.ask_friend("bob")
             await take(bob, 1)
             await bob.accept_friend("ann")
@@ -166,39 +168,39 @@ async def test_friends_see_each_other_come_and_go(town: Place) -> None:
                     break
 
 
-async def test_registering_and_logging_in_and_out(town: Place) -> None:
-    await Chat.register(town.url, "zoe", "correct horse")
+async def test_registering_and_logging_in_and_out(local: LocalHub) -> None:
+    await Chat.register(local.url, "zoe", "correct horse")
     with pytest.raises(duly.Refused, match="taken"):
-        await Chat.register(town.url, "zoe", "correct horse")
+        await Chat.register(local.url, "zoe", "correct horse")
     with pytest.raises(NotAuthenticated):
-        await Chat.log_in(town.url, "zoe", "wrong horse")
-    token = await Chat.log_in(town.url, "zoe", "correct horse", "laptop")
-    async with Chat(town.url, token) as zoe:
+        await Chat.log_in(local.url, "zoe", "wrong horse")
+    token = await Chat.log_in(local.url, "zoe", "correct horse", "laptop")
+    async with Chat(local.url, token) as zoe:
         assert (await zoe.send("ann", "hi")).conv == "ann+zoe"
         await zoe.log_out(everywhere=True)
     with pytest.raises(NotAuthenticated):
-        async with Chat(town.url, token):
+        async with Chat(local.url, token):
             pass
 
 
-async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_reconnect(town: Place) -> None:
-    async with chat(town, "ann") as ann:
+async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_reconnect(local: LocalHub) -> None:
+    async with chat(local, "ann") as ann:
         for i in range(3):
             await ann.send("bob", str(i))
-        async with chat(town, "bob") as bob:
+        async with chat(local, "bob") as bob:
             while bob._at.heard_to.get("ann+bob") != 3:
                 await asyncio.sleep(0.01)
-            await town.stop()
-            await town.start()
+            await local.stop()
+            await local.start()
             while not bob.connected:
                 await asyncio.sleep(0.01)
             await bob.conversations()
-        async with chat(town, "bob") as bob:
+        async with chat(local, "bob") as bob:
             assert [line.text for line in await take(bob, 3)] == ["0", "1", "2"]
 
 
-async def test_of_several_hubs_one_that_is_there_is_asked(town: Place) -> None:
-    urls = f"http://127.0.0.1:{quiet_port()}, {town.url}/"
+async def test_of_several_hubs_one_that_is_there_is_asked(local: LocalHub) -> None:
+    urls = f"http://127.0.0.1:{quiet_port()}, {local.url}/"
     await Chat.register(urls, "dan", "dan's password")
     token = await Chat.log_in(urls, "dan", "dan's password")
     async with asyncio.timeout(10), Chat(urls, token) as dan:

@@ -23,8 +23,8 @@ from duly.errors import DeviceError
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from tests import servers
-from tests.end_to_end.many import Town
-from tests.places import Place
+from tests.end_to_end.many import LocalCluster
+from tests.local_hub import LocalHub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -50,14 +50,14 @@ globalThis.loaded = true;
 </script>"""
 
 
-class Lock:
+class LockAtWork:
     """A device: what it has done, and a door in the middle of doing it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, local: LocalHub) -> None:
         self.effects: list[str] = []
         self.free = asyncio.Event()
         self.free.set()
-        self.device = Device(place.url, place.tokens["lock"])
+        self.device = Device(local.url, local.tokens["lock"])
 
         @self.device.on("lock_control")
         async def lock_control(command: Command) -> dict[str, Any]:
@@ -102,8 +102,8 @@ async def site() -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def place(tmp_path: Path, site: str) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub", origins=[site])
+async def local(tmp_path: Path, site: str) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", origins=[site])
     await it.start()
     await it.add(Role.APP, "phone", "tablet")
     await it.add(Role.DEVICE, "lock")
@@ -113,8 +113,8 @@ async def place(tmp_path: Path, site: str) -> AsyncIterator[Place]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def lock(place: Place) -> AsyncIterator[Lock]:
-    it = Lock(place)
+async def lock(local: LocalHub) -> AsyncIterator[LockAtWork]:
+    it = LockAtWork(local)
     async with it.device:
         yield it
 
@@ -122,10 +122,10 @@ async def lock(place: Place) -> AsyncIterator[Lock]:
 class Tab:
     """A page of the app."""
 
-    def __init__(self, page: Any, site: str, place: Place | Hub) -> None:
+    def __init__(self, page: Any, site: str, local: LocalHub | Hub) -> None:
         self.page = page
         self._site = site
-        self._place = place
+        self._place = local
         page.set_default_timeout(20_000)
 
     async def load(self) -> None:
@@ -133,7 +133,7 @@ class Tab:
         await self.page.wait_for_function("globalThis.loaded")
 
     async def open(self, name: str = "phone", **options: Any) -> Any:
-        assert isinstance(self._place, Place)
+        assert isinstance(self._place, LocalHub)
         return await self.do(f"seen(open({json.dumps(self._place.tokens[name])}, {json.dumps(options)}))")
 
     async def do(self, script: str) -> Any:
@@ -150,7 +150,7 @@ class Tab:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def context(browser: Any, place: Place) -> AsyncIterator[Any]:
+async def context(browser: Any, local: LocalHub) -> AsyncIterator[Any]:
     """A person's browser: it is closed before the hub is stopped."""
     context = await browser.new_context()
     yield context
@@ -158,14 +158,14 @@ async def context(browser: Any, place: Place) -> AsyncIterator[Any]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def tab(context: Any, site: str, place: Place) -> Tab:
-    tab = Tab(await context.new_page(), site, place)
+async def tab(context: Any, site: str, local: LocalHub) -> Tab:
+    tab = Tab(await context.new_page(), site, local)
     await tab.load()
     return tab
 
 
-async def test_the_hub_serves_the_module(place: Place) -> None:
-    async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly.js") as answer:
+async def test_the_hub_serves_the_module(local: LocalHub) -> None:
+    async with aiohttp.ClientSession() as http, http.get(f"{local.url}/duly.js") as answer:
         assert answer.content_type == "text/javascript"
         assert await answer.read() == files("duly").joinpath("clients/js/duly.js").read_bytes()
 
@@ -173,21 +173,21 @@ async def test_the_hub_serves_the_module(place: Place) -> None:
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_command_is_done_and_its_answer_comes_back(tab: Tab, lock: Lock) -> None:
+async def test_a_command_is_done_and_its_answer_comes_back(tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     ack = await tab.do("app.send('lock', 'lock_control', {open: true})")
     assert (ack["state"], ack["code"], ack["data"]) == ("done", 0, {"open": True})
     assert len(lock.effects) == 1
 
 
-async def test_a_devices_failure_has_its_code_and_reason(tab: Tab, lock: Lock) -> None:
+async def test_a_devices_failure_has_its_code_and_reason(tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     ack = await tab.do("app.send('lock', 'query')")
     assert (ack["state"], ack["code"], ack["detail"]) == ("failed", 3, "the sensor is broken")
 
 
 async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(
-    tab: Tab, place: Place
+    tab: Tab, local: LocalHub
 ) -> None:
     await tab.open()
     refused = await tab.do(
@@ -195,24 +195,24 @@ async def test_an_offline_device_is_refused_and_the_same_id_may_be_tried_again(
         ".then(async (command) => [command.id, await seen(command.ended)])"
     )
     assert (refused[1]["name"], refused[1]["code"], refused[1]["error"]) == ("Refused", 1, "offline")
-    lock = Lock(place)
+    lock = LockAtWork(local)
     async with lock.device:
         ack = await tab.do(f"app.send('lock', 'lock_control', {{open: true}}, {{id: '{refused[0]}'}})")
         assert ack["state"] == "done"
     assert lock.effects == [refused[0]]
 
 
-async def test_a_queued_command_waits_for_its_device(tab: Tab, place: Place) -> None:
+async def test_a_queued_command_waits_for_its_device(tab: Tab, local: LocalHub) -> None:
     await tab.open()
     await tab.do("app.post('lock', 'lock_control', {open: true}, {queue: true, expires: 60})"
                  ".then((it) => { globalThis.command = it; return it.accepted; })")  # fmt: skip
-    lock = Lock(place)
+    lock = LockAtWork(local)
     async with lock.device:
         assert (await tab.do("command.ended"))["state"] == "done"
     assert len(lock.effects) == 1
 
 
-async def test_what_is_refused_says_why(tab: Tab, lock: Lock) -> None:
+async def test_what_is_refused_says_why(tab: Tab, lock: LockAtWork) -> None:
     await tab.open("tablet")
     refused = await tab.do("seen(app.send('lock', 'lock_control', {open: true}))")
     assert (refused["name"], refused["code"]) == ("Refused", 3)
@@ -222,14 +222,14 @@ async def test_what_is_refused_says_why(tab: Tab, lock: Lock) -> None:
     assert lock.effects == []
 
 
-async def test_a_wrong_token_is_refused(tab: Tab, place: Place) -> None:
-    place.tokens["stranger"] = "duly_nonsense"
+async def test_a_wrong_token_is_refused(tab: Tab, local: LocalHub) -> None:
+    local.tokens["stranger"] = "duly_nonsense"
     assert (await tab.open("stranger"))["code"] == 3
     refused = await tab.do("seen(app.send('lock', 'lock_control', {open: true}))")
     assert (refused["name"], refused["code"]) == ("Refused", 3)
 
 
-async def test_a_repeat_is_answered_and_not_run(tab: Tab, lock: Lock) -> None:
+async def test_a_repeat_is_answered_and_not_run(tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     first = await tab.do(
         "app.post('lock', 'lock_control', {open: true}).then((it) => it.ended.then(() => it.id))"
@@ -241,16 +241,18 @@ async def test_a_repeat_is_answered_and_not_run(tab: Tab, lock: Lock) -> None:
     assert lock.effects == [first]
 
 
-async def test_a_restart_of_the_hub_in_the_middle_is_survived(tab: Tab, place: Place, lock: Lock) -> None:
+async def test_a_restart_of_the_hub_in_the_middle_is_survived(
+    tab: Tab, local: LocalHub, lock: LockAtWork
+) -> None:
     await tab.open()
     lock.free.clear()
     await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
     await _until(lambda: bool(lock.effects))
-    await place.stop()
+    await local.stop()
     await tab.until("!app.connected")
     await tab.do("void (globalThis.later = app.send('lock', 'lock_control', {open: false}, {queue: true}))")
     lock.free.set()
-    await place.start()
+    await local.start()
     assert [(await tab.do(which))["data"] for which in ("ended", "later")] == [
         {"open": True},
         {"open": False},
@@ -258,7 +260,7 @@ async def test_a_restart_of_the_hub_in_the_middle_is_survived(tab: Tab, place: P
     assert len(lock.effects) == len(set(lock.effects)) == 2
 
 
-async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: Lock) -> None:
+async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: LockAtWork) -> None:
     await tab.open(keep=True)
     lock.free.clear()
     id_ = await tab.do("app.post('lock', 'lock_control', {open: true}).then((it) => it.id)")
@@ -274,10 +276,10 @@ async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: Lock) -> 
 
 
 async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
-    context: Any, site: str, place: Place, lock: Lock
+    context: Any, site: str, local: LocalHub, lock: LockAtWork
 ) -> None:
     ids: list[str] = []
-    tabs = [Tab(await context.new_page(), site, place) for _ in range(2)]
+    tabs = [Tab(await context.new_page(), site, local) for _ in range(2)]
     for _ in range(2):
         for tab in tabs:
             await tab.load()
@@ -297,11 +299,11 @@ async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
 async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
     context: Any, site: str, tmp_path: Path, postgres_server: servers.Postgres
 ) -> None:
-    town = Town(tmp_path, postgres_server, origins=[site])
-    await town.start(2)
+    cluster = LocalCluster(tmp_path, postgres_server, origins=[site])
+    await cluster.start(2)
     nobody = f"http://127.0.0.1:{servers.quiet_port()}"
-    urls = ", ".join([nobody, *(f"{hub.url}/" for hub in town.hubs)])
-    device = Device(urls, town.tokens["lock"])
+    urls = ", ".join([nobody, *(f"{hub.url}/" for hub in cluster.hubs)])
+    device = Device(urls, cluster.tokens["lock"])
     done: list[int] = []
 
     @device.on("lock_control")
@@ -309,22 +311,22 @@ async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
         done.append(command.data)
         return int(command.data)
 
-    tab = Tab(await context.new_page(), site, town.hubs[1])
+    tab = Tab(await context.new_page(), site, cluster.hubs[1])
     try:
         async with device:
             await tab.load()
-            await tab.do(f"open({json.dumps(town.tokens['phone'])}, {{}}, {json.dumps(urls)})")
+            await tab.do(f"open({json.dumps(cluster.tokens['phone'])}, {{}}, {json.dumps(urls)})")
             for n in range(4):
                 if n == 2:
-                    await town.hubs.pop(0).stop()
+                    await cluster.hubs.pop(0).stop()
                 ack = await tab.do(f"app.send('lock', 'lock_control', {n}, {{queue: true, expires: 60}})")
                 assert (ack["state"], ack["data"]) == ("done", n)
         assert done == list(range(4))
     finally:
-        await town.stop()
+        await cluster.stop()
 
 
-async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
+async def test_a_closed_app_says_so(tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     lock.free.clear()
     await tab.do("void (globalThis.ended = seen(app.send('lock', 'lock_control', {open: true})))")
@@ -337,7 +339,7 @@ async def test_a_closed_app_says_so(tab: Tab, lock: Lock) -> None:
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Wire:
+class LossyWire:
     """Between the page and the hub: loses what the page says, or repeats what the hub says, or is cut."""
 
     def __init__(self) -> None:
@@ -370,13 +372,13 @@ class Wire:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def wire(context: Any) -> Wire:
-    wire = Wire()
+async def wire(context: Any) -> LossyWire:
+    wire = LossyWire()
     await context.route_web_socket("**/v1/ws", wire.connect)
     return wire
 
 
-async def test_a_lost_command_is_sent_again_with_its_id(wire: Wire, tab: Tab, lock: Lock) -> None:
+async def test_a_lost_command_is_sent_again_with_its_id(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
     await tab.page.clock.install()
     await tab.open()
     wire.deaf = True
@@ -391,7 +393,7 @@ async def test_a_lost_command_is_sent_again_with_its_id(wire: Wire, tab: Tab, lo
     assert lock.effects == [wire.sent[0]]
 
 
-async def test_a_connection_that_is_silent_is_made_anew(wire: Wire, tab: Tab, lock: Lock) -> None:
+async def test_a_connection_that_is_silent_is_made_anew(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
     await tab.page.clock.install()
     await tab.open()
     wire.deaf = True
@@ -406,21 +408,21 @@ async def test_a_connection_that_is_silent_is_made_anew(wire: Wire, tab: Tab, lo
 
 
 async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_expired(
-    wire: Wire, tab: Tab, place: Place, lock: Lock
+    wire: LossyWire, tab: Tab, local: LocalHub, lock: LockAtWork
 ) -> None:
     await tab.page.clock.install()
     await tab.open()
     lock.free.clear()
     await tab.do("void (globalThis.first = app.send('lock', 'lock_control', {open: true}))")
     await _until(lambda: bool(lock.effects))
-    await place.stop()
+    await local.stop()
     await tab.until("!app.connected")
     await tab.do("void (globalThis.second = app.send('lock', 'lock_control', {open: false}))")
     await tab.page.clock.run_for(70_000)
     assert (await tab.do("first"))["state"] == "unknown"
     await tab.page.clock.run_for(70_000)  # it may have begun only when the clock had been turned
     assert (await tab.do("second"))["state"] == "expired"
-    await place.start()
+    await local.start()
     await tab.page.clock.run_for(11_000)
     await tab.until("app.connected")
     lock.free.set()
@@ -431,21 +433,21 @@ async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_exp
 
 
 async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
-    wire: Wire, tab: Tab, place: Place, lock: Lock
+    wire: LossyWire, tab: Tab, local: LocalHub, lock: LockAtWork
 ) -> None:
     await tab.page.clock.install()
     await tab.open()
     lock.free.clear()
     await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
     await _until(lambda: bool(lock.effects))
-    await place.stop()
+    await local.stop()
     await tab.until("!app.connected")
     await tab.page.clock.run_for(70_000)
     assert (await tab.do("ended"))["state"] == "unknown"
     wire.cut = True
-    await place.start()
+    await local.start()
     lock.free.set()
-    await _has_ended(place, lock.effects[0])  # and the page has not heard of it
+    await _has_ended(local, lock.effects[0])  # and the page has not heard of it
     assert len(await tab.told("end")) == 1
     wire.cut = False
     await tab.page.clock.run_for(11_000)
@@ -460,7 +462,7 @@ async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
 # ── pushes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock: Lock) -> None:
+async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     for n in range(3):
         lock.device.push("event_report", {"n": n})
@@ -475,7 +477,7 @@ async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock:
     assert [push["data"]["n"] for push in await tab.told("push")] == [3, 4, 5, 6]
 
 
-async def test_what_comes_twice_is_told_once(wire: Wire, tab: Tab, lock: Lock) -> None:
+async def test_what_comes_twice_is_told_once(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
     await tab.open()
     wire.stutters = True
     lock.device.push("event_report", {"n": 0})
@@ -486,7 +488,7 @@ async def test_what_comes_twice_is_told_once(wire: Wire, tab: Tab, lock: Lock) -
     assert len(await tab.told("end")) == 1
 
 
-async def test_what_is_gone_is_said_to_be_gone(tab: Tab, place: Place, lock: Lock) -> None:
+async def test_what_is_gone_is_said_to_be_gone(tab: Tab, local: LocalHub, lock: LockAtWork) -> None:
     await tab.open()
     lock.device.push("event_report", {"n": 0})
     await tab.until("told.some(([event, what]) => what.data?.n === 0)")
@@ -495,9 +497,9 @@ async def test_what_is_gone_is_said_to_be_gone(tab: Tab, place: Place, lock: Loc
     for n in range(1, 4):
         lock.device.push("event_report", {"n": n})
     stream = "push/lock"
-    while (await place.hub.ledger.extent(stream)).last < last + 3:
+    while (await local.hub.ledger.extent(stream)).last < last + 3:
         await asyncio.sleep(0.01)
-    await place.hub.ledger.trim(stream, last + 2)
+    await local.hub.ledger.trim(stream, last + 2)
     await tab.load()
     await tab.open()
     await tab.until("told.some(([event, what]) => what.data?.n === 3)")
@@ -516,17 +518,17 @@ async def _until(true: Any, seconds: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _has_ended(place: Place, id_: str) -> None:
+async def _has_ended(local: LocalHub, id_: str) -> None:
     """Until a command of the phone has ended, by the hub's ledger."""
     async with asyncio.timeout(20):
-        while (found := await place.hub.ledger.find(key_of("phone", id_))) is None or (
+        while (found := await local.hub.ledger.find(key_of("phone", id_))) is None or (
             found.state is not State.DONE
         ):
             await asyncio.sleep(0.01)
 
 
 async def test_a_device_at_work_is_heard_of_and_ones_own_fields_arrive(
-    tab: Tab, place: Place, lock: Lock
+    tab: Tab, local: LocalHub, lock: LockAtWork
 ) -> None:
     @lock.device.on("set_temperature")
     async def work(command: Command) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from duly.clients.chat import Chat, Line
 from duly.identity.accounts import Role
 from tests.clients.test_js import Tab, browser, site
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 __all__ = ["browser", "site"]
 
@@ -31,8 +31,8 @@ ENTER = """(() => {
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def town(tmp_path: Path, site: str) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub", origins=[site])
+async def local(tmp_path: Path, site: str) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", origins=[site])
     await it.start()
     await it.add(Role.USER, "ann", "bob", "cid")
     yield it
@@ -40,9 +40,9 @@ async def town(tmp_path: Path, site: str) -> AsyncIterator[Place]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Any, site: str, town: Place) -> AsyncIterator[Tab]:
+async def tab(browser: Any, site: str, local: LocalHub) -> AsyncIterator[Tab]:
     context = await browser.new_context()
-    it = Tab(await context.new_page(), site, town)
+    it = Tab(await context.new_page(), site, local)
     await it.load()
     yield it
     await context.close()
@@ -63,9 +63,9 @@ async def take(person: Chat, count: int) -> list[Line]:
     return lines
 
 
-async def test_a_page_and_a_program_talk(tab: Tab, town: Place) -> None:
-    await enter(tab, town.tokens["ann"])
-    async with Chat(town.url, town.tokens["bob"]) as bob:
+async def test_a_page_and_a_program_talk(tab: Tab, local: LocalHub) -> None:
+    await enter(tab, local.tokens["ann"])
+    async with Chat(local.url, local.tokens["bob"]) as bob:
         sent = await tab.do('chat.send("bob", "hello")')
         assert (sent["conv"], sent["n"]) == ("ann+bob", 1)
         (line,) = await take(bob, 1)
@@ -83,49 +83,51 @@ async def test_a_page_and_a_program_talk(tab: Tab, town: Place) -> None:
         assert (receipts["state"], receipts["delivered"]) == ("delivered", 1)
 
 
-async def test_what_is_said_while_the_hub_is_away_arrives_once_and_in_order(tab: Tab, town: Place) -> None:
-    await enter(tab, town.tokens["ann"])
-    async with Chat(town.url, town.tokens["bob"]) as bob:
+async def test_what_is_said_while_the_hub_is_away_arrives_once_and_in_order(
+    tab: Tab, local: LocalHub
+) -> None:
+    await enter(tab, local.tokens["ann"])
+    async with Chat(local.url, local.tokens["bob"]) as bob:
         await tab.do('chat.send("bob", "0")')
-        await town.stop()
+        await local.stop()
         await tab.until("!chat.connected")
         said = asyncio.create_task(
             tab.do('Promise.all(["1", "2", "3", "4"].map((text) => chat.send("bob", text)))')
         )
-        await town.start()
+        await local.start()
         assert [line.text for line in await take(bob, 5)] == ["0", "1", "2", "3", "4"]
         assert [one["n"] for one in await said] == [2, 3, 4, 5]
 
 
-async def test_a_reload_loses_nothing_and_repeats_nothing(tab: Tab, town: Place) -> None:
-    await enter(tab, town.tokens["ann"])
-    async with Chat(town.url, town.tokens["bob"]) as bob:
+async def test_a_reload_loses_nothing_and_repeats_nothing(tab: Tab, local: LocalHub) -> None:
+    await enter(tab, local.tokens["ann"])
+    async with Chat(local.url, local.tokens["bob"]) as bob:
         await bob.send("ann", "first")
         await tab.until("lines.length === 1")
-        await town.stop()
+        await local.stop()
         await tab.until("!chat.connected")
         await tab.do(
             '(chat.send("bob", "kept").catch(() => {}), new Promise((done) => setTimeout(done, 100)))'
         )
         await tab.page.goto("about:blank")
-        await town.start()
+        await local.start()
         await tab.load()
-        await enter(tab, town.tokens["ann"])
+        await enter(tab, local.tokens["ann"])
         assert [line.text for line in await take(bob, 1)] == ["kept"]
         await bob.send("ann", "second")
         await tab.until("lines.length === 1")
         assert [line["data"]["text"] for line in await tab.do("lines")] == ["second"]
 
 
-async def test_groups_history_refusals_and_logging_in(tab: Tab, town: Place) -> None:
-    who = json.dumps([town.url, "zoe", "correct horse"])
+async def test_groups_history_refusals_and_logging_in(tab: Tab, local: LocalHub) -> None:
+    who = json.dumps([local.url, "zoe", "correct horse"])
     await tab.do(f"Chat.register(...{who})")
-    wrong = await tab.do(f'seen(Chat.logIn({json.dumps(town.url)}, "zoe", "wrong horse"))')
+    wrong = await tab.do(f'seen(Chat.logIn({json.dumps(local.url)}, "zoe", "wrong horse"))')
     assert (wrong["name"], wrong["code"]) == ("Refused", 401)
     await enter(tab, await tab.do(f"Chat.logIn(...{who})"))
     assert await tab.do("chat.name") == "zoe"
     group = await tab.do('chat.createGroup("club", ["bob"])')
-    async with Chat(town.url, town.tokens["bob"]) as bob:
+    async with Chat(local.url, local.tokens["bob"]) as bob:
         await tab.do(f"chat.send({json.dumps(group)}, 'teh end')")
         await tab.do(f"chat.edit({json.dumps(group)}, 2, 'the end')")
         await take(bob, 3)
@@ -138,10 +140,10 @@ async def test_groups_history_refusals_and_logging_in(tab: Tab, town: Place) -> 
     assert (refused["name"], refused["code"], refused["error"]) == ("Refused", 3, "not_allowed")
 
 
-async def test_a_page_that_was_logged_out_is_told(tab: Tab, town: Place) -> None:
-    token = await town.hub.people.let_in("cid", "page")
+async def test_a_page_that_was_logged_out_is_told(tab: Tab, local: LocalHub) -> None:
+    token = await local.hub.people.let_in("cid", "page")
     await enter(tab, token)
     await tab.do("void chat.on('denied', ({ code }) => { globalThis.denied = code; })")
-    async with Chat(town.url, token) as remote:
+    async with Chat(local.url, token) as remote:
         await remote.log_out(everywhere=True)
     await tab.until("globalThis.denied === 3")

@@ -24,7 +24,7 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 from duly.wire.session import Session
 from tests import servers
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.servers import GUARD
 
 DEVICE = """
@@ -85,8 +85,8 @@ pytestmark = pytest.mark.timeout(2 * GUARD)
 class Board:
     """A device's hardware: what is in its flash and what it has done outlive its process."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
-        self._place = place
+    def __init__(self, local: LocalHub, folder: Path) -> None:
+        self._place = local
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
         folder.mkdir()
@@ -139,8 +139,8 @@ def patience() -> float:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, patience: float) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub", patience=patience)
+async def local(tmp_path: Path, patience: float) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", patience=patience)
     await it.start()
     await it.add(Role.APP, "phone")
     await it.add(Role.DEVICE, "lock")
@@ -150,18 +150,18 @@ async def place(tmp_path: Path, patience: float) -> AsyncIterator[Place]:
 
 
 @pytest.fixture
-async def board(place: Place, tmp_path: Path) -> AsyncIterator[Board]:
+async def board(local: LocalHub, tmp_path: Path) -> AsyncIterator[Board]:
     if shutil.which("micropython") is None:
         servers.missing("micropython")
-    it = Board(place, tmp_path / "board")
+    it = Board(local, tmp_path / "board")
     await it.start()
     yield it
     await it.kill()
 
 
 @pytest.fixture
-async def app(place: Place, board: Board) -> AsyncIterator[App]:
-    async with App(place.url, place.tokens["phone"]) as it:
+async def app(local: LocalHub, board: Board) -> AsyncIterator[App]:
+    async with App(local.url, local.tokens["phone"]) as it:
         yield it
 
 
@@ -169,10 +169,10 @@ def has_done_more_than(board: Board, times: int) -> bool:
     return len(board.effects) > times
 
 
-def say(place: Place, frame: Mapping[str, object]) -> None:
+def say(local: LocalHub, frame: Mapping[str, object]) -> None:
     """What somebody who captured frames, or a hub that resends, puts on the device's wire."""
     raw: Any = msgspec.Raw(json.dumps({"from": "phone", **frame}).encode())
-    place.hub.gateway.sessions.devices["lock"].push(raw)
+    local.hub.gateway.sessions.devices["lock"].push(raw)
 
 
 async def test_a_command_is_done_and_its_answer_comes_back(app: App, board: Board) -> None:
@@ -202,8 +202,8 @@ async def test_what_is_done_is_done_also_if_its_answer_cannot_be_told(app: App, 
     assert len(board.effects) == 1
 
 
-async def test_a_push_reaches_the_apps(place: Place, board: Board) -> None:
-    async with App(place.url, place.tokens["phone"]) as app:
+async def test_a_push_reaches_the_apps(local: LocalHub, board: Board) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
         await board.kill()
         await board.start()
         async with asyncio.timeout(GUARD):
@@ -213,35 +213,35 @@ async def test_a_push_reaches_the_apps(place: Place, board: Board) -> None:
                     return
 
 
-async def test_a_repeat_is_not_run_and_gets_the_first_answer(place: Place, app: App, board: Board) -> None:
+async def test_a_repeat_is_not_run_and_gets_the_first_answer(local: LocalHub, app: App, board: Board) -> None:
     command = await app.post("lock", "lock_control")
     await command.ended()
-    heard = _acks(place)
+    heard = _acks(local)
     again = {"type": "lock_control", "seq_id": command.id}
-    say(place, again)
+    say(local, again)
     await board.kill()
     await board.start()
-    say(place, again)
+    say(local, again)
     await until(lambda: len(heard) >= 1)
     assert (heard[0]["seq_id"], heard[0]["code"], heard[0]["data"]) == (command.id, 0, {"open": True})
     assert board.effects == [f"lock {command.id}"]
 
 
-async def test_a_repeat_while_the_first_runs_waits_for_it(place: Place, app: App, board: Board) -> None:
+async def test_a_repeat_while_the_first_runs_waits_for_it(local: LocalHub, app: App, board: Board) -> None:
     command = await app.post("lock", "lock_control", {"takes": 0.3})
     await until(lambda: bool(board.effects))
-    heard = _acks(place)
-    say(place, {"type": "lock_control", "seq_id": command.id, "data": {"takes": 0.3}})
+    heard = _acks(local)
+    say(local, {"type": "lock_control", "seq_id": command.id, "data": {"takes": 0.3}})
     assert (await command.ended()).done
     assert len(heard) == 1
     assert board.effects == [f"lock {command.id}"]
 
 
-async def test_the_same_id_for_something_else_is_not_run(place: Place, app: App, board: Board) -> None:
+async def test_the_same_id_for_something_else_is_not_run(local: LocalHub, app: App, board: Board) -> None:
     command = await app.post("lock", "lock_control")
     await command.ended()
-    heard = _acks(place)
-    say(place, {"type": "lock_control", "seq_id": command.id, "data": {"other": True}})
+    heard = _acks(local)
+    say(local, {"type": "lock_control", "seq_id": command.id, "data": {"other": True}})
     await until(lambda: bool(heard))
     assert heard[0]["code"] == 2
     assert len(board.effects) == 1
@@ -249,7 +249,7 @@ async def test_the_same_id_for_something_else_is_not_run(place: Place, app: App,
 
 @pytest.mark.parametrize("patience", [1.5])
 async def test_a_power_cut_in_the_middle_is_not_repeated_and_ends_as_unknown(
-    place: Place, app: App, board: Board
+    local: LocalHub, app: App, board: Board
 ) -> None:
     command = await app.post("lock", "lock_control", {"takes": 60})
     await until(lambda: bool(board.effects))
@@ -272,7 +272,7 @@ async def test_what_may_be_repeated_is_repeated_after_a_power_cut(app: App, boar
 
 
 async def test_memory_stays_small_and_what_fell_out_of_it_is_refused(
-    place: Place, app: App, board: Board
+    local: LocalHub, app: App, board: Board
 ) -> None:
     first = await app.post("lock", "lock_control")
     assert (await first.ended()).done
@@ -283,11 +283,11 @@ async def test_memory_stays_small_and_what_fell_out_of_it_is_refused(
     assert len(set(board.effects)) == 300
     assert board.flash.stat().st_size < 10_000
     assert not board.flash.with_name("flash.json.new").exists()
-    say(place, {"type": "lock_control", "seq_id": first.id})
+    say(local, {"type": "lock_control", "seq_id": first.id})
     await until(lambda: board.log.count("it may have run") == 1)
     await board.kill()
     await board.start()
-    say(place, {"type": "lock_control", "seq_id": first.id})
+    say(local, {"type": "lock_control", "seq_id": first.id})
     await until(lambda: board.log.count("it may have run") == 2)
     assert len(board.effects) == 300
 
@@ -313,7 +313,7 @@ async def test_no_power_cut_at_any_moment_repeats_an_effect_or_leaves_a_sender_i
     assert sum(ack.state == "done" for ack in ends) <= len(board.effects)
 
 
-async def test_chunks_push_no_command_out_and_touch_no_flash(place: Place, app: App, board: Board) -> None:
+async def test_chunks_push_no_command_out_and_touch_no_flash(local: LocalHub, app: App, board: Board) -> None:
     command = await app.post("lock", "lock_control")
     await command.ended()
     before = board.flash.stat().st_mtime_ns
@@ -321,87 +321,87 @@ async def test_chunks_push_no_command_out_and_touch_no_flash(place: Place, app: 
         acks = await asyncio.gather(*(app.send("lock", "media_download_chunk") for _ in range(50)))
         assert all(ack.data == "x" * 1000 for ack in acks)
     assert board.flash.stat().st_mtime_ns == before
-    heard = _acks(place)
-    say(place, {"type": "lock_control", "seq_id": command.id})
+    heard = _acks(local)
+    say(local, {"type": "lock_control", "seq_id": command.id})
     await until(lambda: bool(heard))
     assert heard[0]["data"] == {"open": True}
 
 
-async def test_an_expired_command_is_not_done(place: Place, app: App, board: Board) -> None:
-    heard = _acks(place)
-    say(place, {"type": "lock_control", "seq_id": "1700000000000_1", "exp": 1_700_000_001_000})
+async def test_an_expired_command_is_not_done(local: LocalHub, app: App, board: Board) -> None:
+    heard = _acks(local)
+    say(local, {"type": "lock_control", "seq_id": "1700000000000_1", "exp": 1_700_000_001_000})
     await until(lambda: bool(heard))
     assert (heard[0]["code"], heard[0]["state"]) == (4, "expired")
     assert board.effects == []
 
 
-async def test_order_is_kept_when_the_wire_does_not_keep_it(place: Place, board: Board) -> None:
-    heard = _acks(place)
+async def test_order_is_kept_when_the_wire_does_not_keep_it(local: LocalHub, board: Board) -> None:
+    heard = _acks(local)
     for n, after in ((1, -1), (3, 2), (2, 1)):
-        say(place, {"type": "lock_control", "seq_id": f"1700000000000_{n}", "order": {"after": after}})
+        say(local, {"type": "lock_control", "seq_id": f"1700000000000_{n}", "order": {"after": after}})
     await until(lambda: len(heard) == 3)
     assert board.effects == [f"lock 1700000000000_{n}" for n in (1, 2, 3)]
-    say(place, {"type": "lock_control", "seq_id": "1700000000000_0", "order": {"after": -1}})
+    say(local, {"type": "lock_control", "seq_id": "1700000000000_0", "order": {"after": -1}})
     await until(lambda: len(heard) == 4)
     assert (heard[3]["code"], heard[3]["state"]) == (4, "superseded")
     assert len(board.effects) == 3
 
 
-async def test_of_what_waits_only_the_latest_counts_if_so_ordered(place: Place, board: Board) -> None:
-    heard = _acks(place)
-    say(place, {"type": "lock_control", "seq_id": "1700000000000_0", "data": {"takes": 0.2}})
+async def test_of_what_waits_only_the_latest_counts_if_so_ordered(local: LocalHub, board: Board) -> None:
+    heard = _acks(local)
+    say(local, {"type": "lock_control", "seq_id": "1700000000000_0", "data": {"takes": 0.2}})
     for n in (1, 2, 3):
         order = {"key": "level", "mode": "latest", "after": n - 1}
-        say(place, {"type": "dev_control", "seq_id": f"1700000000000_{n}", "order": order})
+        say(local, {"type": "dev_control", "seq_id": f"1700000000000_{n}", "order": order})
     await until(lambda: len(heard) == 4)
     assert [ack["seq_id"][-1] for ack in heard if ack.get("state") == "superseded"] == ["1", "2"]
     assert [line[-1] for line in board.effects] == ["0", "3"]
 
 
 async def test_an_unreadable_memory_refuses_everything_from_before(
-    place: Place, app: App, board: Board
+    local: LocalHub, app: App, board: Board
 ) -> None:
     old = await app.post("lock", "lock_control")
     await old.ended()
     await board.kill()
     board.flash.write_text('{"marks": {')
     await board.start()
-    say(place, {"type": "lock_control", "seq_id": old.id})
+    say(local, {"type": "lock_control", "seq_id": old.id})
     await until(lambda: "it may have run" in board.log)
     assert (await app.send("lock", "lock_control")).done
     assert len(board.effects) == 2
 
 
-async def test_a_restart_of_the_hub_is_survived(place: Place, app: App, board: Board) -> None:
+async def test_a_restart_of_the_hub_is_survived(local: LocalHub, app: App, board: Board) -> None:
     assert (await app.send("lock", "lock_control")).done
-    await place.stop()
-    await place.start()
+    await local.stop()
+    await local.start()
     await board.online()
     assert (await app.send("lock", "lock_control")).done
     assert len(board.effects) == 2
 
 
-async def test_the_hub_serves_the_client(place: Place) -> None:
+async def test_the_hub_serves_the_client(local: LocalHub) -> None:
     import aiohttp
 
-    async with aiohttp.ClientSession() as http, http.get(f"{place.url}/duly_device.py") as answer:
+    async with aiohttp.ClientSession() as http, http.get(f"{local.url}/duly_device.py") as answer:
         assert answer.content_type == "text/x-python"
         assert (
             await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
         )
 
 
-def _acks(place: Place) -> list[dict[str, Any]]:
+def _acks(local: LocalHub) -> list[dict[str, Any]]:
     """What the device answers from now on, as the hub hears it."""
     heard: list[dict[str, Any]] = []
-    receive = place.hub.gateway.receive
+    receive = local.hub.gateway.receive
 
     def listen(session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         if frame.type == "ack":
             heard.append(json.loads(frames.encode(frame)))
         return receive(session, who, frame)
 
-    place.hub.gateway.receive = listen  # type: ignore[method-assign]  # a spy on the wire
+    local.hub.gateway.receive = listen  # type: ignore[method-assign]  # a spy on the wire
     return heard
 
 
@@ -412,22 +412,24 @@ async def test_a_device_at_work_says_so_and_gets_the_fields_beside_the_data(app:
 
 
 async def test_the_same_id_with_another_field_is_refused_by_the_device_itself(
-    place: Place, app: App, board: Board
+    local: LocalHub, app: App, board: Board
 ) -> None:
     command = await app.post("lock", "set_mode", fields={"mode": "night"})
     await command.ended()
-    heard = _acks(place)
-    say(place, {"type": "set_mode", "seq_id": command.id, "mode": "day"})
+    heard = _acks(local)
+    say(local, {"type": "set_mode", "seq_id": command.id, "mode": "day"})
     await until(lambda: len(heard) >= 1)
     assert heard[0]["code"] == 2
 
 
-async def test_a_late_command_runs_if_the_later_one_has_failed(place: Place, app: App, board: Board) -> None:
+async def test_a_late_command_runs_if_the_later_one_has_failed(
+    local: LocalHub, app: App, board: Board
+) -> None:
     first = await app.post("lock", "query")
     await first.ended()
     ms, _, n = first.id.partition("_")
-    heard = _acks(place)
+    heard = _acks(local)
     order = {"key": "", "mode": "replay", "after": -1}
-    say(place, {"type": "lock_control", "seq_id": f"{int(ms) - 1}_{n}", "order": order})
+    say(local, {"type": "lock_control", "seq_id": f"{int(ms) - 1}_{n}", "order": order})
     await until(lambda: len(heard) >= 1)
     assert heard[0]["code"] == 0

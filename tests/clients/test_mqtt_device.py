@@ -25,7 +25,7 @@ from tests.end_to_end.processes import DeviceProcess
 from tests.servers import Mosquitto
 
 
-class Place:
+class MqttHub:
     """A hub with MQTT, and where its devices find it."""
 
     def __init__(self, hub: Hub, device_url: str, phone: str) -> None:
@@ -65,9 +65,9 @@ class Place:
 
 
 @pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"])
-async def place(
+async def local(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[MqttHub]:
     monkeypatch.setattr("duly.server.mqtt_service.SWEEP_SECONDS", 0.2)
     outside = ""
     if request.param != "embedded":
@@ -79,13 +79,13 @@ async def place(
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
     inside = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{token}@")
-    it = Place(hub, broker.url("lock") if outside else inside, phone)
+    it = MqttHub(hub, broker.url("lock") if outside else inside, phone)
     yield it
     await it.hub.stop()
 
 
-def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
-    device = Device(place.device_url, store=str(store) if store else None, name="lock")
+def lock(local: MqttHub, effects: list[str], store: Path | None = None) -> Device:
+    device = Device(local.device_url, store=str(store) if store else None, name="lock")
 
     @device.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:
@@ -99,10 +99,10 @@ def lock(place: Place, effects: list[str], store: Path | None = None) -> Device:
     return device
 
 
-async def test_a_command_is_done_and_its_answer_comes_back(place: Place) -> None:
+async def test_a_command_is_done_and_its_answer_comes_back(local: MqttHub) -> None:
     effects: list[str] = []
-    async with lock(place, effects), App(place.hub.url, place.phone) as app:
-        await place.online("lock")
+    async with lock(local, effects), App(local.hub.url, local.phone) as app:
+        await local.online("lock")
         ack = await app.send("lock", "lock_control", {"open": True})
         assert (ack.done, ack.data) == (True, {"open": True})
         ack = await app.send("lock", "query")
@@ -110,52 +110,52 @@ async def test_a_command_is_done_and_its_answer_comes_back(place: Place) -> None
     assert len(effects) == 1
 
 
-async def test_a_device_that_says_goodbye_is_offline(place: Place) -> None:
-    async with App(place.hub.url, place.phone) as app:
-        async with lock(place, []):
-            await place.online("lock")
-        await place.online("lock", False)
+async def test_a_device_that_says_goodbye_is_offline(local: MqttHub) -> None:
+    async with App(local.hub.url, local.phone) as app:
+        async with lock(local, []):
+            await local.online("lock")
+        await local.online("lock", False)
         with pytest.raises(Refused, match="offline"):
             await app.send("lock", "lock_control", {"open": True})
 
 
-async def test_a_device_that_dies_is_offline_by_its_will(place: Place, tmp_path: Path) -> None:
-    device = DeviceProcess(tmp_path / "lock", "lock", place.device_url)
+async def test_a_device_that_dies_is_offline_by_its_will(local: MqttHub, tmp_path: Path) -> None:
+    device = DeviceProcess(tmp_path / "lock", "lock", local.device_url)
     for _ in range(2):  # a will belongs to its own connection, not to the one before
         await device.start()
-        await place.online("lock")
+        await local.online("lock")
         await device.kill()
-        await place.online("lock", False)
+        await local.online("lock", False)
 
 
-@pytest.mark.parametrize("place", ["embedded"], indirect=True)
+@pytest.mark.parametrize("local", ["embedded"], indirect=True)
 @pytest.mark.parametrize("what", ["the broker", "the broker, before it knew that the hub knew", "the hub"])
 async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    local: MqttHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Its will died too, and what the broker has kept says that it is online."""
     monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
     monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
-    lamp = await place.hub.accounts.add(Role.DEVICE, "lamp")
-    login = f"mqtt://lamp:{lamp}@{place.device_url.partition('@')[2]}"
-    dead, alive = DeviceProcess(tmp_path / "lock", "lock", place.device_url), Device(login)
+    lamp = await local.hub.accounts.add(Role.DEVICE, "lamp")
+    login = f"mqtt://lamp:{lamp}@{local.device_url.partition('@')[2]}"
+    dead, alive = DeviceProcess(tmp_path / "lock", "lock", local.device_url), Device(login)
     async with alive:
         if what.endswith("knew"):
-            place.leave_unacknowledged("nodes/lock/status", monkeypatch)
+            local.leave_unacknowledged("nodes/lock/status", monkeypatch)
         await dead.start()
-        await place.online("lock")
+        await local.online("lock")
         dead.suspend()
         if what.startswith("the broker"):
-            place.kill_broker()
+            local.kill_broker()
         else:
-            await place.restart()
+            await local.restart()
         await dead.kill()
-        await place.online("lamp")
-        await place.online("lock", False)
-        await place.online("lamp")  # it came back, and said so
+        await local.online("lamp")
+        await local.online("lock", False)
+        await local.online("lamp")  # it came back, and said so
 
 
-async def test_a_device_that_dies_with_a_broker_remote_is_not_believed_in_for_ever(
+async def test_a_device_that_dies_with_an_outside_broker_is_not_believed_in_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has forgotten its sessions has forgotten the wills."""
@@ -166,19 +166,19 @@ async def test_a_device_that_dies_with_a_broker_remote_is_not_believed_in_for_ev
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))
     try:
         await hub.start()
-        place = Place(hub, "", "")
+        local = MqttHub(hub, "", "")
         for name in ("lock", "lamp"):
             await hub.accounts.add(Role.DEVICE, name)
         dead = DeviceProcess(tmp_path / "lock", "lock", broker.url("lock"))
         async with Device(broker.url("lamp")):
             await dead.start()
-            await place.online("lock")
-            await place.online("lamp")
+            await local.online("lock")
+            await local.online("lamp")
             dead.suspend()
             broker.stop(signal.SIGKILL)
             await dead.kill()
             broker.start()
-            await place.online("lock", False)
+            await local.online("lock", False)
             assert hub.gateway.online("lamp"), "it came back, and said so"
     finally:
         await hub.stop()
@@ -186,9 +186,9 @@ async def test_a_device_that_dies_with_a_broker_remote_is_not_believed_in_for_ev
 
 
 async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_in_silence(
-    place: Place,
+    local: MqttHub,
 ) -> None:
-    link = MqttLink(place.device_url, lambda topic, payload, old, ack: ack())
+    link = MqttLink(local.device_url, lambda topic, payload, old, ack: ack())
     await link.start()
     try:
         await link.connected()
@@ -196,16 +196,16 @@ async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_i
             await link.publish(
                 "nodes/lock/status", b'{"online":true,"session":"1","heartbeat":1}', retain=True
             )
-            await place.online("lock")
+            await local.online("lock")
             heard = asyncio.get_running_loop().time()
-            await place.online("lock", False)
+            await local.online("lock", False)
             assert asyncio.get_running_loop().time() - heard > 2
     finally:
         await link.stop()
 
 
 async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: MqttHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.clients.mqtt_link.HEARTBEAT", 1)
     statuses: list[bytes] = []
@@ -214,46 +214,46 @@ async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
         statuses.append(payload)
         ack()
 
-    url = place.device_url + "?client_id=listener"
+    url = local.device_url + "?client_id=listener"
     link = MqttLink(url, hear, subscriptions=["nodes/lock/status"])
     await link.start()
     try:
         await link.connected()
-        async with lock(place, []), asyncio.timeout(20):
+        async with lock(local, []), asyncio.timeout(20):
             while sum(b'"heartbeat":1' in status for status in statuses) < 3:
                 await asyncio.sleep(0.05)
     finally:
         await link.stop()
 
 
-async def test_a_queued_command_waits_for_its_device(place: Place) -> None:
+async def test_a_queued_command_waits_for_its_device(local: MqttHub) -> None:
     effects: list[str] = []
-    async with App(place.hub.url, place.phone) as app:
+    async with App(local.hub.url, local.phone) as app:
         command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=60)
         await command.accepted()
-        async with lock(place, effects):
+        async with lock(local, effects):
             assert (await asyncio.wait_for(command.ended(), 60)).done
     assert effects == [command.id]
 
 
 async def test_a_repeat_does_nothing_twice_also_after_the_device_was_restarted(
-    place: Place, tmp_path: Path
+    local: MqttHub, tmp_path: Path
 ) -> None:
     effects: list[str] = []
     memory = tmp_path / "lock.db"
-    async with App(place.hub.url, place.phone) as app:
-        async with lock(place, effects, memory):
-            await place.online("lock")
+    async with App(local.hub.url, local.phone) as app:
+        async with lock(local, effects, memory):
+            await local.online("lock")
             command = await app.post("lock", "lock_control", {"open": True})
             await command.ended()
-        async with lock(place, effects, memory):
-            await place.online("lock")
+        async with lock(local, effects, memory):
+            await local.online("lock")
             assert (await app.send("lock", "lock_control", {"open": True}, id=command.id)).done
     assert len(effects) == 1
 
 
 async def test_tasks_that_overtake_each_other_take_effect_in_order(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: MqttHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a broker dies with the first, and only the second finds its device listening again."""
     held: list[OutgoingFrame] = []
@@ -267,37 +267,37 @@ async def test_tasks_that_overtake_each_other_take_effect_in_order(
     whole = MqttDevice.push
     monkeypatch.setattr(MqttDevice, "push", push)
     effects: list[str] = []
-    async with lock(place, effects), App(place.hub.url, place.phone) as app:
-        await place.online("lock")
+    async with lock(local, effects), App(local.hub.url, local.phone) as app:
+        await local.online("lock")
         commands = [await app.post("lock", "lock_control", {"open": True}) for _ in range(2)]
         assert [(await command.ended()).state for command in commands] == ["done", "done"]
     assert effects == [command.id for command in commands]
 
 
-async def test_a_push_is_kept_until_the_hub_has_stored_it(place: Place) -> None:
-    async with lock(place, []) as device:
-        await place.online("lock")
+async def test_a_push_is_kept_until_the_hub_has_stored_it(local: MqttHub) -> None:
+    async with lock(local, []) as device:
+        await local.online("lock")
         async with asyncio.timeout(60):
             await device.push("event_report", 0)
-        await place.hub.stop()
+        await local.hub.stop()
         sent = [device.push("event_report", n) for n in range(1, 20)]
         await asyncio.sleep(0.2)
         assert not any(push.stored for push in sent)
-        settings = place.hub.settings
-        port = int(place.hub.mqtt_url.rsplit(":", 1)[1]) if not settings.mqtt else 0
-        place.hub = Hub(msgspec.structs.replace(settings, mqtt_port=port))
-        await place.hub.start()
+        settings = local.hub.settings
+        port = int(local.hub.mqtt_url.rsplit(":", 1)[1]) if not settings.mqtt else 0
+        local.hub = Hub(msgspec.structs.replace(settings, mqtt_port=port))
+        await local.hub.start()
         async with asyncio.timeout(90):
             for push in sent:
                 await push
-        entries = await place.hub.ledger.entries("push/lock", 0, 1_000)
+        entries = await local.hub.ledger.entries("push/lock", 0, 1_000)
         told = [msgspec.json.decode(entry.body) for entry in entries]
         assert [frame["data"] for frame in told if frame["type"] == "event_report"] == list(range(20))
 
 
-async def test_what_a_device_pushes_reaches_the_apps(place: Place) -> None:
-    async with lock(place, []) as device, App(place.hub.url, place.phone) as app:
-        await place.online("lock")
+async def test_what_a_device_pushes_reaches_the_apps(local: MqttHub) -> None:
+    async with lock(local, []) as device, App(local.hub.url, local.phone) as app:
+        await local.online("lock")
         device.push("event_report", {"n": 1})
         async with asyncio.timeout(60):
             async for push in app.pushes():

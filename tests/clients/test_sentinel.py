@@ -30,7 +30,7 @@ from duly.testing import ManualClock
 from duly.wire.frames import Frame
 from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import UncongestedSession
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 ROOT = Path(__file__).parents[2]
 Way = Literal["websocket", "http"]
@@ -40,10 +40,10 @@ AT_ONCE = SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
 
 
 @pytest.fixture
-async def tower(place: Place) -> Place:
-    await place.add(Role.SENTINEL, "watch", "other")
-    await place.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
-    return place
+async def tower(local: LocalHub) -> LocalHub:
+    await local.add(Role.SENTINEL, "watch", "other")
+    await local.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+    return local
 
 
 class Told(Sentinel):
@@ -66,7 +66,7 @@ class Told(Sentinel):
 
 
 def sentinel(
-    tower: Place,
+    tower: LocalHub,
     policy: SentinelPolicy = AT_ONCE,
     *,
     name: str = "watch",
@@ -87,7 +87,7 @@ def sentinel(
     return it
 
 
-async def listed(tower: Place) -> list[dict[str, Any]]:
+async def listed(tower: LocalHub) -> list[dict[str, Any]]:
     """What the tower has, oldest first, as it came."""
     alerts = await tower.hub.alerts.operations.alerts(limit=10_000)
     messages = [alert.record.message for alert in reversed(alerts)]
@@ -97,11 +97,11 @@ async def listed(tower: Place) -> list[dict[str, Any]]:
 class Observer(UncongestedSession):
     """Watches the tower, as an admin may: what it has taken, in the order it took it."""
 
-    def __init__(self, tower: Place) -> None:
+    def __init__(self, tower: LocalHub) -> None:
         self.taken: list[str] = []
         self.look(tower)
 
-    def look(self, tower: Place) -> None:
+    def look(self, tower: LocalHub) -> None:
         tower.hub.audit.watchers.append(self)
 
     def push(self, frame: OutgoingFrame) -> None:
@@ -117,7 +117,7 @@ class Observer(UncongestedSession):
 
 
 @BOTH_WAYS
-async def test_what_is_triggered_is_in_the_towers_list(tower: Place, transport: Way) -> None:
+async def test_what_is_triggered_is_in_the_towers_list(tower: LocalHub, transport: Way) -> None:
     async with sentinel(tower, transport=transport) as watch:
         alert = watch.trigger(
             "fall", "band", severity="critical", meta={"rssi": -70}, location={"lat": 31.2, "lon": 121.5}
@@ -135,7 +135,7 @@ async def test_what_is_triggered_is_in_the_towers_list(tower: Place, transport: 
 
 
 @BOTH_WAYS
-async def test_events_go_out_in_order(tower: Place, transport: Way) -> None:
+async def test_events_go_out_in_order(tower: LocalHub, transport: Way) -> None:
     observer = Observer(tower)
     async with sentinel(tower, transport=transport) as watch:
         alerts = [watch.trigger("fall", f"band-{n}") for n in range(50)]
@@ -143,7 +143,7 @@ async def test_events_go_out_in_order(tower: Place, transport: Way) -> None:
     assert observer.taken == [alert.id for alert in alerts]
 
 
-async def test_a_link_that_goes_on_and_off_rings_once(tower: Place) -> None:
+async def test_a_link_that_goes_on_and_off_rings_once(tower: LocalHub) -> None:
     async with sentinel(tower, SentinelPolicy(countdown=0.2)) as watch:
         alerts = []
         for _ in range(5):
@@ -157,7 +157,7 @@ async def test_a_link_that_goes_on_and_off_rings_once(tower: Place) -> None:
     assert len(await listed(tower)) == 1
 
 
-async def test_a_countdown_can_be_called_off_by_event_or_by_device(tower: Place) -> None:
+async def test_a_countdown_can_be_called_off_by_event_or_by_device(tower: LocalHub) -> None:
     async with sentinel(tower, PATIENT) as watch:
         first, second = watch.trigger("fall", "band"), watch.trigger("smoke", "kitchen")
         first.cancel()
@@ -167,7 +167,7 @@ async def test_a_countdown_can_be_called_off_by_event_or_by_device(tower: Place)
     assert await listed(tower) == []
 
 
-async def test_a_cancel_after_the_tower_has_it_is_told_to_the_tower(tower: Place) -> None:
+async def test_a_cancel_after_the_tower_has_it_is_told_to_the_tower(tower: LocalHub) -> None:
     async with sentinel(tower) as watch:
         alert = watch.trigger("fall", "band")
         await alert.sent
@@ -177,7 +177,7 @@ async def test_a_cancel_after_the_tower_has_it_is_told_to_the_tower(tower: Place
     assert seen.status.standing.value == "cancelled"
 
 
-async def test_a_newer_location_reaches_the_tower_after_its_event(tower: Place) -> None:
+async def test_a_newer_location_reaches_the_tower_after_its_event(tower: LocalHub) -> None:
     async with sentinel(tower) as watch:
         alert = watch.trigger("fall", "band", location={"lat": 1})
         await alert.sent
@@ -187,7 +187,7 @@ async def test_a_newer_location_reaches_the_tower_after_its_event(tower: Place) 
     assert json.loads(bytes(seen.status.location)) == {"lat": 2}
 
 
-async def test_the_countdown_is_told_as_it_goes(tower: Place) -> None:
+async def test_the_countdown_is_told_as_it_goes(tower: LocalHub) -> None:
     async with sentinel(tower, SentinelPolicy(countdown=0.1)) as watch:
         watch.trigger("fall", "band")
         words = []
@@ -202,7 +202,7 @@ async def test_the_countdown_is_told_as_it_goes(tower: Place) -> None:
 
 @pytest.mark.parametrize("text", ["docs/sentinel.md", "docs/zh/sentinel.md"])
 async def test_the_guides_example_runs_as_printed(
-    tower: Place, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tower: LocalHub, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = re.search(r"```python\n(.*?)```", (ROOT / text).read_text(encoding="utf-8"), re.DOTALL)
@@ -219,7 +219,7 @@ async def test_the_guides_example_runs_as_printed(
 
 @BOTH_WAYS
 async def test_a_sentinel_starts_and_stores_without_its_tower_and_replays_in_order(
-    tower: Place, tmp_path: Path, transport: Way
+    tower: LocalHub, tmp_path: Path, transport: Way
 ) -> None:
     await tower.stop()
     memory = tmp_path / "watch.db"
@@ -237,7 +237,7 @@ async def test_a_sentinel_starts_and_stores_without_its_tower_and_replays_in_ord
 
 
 @BOTH_WAYS
-async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: Place, transport: Way) -> None:
+async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: LocalHub, transport: Way) -> None:
     async with sentinel(tower, transport=transport) as watch:
         await watch.trigger("fall", "band-0").sent
         await tower.stop()
@@ -249,7 +249,7 @@ async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: Place, tr
     assert len(await listed(tower)) == 10
 
 
-async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place, tmp_path: Path) -> None:
+async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: LocalHub, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
     watch = sentinel(tower, store=memory)
     watch._heard = lambda frame: None  # type: ignore[method-assign]  # every answer is lost
@@ -266,7 +266,7 @@ async def test_an_answer_that_was_lost_does_not_make_a_second_event(tower: Place
 
 
 async def test_the_countdown_goes_on_after_a_restart_and_can_still_be_called_off(
-    tower: Place, tmp_path: Path
+    tower: LocalHub, tmp_path: Path
 ) -> None:
     memory = tmp_path / "watch.db"
     async with sentinel(tower, PATIENT, store=memory) as watch:
@@ -280,7 +280,7 @@ async def test_the_countdown_goes_on_after_a_restart_and_can_still_be_called_off
         assert (await watch.trigger("fall", "band").sent).reason == "cooling"
 
 
-async def test_the_clock_offset_is_measured_and_sent(tower: Place, tmp_path: Path) -> None:
+async def test_the_clock_offset_is_measured_and_sent(tower: LocalHub, tmp_path: Path) -> None:
     clock = ManualClock(SECOND)  # it is 1970, or so it thinks
     async with sentinel(tower, clock=clock) as watch:
         assert (await watch.trigger("fall", "band").sent).done
@@ -291,7 +291,7 @@ async def test_the_clock_offset_is_measured_and_sent(tower: Place, tmp_path: Pat
     assert abs(alert.record.message.time - tower.hub.ledger.clock.now()) < 10 * SECOND
 
 
-async def test_a_clock_an_hour_behind_is_put_right_by_http_too(tower: Place) -> None:
+async def test_a_clock_an_hour_behind_is_put_right_by_http_too(tower: LocalHub) -> None:
     clock = ManualClock(tower.hub.ledger.clock.now() - HOUR)
     async with sentinel(tower, clock=clock, transport="http") as watch:
         assert (await watch.trigger("fall", "band").sent).done
@@ -300,7 +300,7 @@ async def test_a_clock_an_hour_behind_is_put_right_by_http_too(tower: Place) -> 
 
 
 async def test_a_countdown_that_ended_while_the_phone_slept_is_an_alarm_although_the_device_is_back(
-    tower: Place,
+    tower: LocalHub,
 ) -> None:
     clock = ManualClock(tower.hub.ledger.clock.now())
     async with sentinel(tower, PATIENT, clock=clock) as watch:
@@ -312,7 +312,7 @@ async def test_a_countdown_that_ended_while_the_phone_slept_is_an_alarm_although
             assert (await alert.sent).done
 
 
-async def test_after_a_sleep_of_weeks_an_emergency_is_told_with_its_own_time(tower: Place) -> None:
+async def test_after_a_sleep_of_weeks_an_emergency_is_told_with_its_own_time(tower: LocalHub) -> None:
     """A sleep does not move our clock against the tower's: what was measured before still holds."""
     clock, theirs = (ManualClock(tower.hub.ledger.clock.now()) for _ in range(2))
     tower.hub.ledger.clock = theirs
@@ -331,7 +331,7 @@ async def test_after_a_sleep_of_weeks_an_emergency_is_told_with_its_own_time(tow
 
 @BOTH_WAYS
 async def test_a_wrong_token_is_told_and_the_queue_stays(
-    tower: Place, tmp_path: Path, transport: Way
+    tower: LocalHub, tmp_path: Path, transport: Way
 ) -> None:
     memory = tmp_path / "watch.db"
     good, tower.tokens["watch"] = tower.tokens["watch"], "duly_nonsense"
@@ -347,7 +347,7 @@ async def test_a_wrong_token_is_told_and_the_queue_stays(
 
 @BOTH_WAYS
 async def test_somebody_who_is_no_sentinel_is_refused_and_the_queue_stays(
-    tower: Place, tmp_path: Path, transport: Way
+    tower: LocalHub, tmp_path: Path, transport: Way
 ) -> None:
     memory = tmp_path / "watch.db"
     async with sentinel(tower, name="phone", store=memory, transport=transport) as watch:
@@ -361,7 +361,7 @@ async def test_somebody_who_is_no_sentinel_is_refused_and_the_queue_stays(
 
 
 async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_one(
-    tower: Place, tmp_path: Path
+    tower: LocalHub, tmp_path: Path
 ) -> None:
     memory = tmp_path / "watch.db"
     async with sentinel(tower, store=memory) as watch:
@@ -383,7 +383,7 @@ async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_o
 # ── what does not fit ────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_does_not_fit_is_refused_before_it_is_stored(tower: Place) -> None:
+async def test_what_does_not_fit_is_refused_before_it_is_stored(tower: LocalHub) -> None:
     async with sentinel(tower) as watch:
         with pytest.raises(TooLarge, match="location has 10000002 bytes"):
             watch.trigger("fall", "band", location="x" * 10_000_000)
@@ -412,7 +412,7 @@ class Unmeasured(Told):
         super()._up(msgspec.structs.replace(welcome, time=None))
 
 
-async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_on(tower: Place) -> None:
+async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_on(tower: LocalHub) -> None:
     now = tower.hub.ledger.clock.now()
     watch = Unmeasured(tower.url, tower.tokens["watch"], profile="home", policy=AT_ONCE)
     watch.clock = ManualClock(now - 60 * DAY)
@@ -424,7 +424,7 @@ async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_o
     assert len(await listed(tower)) == 1
 
 
-async def test_an_event_from_a_decade_ahead_is_refused_and_stays_in_the_queue(tower: Place) -> None:
+async def test_an_event_from_a_decade_ahead_is_refused_and_stays_in_the_queue(tower: LocalHub) -> None:
     watch = Unmeasured(tower.url, tower.tokens["watch"], profile="home", policy=AT_ONCE)
     watch.clock = ManualClock(tower.hub.ledger.clock.now() + 4_000 * DAY)
     async with watch:
@@ -434,7 +434,7 @@ async def test_an_event_from_a_decade_ahead_is_refused_and_stays_in_the_queue(to
     assert await listed(tower) == []
 
 
-async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_is(tower: Place) -> None:
+async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_is(tower: LocalHub) -> None:
     policy = SentinelPolicy(countdown=0, retry_first=0.05, retry_most=0.1)
     async with Told(tower.url, tower.tokens["watch"], profile="barn", policy=policy) as watch:
         alert = watch.trigger("fall", "band", severity="critical")
@@ -446,7 +446,7 @@ async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_i
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_file_does_not_grow_with_what_the_tower_has(tower: Place, tmp_path: Path) -> None:
+async def test_the_file_does_not_grow_with_what_the_tower_has(tower: LocalHub, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
     async with sentinel(tower, store=memory) as watch:
         for n in range(100):
@@ -467,7 +467,7 @@ class Full(MemoryLedger):
         return await super().commit(groups)
 
 
-async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_not(tower: Place) -> None:
+async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_not(tower: LocalHub) -> None:
     disk = Full()
     disk.room = True
     watch = sentinel(tower)
@@ -486,7 +486,7 @@ async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_no
     assert len(await listed(tower)) == 10
 
 
-async def test_a_called_off_event_is_remembered_with_its_reason(tower: Place, tmp_path: Path) -> None:
+async def test_a_called_off_event_is_remembered_with_its_reason(tower: LocalHub, tmp_path: Path) -> None:
     memory = tmp_path / "watch.db"
     async with sentinel(tower, PATIENT, store=memory) as watch:
         alert = watch.trigger("fall", "band")

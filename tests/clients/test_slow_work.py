@@ -18,7 +18,7 @@ from duly.errors import Malformed
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 
 def slow(url: str, token: str = "", *, steps: int = 4, pause: float = 0.3, **more: Any) -> Device:
@@ -93,26 +93,26 @@ async def test_the_same_through_a_broker(tmp_path: Path) -> None:
     assert heard == [{"step": step} for step in range(4)]
 
 
-async def test_an_app_knows_which_of_its_devices_are_online(place: Place) -> None:
-    async with App(place.url, place.tokens["phone"]) as app:
+async def test_an_app_knows_which_of_its_devices_are_online(local: LocalHub) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
         assert app.online == set()
-        async with slow(place.url, place.tokens["lock"]):
+        async with slow(local.url, local.tokens["lock"]):
             assert (await anext(app.pushes())).device == "lock"
             assert app.online == {"lock"}
-            async with App(place.url, place.tokens["phone"]) as other:
+            async with App(local.url, local.tokens["phone"]) as other:
                 assert other.online == {"lock"}
         assert (await anext(app.pushes())).device == "lock"
         assert app.online == set()
 
 
-async def test_a_pushs_own_fields_are_told(place: Place) -> None:
+async def test_a_pushs_own_fields_are_told(local: LocalHub) -> None:
     """By a device that is not ours."""
     async with (
-        App(place.url, place.tokens["phone"]) as app,
+        App(local.url, local.tokens["phone"]) as app,
         aiohttp.ClientSession() as http,
-        http.ws_connect(f"{place.url}/v1/ws") as lock,
+        http.ws_connect(f"{local.url}/v1/ws") as lock,
     ):
-        await lock.send_json({"type": "auth", "token": place.tokens["lock"]})
+        await lock.send_json({"type": "auth", "token": local.tokens["lock"]})
         await lock.send_json({"type": "door_report", "door": 2, "code": "x", "data": "open"})
         async with asyncio.timeout(10):
             while not isinstance(news := await anext(app.pushes()), Push) or news.type != "door_report":
@@ -120,8 +120,8 @@ async def test_a_pushs_own_fields_are_told(place: Place) -> None:
         assert (news.data, news.fields) == ("open", {"door": 2, "code": "x"})
 
 
-async def test_a_field_with_a_name_of_the_protocols_is_refused_at_once(place: Place) -> None:
-    async with App(place.url, place.tokens["phone"]) as app:
+async def test_a_field_with_a_name_of_the_protocols_is_refused_at_once(local: LocalHub) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
         with pytest.raises(Malformed, match="queue"):
             await app.post("lock", "lock_control", fields={"queue": 1})
 
@@ -132,13 +132,13 @@ def test_a_command_as_a_handler_gets_it_can_be_made_by_hand() -> None:
     assert msgspec.structs.replace(command, fields={"a": 1}).fields == {"a": 1}
 
 
-async def test_a_handler_without_types_gets_what_no_other_handles(place: Place) -> None:
-    device = slow(place.url, place.tokens["lock"], steps=0)
+async def test_a_handler_without_types_gets_what_no_other_handles(local: LocalHub) -> None:
+    device = slow(local.url, local.tokens["lock"], steps=0)
 
     @device.on()
     async def anything(command: Command) -> str:
         return command.type
 
-    async with device, App(place.url, place.tokens["phone"]) as app:
+    async with device, App(local.url, local.tokens["phone"]) as app:
         assert (await app.send("lock", "paint_it_black")).data == "paint_it_black"
         assert (await app.send("lock", "set_temperature", 1)).data == {"fields": {}, "data": 1}

@@ -22,7 +22,7 @@ from duly.core.monitor.signals import SentinelPolicy
 from duly.identity.accounts import Role
 from duly.wire.frames import Frame
 from tests.clients.node.nodes import Brokered
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 STEP = 10.0
 
@@ -61,14 +61,14 @@ async def killing(client: Any, wanted: set[str]) -> AsyncIterator[None]:
     assert names() == []
 
 
-async def test_each_task_of_an_app_and_a_device_comes_back(place: Place) -> None:
-    device = Device(place.url, place.tokens["lock"])
+async def test_each_task_of_an_app_and_a_device_comes_back(local: LocalHub) -> None:
+    device = Device(local.url, local.tokens["lock"])
 
     @device.on("lock_control")
     async def obey(command: Command) -> str:
         return "open"
 
-    app = App(place.url, place.tokens["phone"])
+    app = App(local.url, local.tokens["phone"])
     common = {"duly engine", "duly-engine", "duly websocket link", "duly job: websocket writer"}
     async with killing(device, common | {"duly engine of pushes"}), killing(app, common):
         assert (await app.send("lock", "lock_control")).data == "open"
@@ -78,10 +78,10 @@ async def test_each_task_of_an_app_and_a_device_comes_back(place: Place) -> None
                 break
 
 
-async def test_each_task_of_a_chat_comes_back(place: Place) -> None:
+async def test_each_task_of_a_chat_comes_back(local: LocalHub) -> None:
     for name in ("ann", "bob"):
-        await place.add(Role.USER, name)
-    ann, bob = (Chat(place.url, place.tokens[name]) for name in ("ann", "bob"))
+        await local.add(Role.USER, name)
+    ann, bob = (Chat(local.url, local.tokens[name]) for name in ("ann", "bob"))
     async with bob, killing(ann, {"duly engine", "duly websocket link", "duly job: websocket writer"}):
         await ann.send("bob", "hello")
         async for line in bob.lines():
@@ -90,12 +90,12 @@ async def test_each_task_of_a_chat_comes_back(place: Place) -> None:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_each_task_of_a_sentinel_comes_back(place: Place, transport: Any) -> None:
-    await place.add(Role.SENTINEL, "watch")
-    await place.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+async def test_each_task_of_a_sentinel_comes_back(local: LocalHub, transport: Any) -> None:
+    await local.add(Role.SENTINEL, "watch")
+    await local.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
     sentinel = Sentinel(
-        place.url,
-        place.tokens["watch"],
+        local.url,
+        local.tokens["watch"],
         profile="home",
         transport=transport,
         policy=SentinelPolicy(countdown=0),
@@ -118,7 +118,7 @@ async def test_each_task_of_a_node_comes_back(at_mosquitto: Brokered) -> None:
         assert await asking.call(asked.name, "work") == "done"
 
 
-async def test_a_link_that_dies_of_a_bug_begins_anew_and_says_so(place: Place) -> None:
+async def test_a_link_that_dies_of_a_bug_begins_anew_and_says_so(local: LocalHub) -> None:
     class Buggy(App):
         bugs = 1
 
@@ -129,8 +129,8 @@ async def test_a_link_that_dies_of_a_bug_begins_anew_and_says_so(place: Place) -
             super()._heard(frame)
 
     async with (
-        Device(place.url, place.tokens["lock"]) as device,
-        Buggy(place.url, place.tokens["phone"]) as app,
+        Device(local.url, local.tokens["lock"]) as device,
+        Buggy(local.url, local.tokens["phone"]) as app,
     ):
 
         @device.on("lock_control")
@@ -143,7 +143,7 @@ async def test_a_link_that_dies_of_a_bug_begins_anew_and_says_so(place: Place) -
         assert app._link.tasks.failures == {"websocket link": 1}
 
 
-async def test_an_engine_that_a_bug_has_ended_is_started_again(place: Place) -> None:
+async def test_an_engine_that_a_bug_has_ended_is_started_again(local: LocalHub) -> None:
     class Buggy(App):
         bugs = 1
 
@@ -153,9 +153,9 @@ async def test_an_engine_that_a_bug_has_ended_is_started_again(place: Place) -> 
                 raise KeyError("a bug")
             super()._perform(effect)
 
-    device = Device(place.url, place.tokens["lock"])
+    device = Device(local.url, local.tokens["lock"])
     device.on("lock_control")(_nothing)
-    async with device, Buggy(place.url, place.tokens["phone"]) as app:
+    async with device, Buggy(local.url, local.tokens["phone"]) as app:
         broken = app._engine._task
         lost = asyncio.ensure_future(app.send("lock", "lock_control"))
         await until(lambda: app.tasks.failures == {"engine": 1}, "the engine fails")

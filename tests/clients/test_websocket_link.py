@@ -16,8 +16,8 @@ from duly.clients.websocket_link import Access, WebSocketLink
 from duly.errors import Malformed
 from duly.wire import frames
 from duly.wire.frames import Frame
-from tests.end_to_end.many import Town
-from tests.places import Place
+from tests.end_to_end.many import LocalCluster
+from tests.local_hub import LocalHub
 from tests.servers import Postgres, quiet_port
 
 WELCOME = frames.encode(Frame("welcome", you="phone")).decode()
@@ -94,9 +94,9 @@ async def test_a_hub_that_dies_before_its_welcome_is_tried_again(turn: str) -> N
         await link.stop()
 
 
-async def test_a_hub_that_is_not_there_is_passed_over(place: Place) -> None:
+async def test_a_hub_that_is_not_there_is_passed_over(local: LocalHub) -> None:
     nobody = f"http://127.0.0.1:{quiet_port()}"
-    async with asyncio.timeout(5), App(f"{nobody}, {place.url}", place.tokens["phone"]) as app:
+    async with asyncio.timeout(5), App(f"{nobody}, {local.url}", local.tokens["phone"]) as app:
         assert app.name == "phone"
 
 
@@ -119,10 +119,10 @@ async def test_several_hubs_share_their_clients() -> None:
 async def test_when_a_hub_goes_its_clients_go_on_at_the_next(
     tmp_path: Path, postgres_server: Postgres
 ) -> None:
-    town = Town(tmp_path, postgres_server)
-    await town.start(2)
-    urls = ",".join(hub.url for hub in town.hubs)
-    device = Device(urls, town.tokens["lock"])
+    cluster = LocalCluster(tmp_path, postgres_server)
+    await cluster.start(2)
+    urls = ",".join(hub.url for hub in cluster.hubs)
+    device = Device(urls, cluster.tokens["lock"])
     done: list[int] = []
 
     @device.on("lock_control")
@@ -131,12 +131,12 @@ async def test_when_a_hub_goes_its_clients_go_on_at_the_next(
         return int(command.data)
 
     try:
-        async with device, App(urls, town.tokens["phone"]) as app:
+        async with device, App(urls, cluster.tokens["phone"]) as app:
             for n in range(6):
                 if n == 3:
-                    await town.hubs.pop(0).stop()
+                    await cluster.hubs.pop(0).stop()
                 command = await app.post("lock", "lock_control", n, queue=True, expires=60)
                 assert (await asyncio.wait_for(command.ended(), 20)).data == n
         assert done == list(range(6))
     finally:
-        await town.stop()
+        await cluster.stop()

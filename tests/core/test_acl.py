@@ -95,6 +95,7 @@ def test_a_filter_covers_another(wide: str, narrow: str, does: bool) -> None:
         (AccountClass.NODE, ("me", "you"), P, "nodes/lock/pending", "lock is no node"),
         (AccountClass.NODE, ("me", "you"), P, "nodes/hub/complete", "hub is no node"),
         (AccountClass.HUB, None, S, "nodes/you/pending", "pending is you's own"),
+        (AccountClass.HUB, None, P, "nodes/you/complete", "complete is you's own"),
     ],
 )
 def test_a_denial_says_what_the_class_of_the_account_may_not(

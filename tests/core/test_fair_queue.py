@@ -83,3 +83,9 @@ def test_an_offer_is_taken_exactly_where_there_is_room(offers: list[tuple[str, i
         assert (n in taken) is (room > 0)
     assert sorted(queue) == taken
     assert len(queue) == len(taken)
+
+
+def test_what_has_no_sender_is_taken_until_only_the_reserved_room_is_left() -> None:
+    queue: FairQueue[int] = FairQueue(capacity=3)
+    assert [queue.offer(NO_SENDER, n, 1, 1) for n in range(4)] == [True, True, False, False]
+    assert queue.offer(NO_SENDER, 4, 1, 0)

@@ -361,6 +361,16 @@ def test_what_waits_for_a_gap_is_forgotten_with_its_recipient_and_what_is_for_ot
     assert numbers(lanes.wake(T + 300 * MS))[0] == [5]
 
 
+def test_the_gap_of_a_lane_that_was_forgotten_is_waited_for_no_longer() -> None:
+    lanes = Lanes(LanePolicy(gated=True))
+    lanes.reach("lamp")
+    lanes.offer(message(1, after=-1), T)
+    assert lanes.offer(message(5, after=4), T) == []
+    lanes.forget("lamp")
+    assert lanes.wake(T + 300 * MS) == []
+    assert lanes.next_wake() is None
+
+
 def test_what_came_through_another_hub_frees_what_waits_in_its_own_lane() -> None:
     home = Lanes()
     assert home.offer(message(4, after=2), T) == []
@@ -390,6 +400,14 @@ def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
     assert len(lanes._chains) <= 3
     assert len(lanes._passed) <= 2
     assert numbers(lanes.wake(T + 300 * MS))[0] == [2]
+
+
+def test_senders_that_all_wait_for_a_gap_are_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "CHAINS_KEPT", 1)
+    lanes = Lanes()
+    for n in range(3):
+        lanes.offer(message(2, scope=f"app{n}"), T)
+    assert numbers(lanes.wake(T + 300 * MS))[0] == [2, 2, 2]
 
 
 def test_a_sender_that_has_only_time_is_sorted_in_each_of_its_lanes() -> None:

@@ -336,6 +336,18 @@ def test_what_another_worker_had_begun_is_taken_over_when_it_is_found() -> None:
     found = DeliveriesFound(tuple(at_once(first.ledger.open_deliveries("hub"))))
     assert [t.attempt for t in only(Transmit, second.give(found))] == [2]
     assert second.give(found) == [], "a newer attempt is under way here"
+    assert first.wait(4) == [], "its next attempt is fenced off, and it lets go"
+    assert isinstance(first.machine, Outbox)
+    assert len(first.machine) == 0
+
+
+def test_a_handler_that_is_working_goes_on_while_the_ledger_is_read_anew() -> None:
+    out = sender(TO_A_HANDLER)
+    out.give(Arrived(message()))
+    out.carry_out(out.machine.restore(out._open(), (), {}, out.clock.now()))
+    assert len(only(Transmit, out.effects)) == 1
+    (end,) = out.give(Answered(message().key, State.DONE, Answer(0), attempt=1))
+    assert isinstance(end, ReportOutcome)
 
 
 # ── recipients that are sent everything once, and messages that say how long they take ───────────

@@ -6,7 +6,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FRESH, Message, Word
+from duly.core.messages import FRESH, Answer, Message, Word
 from duly.errors import ProgramError
 from duly.storage.memory import MemoryLedger
 
@@ -42,3 +42,8 @@ def test_a_kind_is_asked_for_its_first_result() -> None:
     assert verdict is not None
     assert verdict.word is Word.DUPLICATE
     assert results.first(w.AppendEntry) is None
+
+
+def test_the_names_of_kinds_and_numbers_of_entries_as_they_are_shown() -> None:
+    assert [kind.word for kind in w.DeliveryKind][-1] == "by_hand"
+    assert w.numbered(7) == Answer(data=b"7")

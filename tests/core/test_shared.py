@@ -36,7 +36,7 @@ def message(n: int, mode: Mode | None = Mode.REPLAY, expires: int = 0) -> Messag
     )
 
 
-class Hub(Driver):
+class SharedHub(Driver):
     """One of several on a disk."""
 
     def __init__(self, name: str, disk: Disk, clock: ManualClock) -> None:
@@ -57,9 +57,9 @@ class Hub(Driver):
         return self.look("lock") + self.give(Reachable("lock"))
 
 
-def two() -> tuple[Hub, Hub, ManualClock]:
+def two() -> tuple[SharedHub, SharedHub, ManualClock]:
     disk, clock = Disk(), ManualClock()
-    return Hub("a", disk, clock), Hub("b", disk, clock), clock
+    return SharedHub("a", disk, clock), SharedHub("b", disk, clock), clock
 
 
 def sent(effects: list[Effect]) -> list[bytes]:
@@ -74,7 +74,7 @@ def done(m: Message) -> Answered:
     return Answered(m.key, State.DONE, Answer(), by="lock")
 
 
-def test_what_is_for_a_recipient_remote_is_stored_and_left() -> None:
+def test_what_is_for_a_recipient_at_another_hub_is_stored_and_left() -> None:
     a, b, _ = two()
     b.comes()
     effects = a.give(Arrived(message(0), "c1"))

@@ -12,7 +12,7 @@ from duly.core.units import DAY, HOUR, MINUTE, SECOND
 START = 1_700_000_000 * SECOND
 
 
-class Process:
+class ClockedProcess:
     """A process that prunes twice a minute, with a wall clock of its own."""
 
     def __init__(self, ledger: Ledger, wrong: int = 0) -> None:
@@ -34,7 +34,7 @@ class Ledger:
         self.floor = Floor()
         self.time = START
 
-    def run(self, length: int, *processes: Process) -> None:
+    def run(self, length: int, *processes: ClockedProcess) -> None:
         for _ in range(length // (30 * SECOND)):
             self.time += 30 * SECOND
             for process in processes:
@@ -45,10 +45,10 @@ class Ledger:
         return self.time - self.floor.until
 
 
-def running() -> tuple[Ledger, Process]:
+def running() -> tuple[Ledger, ClockedProcess]:
     """A hub that has run for a while."""
     ledger = Ledger()
-    hub = Process(ledger)
+    hub = ClockedProcess(ledger)
     ledger.run(2 * HOUR, hub)
     assert abs(ledger.lag) <= DRIFT
     return ledger, hub
@@ -56,7 +56,7 @@ def running() -> tuple[Ledger, Process]:
 
 def test_a_new_ledger_trusts_its_clock_after_an_hour() -> None:
     ledger = Ledger()
-    hub = Process(ledger)
+    hub = ClockedProcess(ledger)
     ledger.run(CONFIRM - MINUTE, hub)
     assert ledger.lag > DAY
     ledger.run(2 * MINUTE, hub)
@@ -76,7 +76,7 @@ def test_a_clock_that_is_wrong_for_a_minute_raises_nothing() -> None:
 
 def test_nor_does_one_that_is_wrong_when_the_hub_starts() -> None:
     for ledger in (Ledger(), running()[0]):
-        hub = Process(ledger, wrong=2 * DAY)
+        hub = ClockedProcess(ledger, wrong=2 * DAY)
         ledger.run(MINUTE, hub)
         hub.wrong = 0
         ledger.run(2 * HOUR, hub)
@@ -87,7 +87,7 @@ def test_a_hub_that_is_killed_while_its_clock_is_wrong_leaves_nothing_behind() -
     ledger, hub = running()
     hub.wrong = 2 * DAY
     ledger.run(MINUTE, hub)
-    again = Process(ledger)
+    again = ClockedProcess(ledger)
     ledger.run(MINUTE, again)
     assert abs(ledger.lag) <= 2 * MINUTE
     assert ledger.floor.claim <= ledger.time
@@ -96,7 +96,7 @@ def test_a_hub_that_is_killed_while_its_clock_is_wrong_leaves_nothing_behind() -
 def test_a_machine_that_was_off_for_days_catches_up_after_an_hour() -> None:
     ledger, _ = running()
     ledger.time += 3 * DAY
-    hub = Process(ledger)
+    hub = ClockedProcess(ledger)
     ledger.run(30 * MINUTE, hub)
     assert 3 * DAY - MINUTE <= ledger.lag <= 3 * DAY + MINUTE, "it rises as time passes, no faster"
     ledger.run(HOUR, hub)
@@ -106,7 +106,7 @@ def test_a_machine_that_was_off_for_days_catches_up_after_an_hour() -> None:
 def test_processes_that_live_for_a_moment_trust_the_claim_of_an_earlier_one() -> None:
     ledger = Ledger()
     for day in range(5):
-        Process(ledger).prune()
+        ClockedProcess(ledger).prune()
         if day > 1:
             assert ledger.lag <= DAY + DRIFT
         ledger.time += DAY
@@ -114,16 +114,16 @@ def test_processes_that_live_for_a_moment_trust_the_claim_of_an_earlier_one() ->
 
 def test_and_not_one_that_a_later_one_contradicts() -> None:
     ledger, _ = running()
-    Process(ledger, wrong=30 * DAY).prune()
+    ClockedProcess(ledger, wrong=30 * DAY).prune()
     for _ in range(3):
         ledger.time += HOUR * 2
-        Process(ledger).prune()
+        ClockedProcess(ledger).prune()
         assert ledger.floor.until <= ledger.time
 
 
 def test_a_hub_whose_clock_is_wrong_for_days_is_contradicted_by_another_on_the_same_ledger() -> None:
     ledger, right = running()
-    wrong = Process(ledger, wrong=2 * DAY)
+    wrong = ClockedProcess(ledger, wrong=2 * DAY)
     ledger.run(10 * HOUR, right, wrong)
     assert 0 <= ledger.lag <= MINUTE
 
@@ -131,9 +131,9 @@ def test_a_hub_whose_clock_is_wrong_for_days_is_contradicted_by_another_on_the_s
 def test_hubs_that_were_off_together_catch_up_together() -> None:
     ledger, _ = running()
     ledger.time += 3 * DAY
-    one = Process(ledger)
+    one = ClockedProcess(ledger)
     ledger.run(MINUTE, one)
-    other = Process(ledger)
+    other = ClockedProcess(ledger)
     ledger.run(70 * MINUTE, one, other)
     assert abs(ledger.lag) <= DRIFT
 
@@ -145,17 +145,17 @@ def test_hubs_that_were_off_together_catch_up_together() -> None:
 )
 def test_no_wrong_minutes_ever_raise_it_beyond_the_true_time(steps: list[tuple[str, int]]) -> None:
     ledger = Ledger()
-    hub = Process(ledger)
+    hub = ClockedProcess(ledger)
     for what, minutes in steps:
         if what == "wrong":
             hub.wrong = minutes * DAY
             ledger.run(min(minutes, 20) * MINUTE, hub)
             hub.wrong = 0
         elif what == "restart":
-            hub = Process(ledger)
+            hub = ClockedProcess(ledger)
         elif what == "off":
             ledger.time += minutes * HOUR
-            hub = Process(ledger)
+            hub = ClockedProcess(ledger)
         ledger.run(minutes * MINUTE, hub)
         assert ledger.floor.until <= ledger.time + DRIFT * (len(steps) + 1)
 
@@ -177,7 +177,7 @@ def test_what_is_made_after_the_mending_is_stale_again_once_it_may_be_forgotten(
     mended = Floor(until=START + 2 * DAY, trusted=START + 2 * DAY).mend(START)
     ledger = Ledger()
     ledger.floor = mended
-    hub = Process(ledger)
+    hub = ClockedProcess(ledger)
     ledger.run(2 * HOUR, hub)
     assert mended.mended == ledger.floor.mended
     assert abs(ledger.lag) <= DRIFT

@@ -102,6 +102,19 @@ def test_what_has_ended_while_it_waited_takes_no_room() -> None:
     assert released(it.finished(sent[0])) == [sent[1_999]]
 
 
+def test_a_lane_in_which_all_have_ended_is_passed_over() -> None:
+    it = lanes(1)
+    first, ended, other = (
+        command(0),
+        command(0, "level", Mode.LATEST, scope="tablet"),
+        command(0, "power", Mode.LATEST, scope="watch"),
+    )
+    for one in (first, ended, other):
+        it.offer(one, 0)
+    it.finished(ended)
+    assert released(it.finished(first)) == [other]
+
+
 def test_what_was_under_way_before_a_restart_counts() -> None:
     it = lanes(2)
     before = [command(n) for n in range(2)]

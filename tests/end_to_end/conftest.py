@@ -34,7 +34,7 @@ class Ahead:
         return SystemClock().steady() + round(self.seconds * SECOND)
 
 
-class Place:
+class HubUnderTest:
     """A hub that can be stopped and started again on the same data and port."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -85,10 +85,10 @@ class Place:
         return None if record is None else record.state.word
 
 
-class Town(Place):
+class HubWithPeople(HubUnderTest):
     """A hub with people in it."""
 
-    async def settle(self, *names: str) -> None:
+    async def add_users(self, *names: str) -> None:
         for name in names:
             self.tokens[name] = await self.hub.accounts.add(Role.USER, name)
 
@@ -97,69 +97,71 @@ class Town(Place):
 
 
 Joining = AbstractAsyncContextManager[Peer]
-Open = Callable[..., Awaitable[Place]]
+Open = Callable[..., Awaitable[HubUnderTest]]
 
 
 @pytest.fixture
-async def open_place(tmp_path: Path) -> AsyncIterator[Open]:
+async def open_local(tmp_path: Path) -> AsyncIterator[Open]:
     """Makes a hub with settings of the test's own."""
-    places: list[Place] = []
+    opened: list[HubUnderTest] = []
 
-    async def make(**settings: Any) -> Place:
-        place = Place(tmp_path / f"hub{len(places)}", settings)
-        await place.start()
-        places.append(place)
-        await place.people()
-        return place
-
-    yield make
-    for place in places:
-        await place.hub.stop()
-
-
-@pytest.fixture
-async def place(open_place: Open) -> Place:
-    return await open_place()
-
-
-@pytest.fixture
-async def open_town(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Town]]]:
-    towns: list[Town] = []
-
-    async def make(**settings: Any) -> Town:
-        town = Town(tmp_path / f"town{len(towns)}", settings)
-        await town.start()
-        towns.append(town)
-        await town.settle("ann", "bob", "cid", "eve")
-        return town
+    async def make(**settings: Any) -> HubUnderTest:
+        local = HubUnderTest(tmp_path / f"hub{len(opened)}", settings)
+        await local.start()
+        opened.append(local)
+        await local.people()
+        return local
 
     yield make
-    for town in towns:
-        await town.hub.stop()
+    for local in opened:
+        await local.hub.stop()
 
 
 @pytest.fixture
-async def towns(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[tuple[Town, Town]]:
+async def local(open_local: Open) -> HubUnderTest:
+    return await open_local()
+
+
+@pytest.fixture
+async def open_chat_hub(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[HubWithPeople]]]:
+    chat_hubs: list[HubWithPeople] = []
+
+    async def make(**settings: Any) -> HubWithPeople:
+        chat_hub = HubWithPeople(tmp_path / f"chat{len(chat_hubs)}", settings)
+        await chat_hub.start()
+        chat_hubs.append(chat_hub)
+        await chat_hub.add_users("ann", "bob", "cid", "eve")
+        return chat_hub
+
+    yield make
+    for chat_hub in chat_hubs:
+        await chat_hub.hub.stop()
+
+
+@pytest.fixture
+async def chat_hubs(
+    postgres_server: Postgres, tmp_path: Path
+) -> AsyncIterator[tuple[HubWithPeople, HubWithPeople]]:
     """Two hubs on one PostgreSQL, with the same people."""
     url = postgres_server.create_database(f"hubs_{secrets.token_hex(6)}")
     shared = {"ledger": url, "secret_key": str(tmp_path / "secret.key")}
-    here, there = (Town(tmp_path / name, shared) for name in ("here", "there"))
-    for town in (here, there):
-        await town.start()
-    await here.settle("ann", "bob", "cid")
+    here, there = (HubWithPeople(tmp_path / name, shared) for name in ("here", "there"))
+    for chat_hub in (here, there):
+        await chat_hub.start()
+    await here.add_users("ann", "bob", "cid")
     await there.hub.accounts.refresh()
     there.tokens = here.tokens
     yield here, there
-    for town in (here, there):
-        await town.hub.stop()
+    for chat_hub in (here, there):
+        await chat_hub.hub.stop()
 
 
 @pytest.fixture
-async def town(open_town: Callable[..., Awaitable[Town]]) -> Town:
-    return await open_town()
+async def chat_hub(open_chat_hub: Callable[..., Awaitable[HubWithPeople]]) -> HubWithPeople:
+    return await open_chat_hub()
 
 
 @pytest.fixture
-async def hasty(open_place: Open) -> Place:
+async def hasty(open_local: Open) -> HubUnderTest:
     """A hub that waits 0.3 s for a device's answer."""
-    return await open_place(patience=0.3)
+    return await open_local(patience=0.3)

@@ -20,7 +20,7 @@ NAMES = {
 }  # fmt: skip
 
 
-class Town:
+class LocalCluster:
     """Hubs that can be stopped one by one; `deaf` ones hear no ring."""
 
     def __init__(self, folder: Path, server: Postgres, **settings: Any) -> None:

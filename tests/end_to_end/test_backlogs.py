@@ -15,7 +15,7 @@ import pytest
 
 from duly.identity.accounts import Principal, Role
 from duly.transports import websocket
-from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Ids, Json, Peer, curl
 from tests.end_to_end.test_stalled import deaf, served
 
@@ -34,40 +34,42 @@ async def obey(device: Peer, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("count", "size"), [(70, 250_000), (3_000, 10)])
-async def test_a_device_gets_a_backlog_larger_than_its_window(place: Place, count: int, size: int) -> None:
-    async with place.join("phone", max_msg_size=0) as phone:
+async def test_a_device_gets_a_backlog_larger_than_its_window(
+    local: HubUnderTest, count: int, size: int
+) -> None:
+    async with local.join("phone", max_msg_size=0) as phone:
         ids = await queue(phone, count, size)
-        async with place.join("lock", max_msg_size=0) as lock:
+        async with local.join("lock", max_msg_size=0) as lock:
             assert await obey(lock, count) == ids
         for seq_id in ids:
             assert (await phone.hear_of(seq_id))["state"] == "done"
 
 
-async def test_eleven_thousand_small_commands(open_place: Open) -> None:
-    place = await open_place(max_queued=20_000)
-    async with place.join("phone") as phone:
+async def test_eleven_thousand_small_commands(open_local: Open) -> None:
+    local = await open_local(max_queued=20_000)
+    async with local.join("phone") as phone:
         ids = await queue(phone, 11_000, 10)
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             assert await obey(lock, len(ids)) == ids
 
 
-async def test_no_more_than_the_window_is_unacknowledged(place: Place) -> None:
-    window = place.hub.gateway.policy.ahead.frames
-    async with place.join("phone") as phone, place.join("lock") as lock:
+async def test_no_more_than_the_window_is_unacknowledged(local: HubUnderTest) -> None:
+    window = local.hub.gateway.policy.ahead.frames
+    async with local.join("phone") as phone, local.join("lock") as lock:
         ids = [await phone.command("lock") for _ in range(window + 5)]
         heard = [await lock.hear() for _ in range(window)]
         assert [frame["seq_id"] for frame in heard] == ids[:window]
         assert await lock.hears_nothing()
-        assert await place.state("phone", ids[-1]) == "accepted", "what waits has not been sent"
+        assert await local.state("phone", ids[-1]) == "accepted", "what waits has not been sent"
         await lock.ack(heard[0])
         assert (await lock.hear())["seq_id"] == ids[window]
 
 
-async def test_a_deadline_counts_from_delivery_and_an_end_makes_room(open_place: Open) -> None:
+async def test_a_deadline_counts_from_delivery_and_an_end_makes_room(open_local: Open) -> None:
     """A device that answers nothing: each window ends as unknown in its own time, and what waited expires."""
-    place = await open_place(patience=0.4)
-    window = place.hub.gateway.policy.ahead.frames
-    async with place.join("phone") as phone, place.join("lock") as lock:
+    local = await open_local(patience=0.4)
+    window = local.hub.gateway.policy.ahead.frames
+    async with local.join("phone") as phone, local.join("lock") as lock:
         ids = [await phone.command("lock") for _ in range(window)]
         waiting = await phone.command("lock")
         soon = await phone.command("lock", exp=int(time.time() * 1000) + 150)
@@ -81,10 +83,10 @@ async def test_a_deadline_counts_from_delivery_and_an_end_makes_room(open_place:
         assert done["state"] == "done"
 
 
-async def test_lanes_take_turns(place: Place) -> None:
+async def test_lanes_take_turns(local: HubUnderTest) -> None:
     """A lane with a long queue does not keep another waiting until it is empty."""
-    window = place.hub.gateway.policy.ahead.frames
-    async with place.join("phone") as phone, place.join("tablet") as tablet, place.join("lock") as lock:
+    window = local.hub.gateway.policy.ahead.frames
+    async with local.join("phone") as phone, local.join("tablet") as tablet, local.join("lock") as lock:
         for _ in range(2 * window):
             await phone.command("lock")
         await lock.hear()
@@ -96,45 +98,47 @@ async def test_lanes_take_turns(place: Place) -> None:
         assert other in [(await lock.hear())["seq_id"] for _ in range(2)]
 
 
-async def test_an_app_catches_up_on_more_than_any_queue_holds(place: Place) -> None:
-    async with place.join("lock", max_msg_size=0) as lock, place.join("tablet", max_msg_size=0) as witness:
+async def test_an_app_catches_up_on_more_than_any_queue_holds(local: HubUnderTest) -> None:
+    async with local.join("lock", max_msg_size=0) as lock, local.join("tablet", max_msg_size=0) as witness:
         for n in range(100):
             await lock.say("event_report", data=[n, "x" * 200_000])
             assert (await witness.hear())["data"][0] == n
         first = witness.heard[1]["cursor"]
-        async with place.join("phone", {"lock": first - 1}, max_msg_size=0) as phone:
+        async with local.join("phone", {"lock": first - 1}, max_msg_size=0) as phone:
             await asyncio.sleep(0.2)  # it does not read for a while, which is no reason to hang up
             assert [(await phone.hear())["data"][0] for _ in range(100)] == list(range(100))
             await lock.say("event_report", data=["live"])
             assert (await phone.hear())["data"] == ["live"]
 
 
-async def test_an_app_that_reads_slowly_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_app_that_reads_slowly_is_waited_for(
+    local: HubUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is congested for much longer than a socket may stand still, but it moves."""
     monkeypatch.setattr(websocket, "STILL_SECONDS", 0.2)
-    async with place.join("lock", max_msg_size=0) as lock, place.join("tablet", max_msg_size=0) as witness:
+    async with local.join("lock", max_msg_size=0) as lock, local.join("tablet", max_msg_size=0) as witness:
         for n in range(120):
             await lock.say("event_report", data=[n, "x" * 200_000])
             await witness.hear()
-        async with place.join("phone", {"lock": 0}, max_msg_size=0) as phone:
+        async with local.join("phone", {"lock": 0}, max_msg_size=0) as phone:
             for n in range(120):
                 assert (await phone.hear())["data"][0] == n
                 await asyncio.sleep(0.01)
 
 
 async def test_a_socket_that_stands_still_is_hung_up_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: HubUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "STILL_SECONDS", 0.3)
     async with AsyncExitStack() as stack:
         names = ("lamp", "lock", "phone")
-        lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
-        async with deaf(place.url, place.tokens["tablet"]):
-            await place.until(lambda: "tablet" in place.hub.gateway.sessions.apps)
+        lamp, lock, phone = [await stack.enter_async_context(local.join(name)) for name in names]
+        async with deaf(local.url, local.tokens["tablet"]):
+            await local.until(lambda: "tablet" in local.hub.gateway.sessions.apps)
             for n in range(400):
                 await lamp.say("event_report", data=[n, "x" * 20_000])
                 await phone.first(lambda f: f["type"] == "event_report")
-            await place.until(lambda: "tablet" not in place.hub.gateway.sessions.apps)
+            await local.until(lambda: "tablet" not in local.hub.gateway.sessions.apps)
             await served(phone, lock)
 
 
@@ -142,21 +146,21 @@ async def test_a_socket_that_stands_still_is_hung_up_on(
 
 
 @pytest.mark.parametrize("settings", [{"max_queued": 5}, {"max_queued_bytes": 500}])
-async def test_what_an_app_has_waiting_is_bounded(open_place: Open, settings: dict[str, int]) -> None:
-    place = await open_place(**settings)
+async def test_what_an_app_has_waiting_is_bounded(open_local: Open, settings: dict[str, int]) -> None:
+    local = await open_local(**settings)
     exp = int((time.time() + 600) * 1000)
-    async with place.join("phone") as phone, place.join("lamp") as lamp:
+    async with local.join("phone") as phone, local.join("lamp") as lamp:
         ids = [await phone.command("lock", queue=True, exp=exp, data="x" * 98) for _ in range(6)]
         answers = [await phone.hear_of(seq_id) for seq_id in ids]
         assert [answer["code"] for answer in answers] == [0] * 5 + [4]
         assert answers[5]["error"] == "rate_limited"
         assert answers[5]["retry_after"] > 0
-        assert ("phone", "rate_limited") in await place.refused()
+        assert ("phone", "rate_limited") in await local.refused()
         again = await phone.command("lock", seq_id=ids[0], queue=True, exp=exp, data="x" * 98)
         assert (await phone.hear_of(again))["code"] == 5, "a repeat is answered all the same"
         other = await phone.command("lamp")
         assert (await lamp.obey())["seq_id"] == other, "what need not wait is done"
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             await obey(lock, 5)
             assert (await phone.hear_of(ids[4]))["state"] == "done"
         after = await phone.command("lock", seq_id=ids[5], queue=True, exp=exp, data="x" * 98)
@@ -164,14 +168,14 @@ async def test_what_an_app_has_waiting_is_bounded(open_place: Open, settings: di
 
 
 @pytest.mark.parametrize("query", ["", "?wait=1"])
-async def test_by_http_who_asks_too_much_is_told_when_to_come_back(open_place: Open, query: str) -> None:
+async def test_by_http_who_asks_too_much_is_told_when_to_come_back(open_local: Open, query: str) -> None:
     """429 with Retry-After, the seconds in the body, and the id that is refused."""
-    place = await open_place(max_queued=1)
+    local = await open_local(max_queued=1)
     ids, exp = Ids(), int((time.time() + 600) * 1000)
     bodies = [
         {"type": "lock_control", "seq_id": ids(), "to": "lock", "queue": True, "exp": exp} for _ in range(2)
     ]
-    url, token = f"{place.url}/v1/messages", place.tokens["phone"]
+    url, token = f"{local.url}/v1/messages", local.tokens["phone"]
     assert (await curl(url, token, body=bodies[0])).status == 202
     refused = await curl(f"{url}{query}", token, body=bodies[1])
     assert (refused.status, refused.json["error"]) == (429, "rate_limited")
@@ -179,13 +183,13 @@ async def test_by_http_who_asks_too_much_is_told_when_to_come_back(open_place: O
     assert int(refused.headers["retry-after"]) >= refused.json["retry_after"] > 0
 
 
-async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
-    place = await open_place(max_queued=3)
+async def test_quotas_hold_after_a_restart(open_local: Open) -> None:
+    local = await open_local(max_queued=3)
     exp = int((time.time() + 600) * 1000)
-    async with place.join("phone") as phone:
+    async with local.join("phone") as phone:
         await queue(phone, 3, 10)
-    await place.restart()
-    async with place.join("phone") as phone:
+    await local.restart()
+    async with local.join("phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=exp)
         assert (await phone.hear_of(seq_id))["error"] == "rate_limited"
 
@@ -193,8 +197,8 @@ async def test_quotas_hold_after_a_restart(open_place: Open) -> None:
 # ── permission ───────────────────────────────────────────────────────────────────────────────────
 
 
-async def administer(place: Place, verb: str, **wanted: str) -> None:
-    await place.hub.admin.run(Principal("root", Role.ADMIN), verb, wanted)
+async def administer(local: HubUnderTest, verb: str, **wanted: str) -> None:
+    await local.hub.admin.run(Principal("root", Role.ADMIN), verb, wanted)
 
 
 async def cancelled(app: Peer, seq_id: str) -> Json:
@@ -203,62 +207,62 @@ async def cancelled(app: Peer, seq_id: str) -> Json:
     return ack
 
 
-async def test_a_command_is_not_sent_after_its_grant_was_revoked(place: Place) -> None:
-    async with place.join("phone") as phone, place.join("tablet") as tablet:
+async def test_a_command_is_not_sent_after_its_grant_was_revoked(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone, local.join("tablet") as tablet:
         (lost,) = await queue(phone, 1, 10)
         (kept,) = await queue(tablet, 1, 10)
-        await administer(place, "revoke", app="phone", device="lock")
+        await administer(local, "revoke", app="phone", device="lock")
         ack = await cancelled(phone, lost)
         assert ack["code"] != 0
         assert "no longer" in ack["detail"]
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             assert (await lock.obey())["seq_id"] == kept
             assert await lock.hears_nothing()
 
 
-async def test_permission_is_judged_at_transmission_too(place: Place) -> None:
+async def test_permission_is_judged_at_transmission_too(local: HubUnderTest) -> None:
     """Revoked where this hub does not see it at once: it is judged when the device comes."""
-    async with place.join("phone") as phone:
+    async with local.join("phone") as phone:
         (lost,) = await queue(phone, 1, 10)
-        await place.hub.accounts.revoke("phone", "lock")
-        async with place.join("lock") as lock:
+        await local.hub.accounts.revoke("phone", "lock")
+        async with local.join("lock") as lock:
             assert "no longer" in (await cancelled(phone, lost))["detail"]
             assert await lock.hears_nothing()
 
 
 @pytest.mark.parametrize("gone", ["phone", "lock"])
-async def test_removing_an_app_or_a_device_cancels_what_is_queued(place: Place, gone: str) -> None:
-    async with place.join("phone") as phone:
+async def test_removing_an_app_or_a_device_cancels_what_is_queued(local: HubUnderTest, gone: str) -> None:
+    async with local.join("phone") as phone:
         (lost,) = await queue(phone, 1, 10)
-        await administer(place, "remove", name=gone)
-        await place.until(lambda: not place.hub.gateway._inbox.live)
-        assert await place.state("phone", lost) == "cancelled"
+        await administer(local, "remove", name=gone)
+        await local.until(lambda: not local.hub.gateway._inbox.live)
+        assert await local.state("phone", lost) == "cancelled"
         if gone == "lock":
             await cancelled(phone, lost)
-    token = await place.hub.accounts.add(Role.APP if gone == "phone" else Role.DEVICE, gone)
-    place.tokens[gone] = token
-    await place.hub.accounts.grant("phone", "lock")
-    async with place.join("lock") as lock:
+    token = await local.hub.accounts.add(Role.APP if gone == "phone" else Role.DEVICE, gone)
+    local.tokens[gone] = token
+    await local.hub.accounts.grant("phone", "lock")
+    async with local.join("lock") as lock:
         assert await lock.hears_nothing(), "who has the name now did not ask for it"
 
 
-async def test_a_command_is_not_sent_again_after_its_grant_was_revoked(open_place: Open) -> None:
+async def test_a_command_is_not_sent_again_after_its_grant_was_revoked(open_local: Open) -> None:
     """It may have taken effect, so it is not called cancelled: the device's answer still counts."""
-    place = await open_place(patience=30)
-    async with place.join("phone") as phone:
-        async with place.join("lock") as lock:
+    local = await open_local(patience=30)
+    async with local.join("phone") as phone:
+        async with local.join("lock") as lock:
             seq_id = await phone.command("lock")
             command = await lock.hear()
-            await place.hub.accounts.revoke("phone", "lock")
-        async with place.join("lock") as lock:
+            await local.hub.accounts.revoke("phone", "lock")
+        async with local.join("lock") as lock:
             await lock.ack(command)
             ack = await phone.first(lambda f: f.get("seq_id") == seq_id and f["type"] == "ack")
             assert ack["state"] == "done"
 
 
-async def test_an_exp_too_far_away_is_refused(open_place: Open) -> None:
-    place = await open_place(max_exp=3600)
-    async with place.join("phone") as phone:
+async def test_an_exp_too_far_away_is_refused(open_local: Open) -> None:
+    local = await open_local(max_exp=3600)
+    async with local.join("phone") as phone:
         for away, code in ((3_700, 2), (3_500, 0)):
             exp = int((time.time() + away) * 1000)
             answer = await phone.hear_of(await phone.command("lock", queue=True, exp=exp))

@@ -19,7 +19,7 @@ from asyncpg.transaction import Transaction
 from duly.core.messages import Verdict, Word
 from duly.errors import LedgerUnavailable
 from duly.storage.postgres.ledger import PostgresLedger
-from tests.end_to_end.many import Town, until
+from tests.end_to_end.many import LocalCluster, until
 from tests.end_to_end.raw import Peer, curl
 from tests.servers import Postgres
 from tests.storage.making import admit, message
@@ -88,8 +88,8 @@ async def hole(postgres_server: Postgres) -> AsyncIterator[Hole]:
 
 
 @pytest.fixture
-async def town(tmp_path: Path, postgres_server: Postgres, hole: Hole) -> AsyncIterator[Town]:
-    it = Town(tmp_path, postgres_server)
+async def cluster(tmp_path: Path, postgres_server: Postgres, hole: Hole) -> AsyncIterator[LocalCluster]:
+    it = LocalCluster(tmp_path, postgres_server)
     it.ledger_url = it.ledger_url.replace(f":{postgres_server.port}/", f":{hole.port}/")
     await it.start(1)
     yield it
@@ -97,9 +97,9 @@ async def town(tmp_path: Path, postgres_server: Postgres, hole: Hole) -> AsyncIt
     await it.stop()
 
 
-async def health(town: Town, wanted: int, within: float) -> float:
+async def health(cluster: LocalCluster, wanted: int, within: float) -> float:
     began = time.monotonic()
-    while (await curl(f"{town.hubs[0].url}/v1/health")).status != wanted:
+    while (await curl(f"{cluster.hubs[0].url}/v1/health")).status != wanted:
         assert time.monotonic() - began < within, f"health is not {wanted} after {within} s"
         await asyncio.sleep(0.05)
     return time.monotonic() - began
@@ -151,12 +151,12 @@ class Presses:
 
 @pytest.mark.parametrize("how", ["proxy", "stopped"])
 async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_double(
-    town: Town, hole: Hole, postgres_server: Postgres, how: str
+    cluster: LocalCluster, hole: Hole, postgres_server: Postgres, how: str
 ) -> None:
-    async with town.join(0, "lock") as lock, town.join(0, "phone") as phone:
+    async with cluster.join(0, "lock") as lock, cluster.join(0, "phone") as phone:
         presses = Presses(phone, lock)
         obeying = asyncio.create_task(presses.obey())
-        await town.known("lock")
+        await cluster.known("lock")
         warm = await presses.press()  # what is sent while a device is being welcomed may be overtaken
         await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == warm, 10)
         presses.effects.clear()
@@ -171,13 +171,13 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
         pressing = asyncio.create_task(presses.press())
         swallow()
         try:
-            assert await health(town, 503, WITHIN) < WITHIN
+            assert await health(cluster, 503, WITHIN) < WITHIN
             await until(lambda: 4 in presses.codes, WITHIN)
             await asyncio.sleep(1)
         finally:
             heal()
         sent.append(await asyncio.wait_for(pressing, 30))
-        await health(town, 200, 15)
+        await health(cluster, 200, 15)
         sent += [await presses.press() for _ in range(3)]
         assert presses.slowest < WITHIN
         with contextlib.suppress(TimeoutError):
@@ -186,11 +186,11 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
             presses.codes,
             [f for f in phone.heard if f.get("seq_id") in set(sent) - set(presses.effects)],
         )
-        token = town.tokens["root"]
+        token = cluster.tokens["root"]
         for seq_id in sent:
             async with asyncio.timeout(15):
                 while (
-                    json.loads((await curl(f"{town.hubs[0].url}/v1/messages/phone/{seq_id}", token)).body)[
+                    json.loads((await curl(f"{cluster.hubs[0].url}/v1/messages/phone/{seq_id}", token)).body)[
                         "state"
                     ]
                     != "done"
@@ -199,11 +199,11 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
         obeying.cancel()
 
 
-async def test_an_idle_hub_is_unhealthy_within_five_seconds_too(town: Town, hole: Hole) -> None:
+async def test_an_idle_hub_is_unhealthy_within_five_seconds_too(cluster: LocalCluster, hole: Hole) -> None:
     hole.swallow()
-    await health(town, 503, WITHIN)
+    await health(cluster, 503, WITHIN)
     hole.heal()
-    await health(town, 200, 10)
+    await health(cluster, 200, 10)
 
 
 async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked(

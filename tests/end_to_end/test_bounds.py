@@ -19,7 +19,7 @@ from duly.transports.http import bodies
 from duly.transports.http.bodies import Bodies
 from tests.end_to_end.processes import resident
 from tests.end_to_end.raw import Bare, address, bare, curl, join
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 HEAD = "POST /v1/{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
 
@@ -35,11 +35,11 @@ def memory() -> int:
 
 
 @pytest.mark.parametrize("path", ["login", "people"])
-async def test_a_long_body_of_a_stranger_is_refused_before_it_is_read(place: Place, path: str) -> None:
-    async with bare(place.url) as one:
+async def test_a_long_body_of_a_stranger_is_refused_before_it_is_read(local: LocalHub, path: str) -> None:
+    async with bare(local.url) as one:
         await one.send(HEAD.format(path, 8 << 20).encode())
         assert b" 413 " in await says(one)
-    async with bare(place.url) as one:  # one that does not say how long it is
+    async with bare(local.url) as one:  # one that does not say how long it is
         await one.send(
             f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
@@ -47,21 +47,21 @@ async def test_a_long_body_of_a_stranger_is_refused_before_it_is_read(place: Pla
             for _ in range(20):
                 await one.send(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
         assert b" 413 " in await says(one)
-    said = await curl(f"{place.url}/v1/{path}", None, body=b"{" + b" " * 20_000 + b"}")
+    said = await curl(f"{local.url}/v1/{path}", None, body=b"{" + b" " * 20_000 + b"}")
     assert (said.status, said.json["error"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize("path", ["messages", "admin/list", "logout", "password"])
-async def test_without_a_token_no_body_is_read(place: Place, path: str) -> None:
-    async with bare(place.url) as one:
+async def test_without_a_token_no_body_is_read(local: LocalHub, path: str) -> None:
+    async with bare(local.url) as one:
         await one.send(HEAD.format(path, 8 << 20).encode())
         assert b" 401 " in await says(one)
 
 
-async def test_120_long_bodies_at_once_take_no_memory(place: Place) -> None:
+async def test_120_long_bodies_at_once_take_no_memory(local: LocalHub) -> None:
     before = memory()
     async with AsyncExitStack() as stack:
-        many = [await stack.enter_async_context(bare(place.url)) for _ in range(120)]
+        many = [await stack.enter_async_context(bare(local.url)) for _ in range(120)]
         part = b"x" * (256 << 10)
 
         async def pour(one: Bare) -> None:
@@ -73,31 +73,31 @@ async def test_120_long_bodies_at_once_take_no_memory(place: Place) -> None:
 
         await asyncio.gather(*(pour(one) for one in many))
         assert memory() - before < 100
-        async with join(place.url, place.tokens["phone"]):
+        async with join(local.url, local.tokens["phone"]):
             pass
 
 
-async def test_a_login_that_comes_byte_by_byte_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_login_that_comes_byte_by_byte_ends(local: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "GUEST_SECONDS", 0.3)
-    async with bare(place.url) as one:
+    async with bare(local.url) as one:
         await one.send(HEAD.format("login", 100).encode() + b"{")
         assert b" 408 " in await says(one)
         await one.gone()
 
 
 async def test_a_silent_stranger_is_hung_up_on_and_a_silent_app_is_not(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors, "GUEST_SECONDS", 0.4)
-    async with join(place.url, place.tokens["phone"]) as phone, AsyncExitStack() as stack:
-        silent = [await stack.enter_async_context(bare(place.url)) for _ in range(20)]
+    async with join(local.url, local.tokens["phone"]) as phone, AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(bare(local.url)) for _ in range(20)]
         for one in silent[10:]:
             await one.send(b"GET /v1/health HTTP/1.1\r\nHost: loc")
         for one in silent:
             assert await one.gone() == b""
         await phone.command("lock")
         await phone.hear()
-    assert place.hub.visitors.guests == {}
+    assert local.hub.visitors.guests == {}
 
 
 def test_all_bodies_together_are_bounded() -> None:
@@ -109,121 +109,123 @@ def test_all_bodies_together_are_bounded() -> None:
     of.take(100)
 
 
-async def test_one_address_holds_so_many_and_the_next_is_told(place: Place) -> None:
-    place.hub.visitors.each = 5
+async def test_one_address_holds_so_many_and_the_next_is_told(local: LocalHub) -> None:
+    local.hub.visitors.each = 5
     async with AsyncExitStack() as stack:
         for _ in range(5):
-            await stack.enter_async_context(join(place.url, place.tokens["phone"]))
-        await until(lambda: not place.hub.visitors.guests)
-        async with bare(place.url) as sixth:
+            await stack.enter_async_context(join(local.url, local.tokens["phone"]))
+        await until(lambda: not local.hub.visitors.guests)
+        async with bare(local.url) as sixth:
             said = await sixth.gone()
         assert b" 503 " in said
         assert b"Retry-After" in said
-    await until(lambda: place.hub.visitors._count == 0)
-    assert (await curl(f"{place.url}/v1/health")).status == 200
+    await until(lambda: local.hub.visitors._count == 0)
+    assert (await curl(f"{local.url}/v1/health")).status == 200
 
 
 @pytest.mark.parametrize("kind", ["silent", "websocket", "slow body"])
 @pytest.mark.parametrize("limit", ["each", "room"])
 async def test_strangers_of_an_address_make_room_for_its_next_the_oldest_first(
-    place: Place, kind: str, limit: str
+    local: LocalHub, kind: str, limit: str
 ) -> None:
     """The oldest goes, not the next one: that has just come, and has had no time to ask for anything."""
     head = b"POST /v1/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(bare(place.url)) for _ in range(5)]
+        held = [await stack.enter_async_context(bare(local.url)) for _ in range(5)]
         for one in held:
             if kind == "websocket":
-                await one.upgrade(place.url)
+                await one.upgrade(local.url)
             elif kind == "slow body":
                 await one.send(head)
-        await until(lambda: len(place.hub.visitors.guests) == 5)
+        await until(lambda: len(local.hub.visitors.guests) == 5)
         if kind == "slow body":
-            await until(lambda: all(one.awaited for one in place.hub.visitors.guests))
-        setattr(place.hub.visitors, limit, 5)
-        newcomer = await stack.enter_async_context(bare(place.url))
+            await until(lambda: all(one.awaited for one in local.hub.visitors.guests))
+        setattr(local.hub.visitors, limit, 5)
+        newcomer = await stack.enter_async_context(bare(local.url))
         assert await held[0].gone() == b""
-        last = await stack.enter_async_context(bare(place.url))
+        last = await stack.enter_async_context(bare(local.url))
         assert await held[1].gone() == b""
         for one in (newcomer, last):
             await one.send(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert await says(one)
-        assert place.hub.visitors._count == 5
-        setattr(place.hub.visitors, limit, 500)
+        assert local.hub.visitors._count == 5
+        setattr(local.hub.visitors, limit, 500)
 
 
 async def test_when_there_is_no_room_strangers_go_first_and_the_oldest_before_the_others(
-    place: Place,
+    local: LocalHub,
 ) -> None:
-    async with join(place.url, place.tokens["phone"]) as phone, AsyncExitStack() as stack:
-        silent = [await stack.enter_async_context(bare(place.url)) for _ in range(10)]
-        await until(lambda: len(place.hub.visitors.guests) == 10)
-        place.hub.visitors.room = 11
-        async with join(place.url, place.tokens["lock"]) as lock:
+    async with join(local.url, local.tokens["phone"]) as phone, AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(bare(local.url)) for _ in range(10)]
+        await until(lambda: len(local.hub.visitors.guests) == 10)
+        local.hub.visitors.room = 11
+        async with join(local.url, local.tokens["lock"]) as lock:
             assert await silent[0].gone() == b""
             await phone.command("lock")
             assert (await lock.hear())["type"] == "lock_control"
-        place.hub.visitors.room = 16
+        local.hub.visitors.room = 16
 
 
-async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(place: Place) -> None:
-    async with join(place.url, place.tokens["phone"]) as phone, AsyncExitStack() as stack:
-        nameless = [await stack.enter_async_context(bare(place.url)) for _ in range(10)]
+async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(local: LocalHub) -> None:
+    async with join(local.url, local.tokens["phone"]) as phone, AsyncExitStack() as stack:
+        nameless = [await stack.enter_async_context(bare(local.url)) for _ in range(10)]
         for one in nameless:
-            await one.upgrade(place.url)
-        place.hub.visitors.room = 11
-        async with join(place.url, place.tokens["lock"]) as lock:
+            await one.upgrade(local.url)
+        local.hub.visitors.room = 11
+        async with join(local.url, local.tokens["lock"]) as lock:
             assert await nameless[0].gone() == b""
             await phone.command("lock")
             assert (await lock.hear())["type"] == "lock_control"
-        place.hub.visitors.room = 16
+        local.hub.visitors.room = 16
 
 
 @pytest.mark.parametrize("limit", ["each", "room"])
-async def test_an_account_with_many_connections_keeps_no_other_account_out(place: Place, limit: str) -> None:
+async def test_an_account_with_many_connections_keeps_no_other_account_out(
+    local: LocalHub, limit: str
+) -> None:
     """Connections beyond an account's share make room for the next one, as those of strangers do."""
-    place.hub.visitors.share = 3
+    local.hub.visitors.share = 3
     async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(bare(place.url)) for _ in range(6)]
+        held = [await stack.enter_async_context(bare(local.url)) for _ in range(6)]
         for one in held:
-            await one.upgrade(place.url, place.tokens["phone"])
-        setattr(place.hub.visitors, limit, 6)
-        lock = await stack.enter_async_context(join(place.url, place.tokens["lock"]))
+            await one.upgrade(local.url, local.tokens["phone"])
+        setattr(local.hub.visitors, limit, 6)
+        lock = await stack.enter_async_context(join(local.url, local.tokens["lock"]))
         await held[3].gone()
         assert [one.reader.at_eof() for one in held] == [False, False, False, True, False, False]
         await lock.say("event_report", seq_id=lock.ids(), data={})
         assert (await lock.hear())["code"] == 0
-        setattr(place.hub.visitors, limit, 500)
+        setattr(local.hub.visitors, limit, 500)
 
 
 async def test_an_http_connection_beyond_the_share_of_its_account_is_served_and_makes_room(
-    place: Place,
+    local: LocalHub,
 ) -> None:
-    place.hub.visitors.share = 1
-    head = f"Host: localhost\r\nAuthorization: Bearer {place.tokens['phone']}\r\n"
+    local.hub.visitors.share = 1
+    head = f"Host: localhost\r\nAuthorization: Bearer {local.tokens['phone']}\r\n"
     simple = f"POST /v1/messages HTTP/1.1\r\n{head}Content-Length: 2\r\n\r\n{{}}".encode()
     async with AsyncExitStack() as stack:
-        ours, beyond, other = [await stack.enter_async_context(bare(place.url)) for _ in range(3)]
+        ours, beyond, other = [await stack.enter_async_context(bare(local.url)) for _ in range(3)]
         for one in (ours, beyond):
             await one.send(simple)
             assert b" 400 " in await says(one), "the frame is none, but the token is good"
         await other.send(f"GET /v1/devices HTTP/1.1\r\n{head}\r\n".encode())
         assert b" 200 " in await says(other)
-        await until(lambda: len(place.hub.visitors.evictable.surplus) == 2)
-        place.hub.visitors.each = 3
-        await stack.enter_async_context(join(place.url, place.tokens["lock"]))
+        await until(lambda: len(local.hub.visitors.evictable.surplus) == 2)
+        local.hub.visitors.each = 3
+        await stack.enter_async_context(join(local.url, local.tokens["lock"]))
         await beyond.gone()
         assert not ours.reader.at_eof()
 
 
-async def test_a_client_that_is_turned_away_reads_why_although_it_has_asked_already(place: Place) -> None:
+async def test_a_client_that_is_turned_away_reads_why_although_it_has_asked_already(local: LocalHub) -> None:
     """Closing a socket with unread bytes resets it, and the client then never sees the answer."""
-    place.hub.visitors.each = 3
+    local.hub.visitors.each = 3
     async with AsyncExitStack() as stack:
         for _ in range(3):
-            await stack.enter_async_context(join(place.url, place.tokens["phone"]))
-        await until(lambda: not place.hub.visitors.guests)
-        client = socket.create_connection(address(place.url))
+            await stack.enter_async_context(join(local.url, local.tokens["phone"]))
+        await until(lambda: not local.hub.visitors.guests)
+        client = socket.create_connection(address(local.url))
         client.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # it is there at the accept
         reader, writer = await asyncio.open_connection(sock=client)
         async with asyncio.timeout(5):
@@ -241,16 +243,16 @@ async def test_clients_of_ipv4_are_counted_each_for_itself_also_on_an_ipv6_socke
         assert port.enter(Mock(), client) is None
 
 
-async def test_who_has_come_and_gone_takes_no_room(place: Place) -> None:
+async def test_who_has_come_and_gone_takes_no_room(local: LocalHub) -> None:
     for _ in range(50):
-        async with bare(place.url) as one:
+        async with bare(local.url) as one:
             await one.send(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await says(one)
     for _ in range(5):
-        async with join(place.url, place.tokens["phone"]):
+        async with join(local.url, local.tokens["phone"]):
             pass
-    await until(lambda: place.hub.visitors._count == 0)
-    assert (place.hub.visitors._places, place.hub.visitors._strangers) == ({}, {})
+    await until(lambda: local.hub.visitors._count == 0)
+    assert (local.hub.visitors._places, local.hub.visitors._strangers) == ({}, {})
 
 
 def test_by_default_an_address_may_hold_half_of_the_room() -> None:

@@ -6,14 +6,14 @@ import asyncio
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.raw import curl
 
 # ── lines ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_line_is_stored_numbered_and_told(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_a_line_is_stored_numbered_and_told(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         ack = await ann.chat("bob", "hello")
         assert (ack["code"], ack["conv"], ack["n"]) == (0, "ann+bob", 1)
         line = await bob.line()
@@ -25,8 +25,8 @@ async def test_a_line_is_stored_numbered_and_told(town: Town) -> None:
         assert await ann.no_line()  # what she said herself she knows from its server_ack
 
 
-async def test_a_repeat_gets_the_conversation_and_number_of_the_first(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("ann") as tablet, town.enter("bob") as bob:
+async def test_a_repeat_gets_the_conversation_and_number_of_the_first(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("ann") as tablet, chat_hub.enter("bob") as bob:
         seq_id = ann.ids()
         first = await ann.chat("bob", "once", seq_id=seq_id)
         again = [await who.chat("bob", "once", seq_id=seq_id) for who in (ann, tablet, ann)]
@@ -34,18 +34,19 @@ async def test_a_repeat_gets_the_conversation_and_number_of_the_first(town: Town
         assert first["n"] == 1
         assert (await bob.line())["n"] == 1
         assert await bob.no_line()
-        await town.restart()
-    async with town.enter("ann") as ann:
+        await chat_hub.restart()
+    async with chat_hub.enter("ann") as ann:
         after = await ann.chat("bob", "once", seq_id=seq_id)
         assert (after["code"], after["conv"], after["n"]) == (5, "ann+bob", 1)
         other = await ann.chat("bob", "something else", seq_id=seq_id)
         assert (other["code"], other["error"]) == (2, "id_conflict")
-    assert ("ann", "conflict") in await town.refused()
+    assert ("ann", "conflict") in await chat_hub.refused()
 
 
-async def test_the_same_line_from_many_connections_at_once_is_stored_once(town: Town) -> None:
+async def test_the_same_line_from_many_connections_at_once_is_stored_once(chat_hub: HubWithPeople) -> None:
     async with (
-        town.enter("ann") as a, town.enter("ann") as b, town.enter("ann") as c, town.enter("bob") as bob,
+        chat_hub.enter("ann") as a, chat_hub.enter("ann") as b, chat_hub.enter("ann") as c,
+        chat_hub.enter("bob") as bob,
     ):  # fmt: skip
         for i in range(20):
             seq_id = a.ids()
@@ -56,66 +57,66 @@ async def test_the_same_line_from_many_connections_at_once_is_stored_once(town: 
         assert await bob.no_line()
 
 
-async def test_the_senders_other_devices_see_the_line_too(town: Town) -> None:
-    async with town.enter("ann") as phone, town.enter("ann") as tablet:
+async def test_the_senders_other_devices_see_the_line_too(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as phone, chat_hub.enter("ann") as tablet:
         await phone.chat("bob", "from the phone")
         line = await tablet.line()
         assert (line["from"], line["conv"], line["n"]) == ("ann", "ann+bob", 1)
         assert await phone.no_line()
 
 
-async def test_a_line_by_http_is_told_like_any_other(town: Town) -> None:
+async def test_a_line_by_http_is_told_like_any_other(chat_hub: HubWithPeople) -> None:
     frame = {"type": "one_chat", "seq_id": "1_0", "to": "bob", "data": {"text": "by curl"}}
-    async with town.enter("bob") as bob:
-        stale = await curl(f"{town.url}/v1/messages", town.tokens["ann"], body=frame)
+    async with chat_hub.enter("bob") as bob:
+        stale = await curl(f"{chat_hub.url}/v1/messages", chat_hub.tokens["ann"], body=frame)
         assert (stale.status, stale.json["error"]) == (400, "stale")
         frame["seq_id"] = bob.ids()
-        answer = await curl(f"{town.url}/v1/messages?wait=5", town.tokens["ann"], body=frame)
+        answer = await curl(f"{chat_hub.url}/v1/messages?wait=5", chat_hub.tokens["ann"], body=frame)
         assert (answer.status, answer.json["conv"], answer.json["n"]) == (200, "ann+bob", 1)
         assert (await bob.line())["data"] == {"text": "by curl"}
-        again = await curl(f"{town.url}/v1/messages", town.tokens["ann"], body=frame)
+        again = await curl(f"{chat_hub.url}/v1/messages", chat_hub.tokens["ann"], body=frame)
         assert (again.status, again.json["code"], again.json["n"]) == (200, 5, 1)
         question = {"type": "history", "seq_id": "q1", "data": {"conv": "ann+bob"}}
-        asked = await curl(f"{town.url}/v1/messages?wait=60", town.tokens["ann"], body=question)
+        asked = await curl(f"{chat_hub.url}/v1/messages?wait=60", chat_hub.tokens["ann"], body=question)
         assert (asked.status, asked.json["data"]["last"]) == (200, 1), "an answer is all there is"
 
 
 # ── being away ───────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_who_was_away_finds_everything_in_order_once(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("cid") as cid:
+async def test_who_was_away_finds_everything_in_order_once(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("cid") as cid:
         for i in range(30):
             await (ann if i % 3 else cid).chat("bob", str(i))
-    await town.restart()
-    async with town.enter("bob") as bob:
+    await chat_hub.restart()
+    async with chat_hub.enter("bob") as bob:
         assert bob.welcome["cursors"] == {"ann+bob": 0, "bob+cid": 0, "~bob": 0}
         lines = await bob.lines(30)
         assert await bob.no_line()
     for conv, expected in (("ann+bob", 20), ("bob+cid", 10)):
         assert [f["n"] for f in lines if f["conv"] == conv] == list(range(1, expected + 1))
-    async with town.enter("bob") as bob:
+    async with chat_hub.enter("bob") as bob:
         assert bob.welcome["cursors"] == {"ann+bob": 20, "bob+cid": 10, "~bob": 0}
         assert await bob.no_line()
 
 
-async def test_a_client_with_its_own_cursor_goes_on_from_there(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_a_client_with_its_own_cursor_goes_on_from_there(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         for i in range(5):
             await ann.chat("bob", str(i))
         await bob.lines(5)
-    async with town.enter("bob", {"ann+bob": 3}) as bob:
+    async with chat_hub.enter("bob", {"ann+bob": 3}) as bob:
         assert [f["n"] for f in await bob.lines(2)] == [4, 5]
         assert await bob.no_line()
-    async with town.enter("bob", {"ann+bob": 99, "foreign": 7}) as bob:
+    async with chat_hub.enter("bob", {"ann+bob": 99, "foreign": 7}) as bob:
         assert bob.welcome["cursors"]["ann+bob"] == 5
 
 
-async def test_a_long_absence_does_not_drown_the_client(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_a_long_absence_does_not_drown_the_client(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         await asyncio.gather(*(ann.say("one_chat", seq_id=ann.ids(), to="bob", data=i) for i in range(2_500)))
         await ann.first(lambda f: f["type"] == "server_ack" and f["n"] == 2_500)
-    async with town.enter("bob") as bob:
+    async with chat_hub.enter("bob") as bob:
         bob.acking = False
         ahead = [await bob.line() for _ in range(1_000)]
         assert await bob.no_line()
@@ -126,9 +127,9 @@ async def test_a_long_absence_does_not_drown_the_client(town: Town) -> None:
         assert [f["data"] for f in ahead + rest] == list(range(2_500))
 
 
-async def test_what_is_not_acknowledged_is_told_again_ever_more_slowly(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
-        town.hub.chat.subscriptions._again = RetryPolicy.exponential(100 * MS, SECOND, factor=3)
+async def test_what_is_not_acknowledged_is_told_again_ever_more_slowly(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
+        chat_hub.hub.chat.subscriptions._again = RetryPolicy.exponential(100 * MS, SECOND, factor=3)
         bob.acking = False
         await ann.chat("bob", "are you there?")
         assert "attempt" not in await bob.line()
@@ -145,13 +146,13 @@ async def test_what_is_not_acknowledged_is_told_again_ever_more_slowly(town: Tow
 # ── receipts, reading, typing ────────────────────────────────────────────────────────────────────
 
 
-async def test_the_sender_is_told_who_has_it_and_who_has_read_it(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_the_sender_is_told_who_has_it_and_who_has_read_it(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         await ann.chat("bob", "one")
         await ann.chat("bob", "two")
         asked = (await ann.ask("receipts", conv="ann+bob", n=2))["data"]
         assert (asked["state"], asked["delivered"], asked["read"], asked["of"]) == ("accepted", 0, 0, 1)
-        async with town.enter("bob") as bob:
+        async with chat_hub.enter("bob") as bob:
             await bob.lines(2)
             receipt = await ann.first(lambda f: f["type"] == "receipt" and f["n"] == 2)
             assert (receipt["from"], receipt["conv"], receipt["data"]) == (
@@ -169,8 +170,10 @@ async def test_the_sender_is_told_who_has_it_and_who_has_read_it(town: Town) -> 
             ]
 
 
-async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowhere(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("eve") as eve:
+async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowhere(
+    chat_hub: HubWithPeople,
+) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("eve") as eve:
         await ann.chat("bob", "x")
         await bob.line()
         await bob.say("typing", conv="ann+bob")
@@ -180,17 +183,17 @@ async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowh
         assert (await eve.hear())["error"] == "not_allowed"
         await ann.ask("friend_ask", user="bob")
         await bob.ask("friend_accept", user="ann")
-        async with town.enter("bob"):
+        async with chat_hub.enter("bob"):
             pass  # a second device comes and goes: bob is there all the time
         await ann.say("presence", data={"online": True, "status": "away"})
         # That ann came may be told late, to somebody who has become her friend since.
         seen = await bob.first(lambda f: f["type"] == "presence" and "status" in f["data"])
         assert (seen["from"], seen["data"]["status"]) == ("ann", "away")
-    subscribers = town.hub.chat.connections.of_person
-    await town.until(lambda: not subscribers("ann") and not subscribers("bob"))
-    async with town.enter("ann") as ann:
+    subscribers = chat_hub.hub.chat.connections.of_person
+    await chat_hub.until(lambda: not subscribers("ann") and not subscribers("bob"))
+    async with chat_hub.enter("ann") as ann:
         # That bob has left may be told late as well, to her new connection; that he came is told after it.
-        async with town.enter("bob"):
+        async with chat_hub.enter("bob"):
             came = await ann.first(lambda f: f["type"] == "presence" and f["data"]["online"])
         # That he is there may be told twice: to her when she came, and to his friends when he did.
         left = await ann.first(lambda f: f["type"] == "presence" and not f["data"]["online"])
@@ -201,8 +204,8 @@ async def test_typing_and_presence_are_told_to_those_who_are_there_and_kept_nowh
 # ── history, edit, delete, expiry, size ──────────────────────────────────────────────────────────
 
 
-async def test_history_comes_by_page_oldest_first(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_history_comes_by_page_oldest_first(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         for i in range(1, 121):
             await ann.chat("bob", str(i))
         newest = await ann.history("ann+bob", limit=50)
@@ -215,8 +218,8 @@ async def test_history_comes_by_page_oldest_first(town: Town) -> None:
         assert (await ann.ask("history", conv="ann+bob", limit=10_000))["error"] == "malformed"
 
 
-async def test_a_page_of_history_fits_into_a_frame(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_a_page_of_history_fits_into_a_frame(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         for i in range(6):
             await ann.chat("bob", f"{i}" * 60_000)
         page = await ann.history("ann+bob")
@@ -225,8 +228,8 @@ async def test_a_page_of_history_fits_into_a_frame(town: Town) -> None:
         assert [f["n"] for f in page["lines"]] == [1, 2, 3]
 
 
-async def test_an_edit_is_a_line_of_its_own_and_changes_what_is_seen_later(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_an_edit_is_a_line_of_its_own_and_changes_what_is_seen_later(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         await ann.chat("bob", "teh end")
         await bob.line()
         ack = await ann.ask("edit", conv="ann+bob", n=1, data={"text": "the end"})
@@ -244,40 +247,40 @@ async def test_an_edit_is_a_line_of_its_own_and_changes_what_is_seen_later(town:
             assert (refused["code"], refused["error"]) == (3, "not_allowed")
 
 
-async def test_what_is_deleted_is_gone_from_the_ledger_with_its_edits(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_what_is_deleted_is_gone_from_the_ledger_with_its_edits(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         await ann.chat("bob", "the secret")
         await ann.ask("edit", conv="ann+bob", n=1, data={"text": "the other secret"})
         ack = await ann.ask("delete", conv="ann+bob", n=1)
         assert (ack["code"], ack["n"]) == (0, 3)
         again = await ann.ask("edit", conv="ann+bob", n=1, data={"text": "back"})
         assert again["error"] == "not_allowed"
-    async with town.enter("bob") as bob:
+    async with chat_hub.enter("bob") as bob:
         lines = await bob.lines(3)
         assert [(f["type"], f.get("data")) for f in lines] == [
             ("deleted", None), ("edit", {"n": 1}), ("delete", {"conv": "ann+bob", "n": 1}),
         ]  # fmt: skip
         assert lines[0]["from"] == "ann"
-    stored = b"".join(entry.body for entry in await town.hub.ledger.entries("chat/ann+bob"))
+    stored = b"".join(entry.body for entry in await chat_hub.hub.ledger.entries("chat/ann+bob"))
     assert b"secret" not in stored
 
 
-async def test_an_expired_line_keeps_its_number_alone(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_an_expired_line_keeps_its_number_alone(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         soon = ann.welcome["time"] + 30_000
         await ann.chat("bob", "only now", exp=soon)
         await ann.chat("bob", "always")
         late = await ann.chat("bob", "too late", exp=ann.welcome["time"] - 10_000)
         assert late["error"] == "expired"
-    town.clock.seconds += 60
-    async with town.enter("bob") as bob:
+    chat_hub.clock.seconds += 60
+    async with chat_hub.enter("bob") as bob:
         first, second = await bob.lines(2)
         assert (first["type"], first["n"], "data" in first) == ("expired", 1, False)
         assert second["data"] == {"text": "always"}
 
 
-async def test_a_line_has_a_size_limit(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_a_line_has_a_size_limit(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         answer = await ann.chat("bob", "x" * 70_000)
         assert (answer["code"], answer["error"]) == (2, "too_large")
-    assert (await town.hub.ledger.extent("chat/ann+bob")).last == 0
+    assert (await chat_hub.hub.ledger.extent("chat/ann+bob")).last == 0

@@ -9,17 +9,17 @@ import pytest
 from duly.apps.chat import subscriptions
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.people import Person
 from tests.end_to_end.raw import Json
 
 SOON = RetryPolicy.exponential(300 * MS, 600 * MS, jitter=0.0)
 
 
-def hurry(*towns: Town) -> None:
+def hurry(*chat_hubs: HubWithPeople) -> None:
     """Tell again after 0.3 s instead of 5."""
-    for town in towns:
-        town.hub.chat.subscriptions._again = SOON
+    for chat_hub in chat_hubs:
+        chat_hub.hub.chat.subscriptions._again = SOON
 
 
 async def told(person: Person, n: int, times: int) -> list[int]:
@@ -38,10 +38,10 @@ async def receipts(person: Person, conv: str, n: int) -> Json:
 
 
 async def test_a_line_from_another_hub_is_told_again_until_it_is_acknowledged(
-    towns: tuple[Town, Town],
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
 ) -> None:
-    here, there = towns
-    hurry(*towns)
+    here, there = chat_hubs
+    hurry(*chat_hubs)
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         bob.acking = False
         assert (await ann.chat("bob", "hello"))["n"] == 1
@@ -51,22 +51,22 @@ async def test_a_line_from_another_hub_is_told_again_until_it_is_acknowledged(
         assert await bob.no_line(1.5)
 
 
-async def test_what_somebody_missed_is_told_again_after_they_came_back(town: Town) -> None:
+async def test_what_somebody_missed_is_told_again_after_they_came_back(chat_hub: HubWithPeople) -> None:
     """They read on from the ledger, which ends after the engine has heard of their coming."""
-    hurry(town)
-    async with town.enter("ann") as ann:
+    hurry(chat_hub)
+    async with chat_hub.enter("ann") as ann:
         await ann.chat("bob", "hello")
-        async with town.enter("bob") as bob:
+        async with chat_hub.enter("bob") as bob:
             bob.acking = False
             assert await told(bob, 1, 3) == [1, 2, 3]
 
 
 async def test_receipts_count_the_attempts_of_another_hub(
-    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+    chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "NOTED_AFTER", 100 * MS)
-    here, there = towns
-    hurry(*towns)
+    here, there = chat_hubs
+    hurry(*chat_hubs)
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         bob.acking = False
         await ann.chat("bob", "hello")
@@ -86,11 +86,11 @@ async def test_receipts_count_the_attempts_of_another_hub(
 
 
 async def test_the_attempts_are_known_after_a_restart(
-    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+    chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "NOTED_AFTER", 50 * MS)
-    here, there = towns
-    hurry(*towns)
+    here, there = chat_hubs
+    hurry(*chat_hubs)
     async with there.enter("bob") as bob, here.enter("ann") as ann:
         bob.acking = False
         await ann.chat("bob", "hello")

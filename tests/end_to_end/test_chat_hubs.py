@@ -6,11 +6,13 @@ import pytest
 
 from duly.apps.chat import remote_hubs as remote
 from duly.cluster.notifier import Notifier
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 
 
-async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_what_is_said_on_one_hub_is_told_on_the_other(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         for i in range(3):
             await ann.chat("bob", f"from here {i}")
@@ -23,10 +25,10 @@ async def test_what_is_said_on_one_hub_is_told_on_the_other(towns: tuple[Town, T
 
 
 async def test_without_any_hint_it_is_told_a_little_later(
-    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+    chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Notifier, "hint", lambda self, about, name="": None)
-    here, there = towns
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         await ann.chat("bob", "the first, in a new conversation")
         assert (await bob.line(20))["n"] == 1
@@ -40,8 +42,10 @@ async def test_without_any_hint_it_is_told_a_little_later(
         ]
 
 
-async def test_typing_and_presence_pass_from_hub_to_hub(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_typing_and_presence_pass_from_hub_to_hub(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     async with here.enter("ann") as ann:
         async with there.enter("bob") as bob:
             await ann.ask("friend_ask", user="bob")
@@ -63,9 +67,11 @@ async def test_typing_and_presence_pass_from_hub_to_hub(towns: tuple[Town, Town]
             assert there_too["from"] == "ann", "who comes learns who is at another hub"
 
 
-async def test_a_note_with_the_word_false_is_no_departure(towns: tuple[Town, Town]) -> None:
+async def test_a_note_with_the_word_false_is_no_departure(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
     """Ann is at both hubs: what she says of herself at one of them reaches her friend at the other."""
-    here, there = towns
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("ann"), there.enter("bob") as bob:
         await ann.ask("friend_ask", user="bob")
         await bob.ask("friend_accept", user="ann")
@@ -74,8 +80,10 @@ async def test_a_note_with_the_word_false_is_no_departure(towns: tuple[Town, Tow
         assert (noted["from"], noted["data"]["note"]) == ("ann", "a false alarm")
 
 
-async def test_a_repeat_on_another_hub_gets_the_number_of_the_first(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_a_repeat_on_another_hub_gets_the_number_of_the_first(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("ann") as remote:
         seq_id = ann.ids()
         first = await ann.chat("bob", "once", seq_id=seq_id)
@@ -83,8 +91,10 @@ async def test_a_repeat_on_another_hub_gets_the_number_of_the_first(towns: tuple
         assert (first["code"], first["n"], again["code"], again["n"]) == (0, 1, 5, 1)
 
 
-async def test_who_is_removed_on_one_hub_gets_and_says_nothing_on_the_other(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_who_is_removed_on_one_hub_gets_and_says_nothing_on_the_other(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("bob") as bob:
         group = (await ann.ask("group_create", name="club", members=["bob"]))["data"]["group"]
         assert (await bob.line())["type"] == "group_create"
@@ -99,8 +109,10 @@ async def test_who_is_removed_on_one_hub_gets_and_says_nothing_on_the_other(town
         assert await bob.no_line()
 
 
-async def test_somebody_who_has_just_registered_is_known_everywhere(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_somebody_who_has_just_registered_is_known_everywhere(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     await here.hub.people.register("zoe", "correct horse", "here")
     there.tokens["zoe"] = await here.hub.people.log_in("zoe", "correct horse", "here")
     async with there.enter("zoe") as zoe, there.enter("ann") as ann:
@@ -109,9 +121,9 @@ async def test_somebody_who_has_just_registered_is_known_everywhere(towns: tuple
 
 
 async def test_where_there_are_very_many_conversations_they_take_turns(
-    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+    chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = towns
+    here, there = chat_hubs
     async with here.enter("ann") as ann, here.enter("cid") as cid, there.enter("bob") as bob:
         await ann.chat("bob", "the first")
         await cid.chat("bob", "the first")

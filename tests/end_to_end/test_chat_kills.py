@@ -26,7 +26,7 @@ NAMES = [f"user{i}" for i in range(6)]
 LINES = 20
 
 
-class Person:
+class ChattingPerson:
     """Says lines to this one and that one, and keeps what it is shown."""
 
     def __init__(self, name: str, url: str, token: str) -> None:
@@ -55,7 +55,7 @@ async def prepare(folder: Path) -> dict[str, str]:
         return {name: await accounts.add(Role.USER, name) for name in NAMES}
 
 
-async def judge(folder: Path, people: list[Person], group: str) -> None:
+async def judge(folder: Path, people: list[ChattingPerson], group: str) -> None:
     async with await open_ledger(f"sqlite:///{folder}/ledger.db?mode=ro") as ledger:
         convs = {group} | {conv for person in people for conv, _, _ in person.said}
         total = 0
@@ -82,7 +82,7 @@ def _text(line: bytes) -> str:
     return str(json.loads(line)["data"]["text"])
 
 
-def settled(people: list[Person], group: str) -> bool:
+def settled(people: list[ChattingPerson], group: str) -> bool:
     """Whether everybody was shown what all the others have said where they are."""
     said = [(person.name, conv, n) for person in people for conv, n, _ in person.said]
     for person in people:
@@ -99,7 +99,7 @@ async def chat_while(folder: Path, deaths: list[str]) -> None:
     tokens = await prepare(folder)
     hub = HubProcess(folder)
     await hub.start()
-    people = [Person(name, hub.url, tokens[name]) for name in NAMES]
+    people = [ChattingPerson(name, hub.url, tokens[name]) for name in NAMES]
     for person in people:
         await person.chat.__aenter__()
     group = await people[0].chat.create_group("all", *NAMES[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.people import Person
 
 
@@ -11,8 +11,8 @@ async def unread(person: Person) -> int:
     return int(one["unread"])
 
 
-async def test_own_lines_are_not_unread(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_own_lines_are_not_unread(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         for i in range(3):
             await ann.chat("bob", f"hello {i}")
         assert await unread(ann) == 0
@@ -25,8 +25,8 @@ async def test_own_lines_are_not_unread(town: Town) -> None:
         assert await unread(bob) == 1
 
 
-async def test_what_is_gone_and_what_only_tells_of_it_is_not_unread(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_what_is_gone_and_what_only_tells_of_it_is_not_unread(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         await ann.chat("bob", "one")
         n = (await ann.chat("bob", "two"))["n"]
         await ann.ask("edit", conv="ann+bob", n=n, data={"text": "too"})
@@ -35,15 +35,17 @@ async def test_what_is_gone_and_what_only_tells_of_it_is_not_unread(town: Town) 
         assert await unread(bob) == 1
 
 
-async def test_the_edit_of_a_line_that_was_deleted_or_has_expired_tells_nothing(town: Town) -> None:
+async def test_the_edit_of_a_line_that_was_deleted_or_has_expired_tells_nothing(
+    chat_hub: HubWithPeople,
+) -> None:
     soon = 60_000
-    async with town.enter("ann") as ann:
-        exp = town.clock.now() // 1000 + soon
+    async with chat_hub.enter("ann") as ann:
+        exp = chat_hub.clock.now() // 1000 + soon
         n = (await ann.chat("bob", "until then", exp=exp))["n"]
         await ann.ask("edit", conv="ann+bob", n=n, data={"text": "a secret until then"})
         page = await ann.history("ann+bob")
         assert page["lines"][1]["data"] == {"n": n, "data": {"text": "a secret until then"}}
-        town.clock.seconds += 61
+        chat_hub.clock.seconds += 61
         page = await ann.history("ann+bob")
         assert page["lines"][0]["type"] == "expired"
         assert page["lines"][1]["data"] == {"n": n}

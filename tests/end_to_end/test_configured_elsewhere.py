@@ -12,7 +12,7 @@ from duly.apps.alerts.operations import Silence
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.core.messages import key_of
 from duly.identity.accounts import Role
-from tests.end_to_end.many import Town
+from tests.end_to_end.many import LocalCluster
 from tests.end_to_end.raw import Peer
 from tests.servers import Postgres
 
@@ -34,14 +34,14 @@ async def report(sentinel: Peer, room: str) -> str:
 async def test_a_silence_holds_at_once_at_a_hub_where_alerts_keep_coming(
     tmp_path: Path, postgres_server: Postgres
 ) -> None:
-    town = Town(tmp_path, postgres_server)
+    cluster = LocalCluster(tmp_path, postgres_server)
     try:
-        await town.start(2, deaf=True)
-        here, there = town.hubs
-        town.tokens["watch"] = await here.accounts.add(Role.SENTINEL, "watch")
+        await cluster.start(2, deaf=True)
+        here, there = cluster.hubs
+        cluster.tokens["watch"] = await here.accounts.add(Role.SENTINEL, "watch")
         await here.alerts.profiles.set("home", ProfileDraft(send=("console:",)))
         said = []
-        async with town.join(1, "watch") as sentinel:
+        async with cluster.join(1, "watch") as sentinel:
             for n in range(ROUNDS):
                 await report(sentinel, f"room-{n}")
                 await here.alerts.operations.silence(
@@ -51,4 +51,4 @@ async def test_a_silence_holds_at_once_at_a_hub_where_alerts_keep_coming(
                 said.append(record.answer.reason if record and record.answer else "somebody is told")
         assert said == ["silenced; no recipient was told"] * ROUNDS
     finally:
-        await town.stop()
+        await cluster.stop()

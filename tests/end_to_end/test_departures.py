@@ -10,7 +10,7 @@ from duly.apps.chat import account_removal as departures
 from duly.errors import Conflict
 from duly.identity.accounts import FORMER, LEAVING, Accounts, Principal, Role
 from duly.storage import open_ledger
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.people import Person
 from tests.end_to_end.raw import Json, curl
 
@@ -33,8 +33,8 @@ async def until(who: Person, type: str, conv: str) -> Json:
             return line
 
 
-async def remove(town: Town, name: str) -> None:
-    await town.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": name})
+async def remove(chat_hub: HubWithPeople, name: str) -> None:
+    await chat_hub.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": name})
 
 
 async def members(who: Person, group: str) -> dict[str, str]:
@@ -45,12 +45,12 @@ async def members(who: Person, group: str) -> dict[str, str]:
 # ── leaving ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_who_is_removed_leaves_their_groups_in_sight_of_everybody(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("cid"):
+async def test_who_is_removed_leaves_their_groups_in_sight_of_everybody(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("cid"):
         theirs = await make(ann, "theirs", "bob", "cid")
         his = await make(bob, "his", "ann", "cid")
         assert (await bob.ask("group_role", group=his, user="cid", role="admin"))["code"] == 0
-        await remove(town, "bob")
+        await remove(chat_hub, "bob")
         await bob.closed()
         assert (await until(ann, "group_leave", theirs))["from"] == "bob"
         history = [(line["type"], line["from"]) for line in (await ann.history(his))["lines"]]
@@ -59,37 +59,37 @@ async def test_who_is_removed_leaves_their_groups_in_sight_of_everybody(town: To
         assert await members(ann, his) == {"ann": "member", "cid": "owner"}, "admins come first"
 
 
-async def test_the_last_in_a_group_just_leaves(town: Town) -> None:
-    async with town.enter("bob") as bob:
+async def test_the_last_in_a_group_just_leaves(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("bob") as bob:
         group = await make(bob, "alone")
-    await remove(town, "bob")
-    assert not await town.hub.ledger.bucket(f"members/{group}")
+    await remove(chat_hub, "bob")
+    assert not await chat_hub.hub.ledger.bucket(f"members/{group}")
 
 
-async def test_who_is_removed_is_nobodys_friend_and_cannot_be_talked_to(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_who_is_removed_is_nobodys_friend_and_cannot_be_talked_to(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         await befriend(ann, bob)
         assert (await bob.ask("friend_ask", user="cid"))["code"] == 0
         await ann.chat("bob", "hello")
-        await remove(town, "bob")
+        await remove(chat_hub, "bob")
         assert (await until(ann, "friend_remove", "~ann"))["from"] == "bob"
         assert (await ann.ask("friends"))["data"]["friends"] == []
         assert (await ann.chat("bob", "are you there?"))["error"] == "not_allowed"
         assert [line["data"]["text"] for line in (await ann.history("ann+bob"))["lines"]] == ["hello"]
-    async with town.enter("cid") as cid:
+    async with chat_hub.enter("cid") as cid:
         assert (await cid.ask("friends"))["data"]["asking"] == []
         assert (await cid.ask("friend_accept", user="bob"))["error"] == "not_allowed"
 
 
-async def test_every_login_ends_and_a_group_line_goes_to_nobody_else(town: Town) -> None:
-    token = await town.hub.people.let_in("bob", "phone")
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_every_login_ends_and_a_group_line_goes_to_nobody_else(chat_hub: HubWithPeople) -> None:
+    token = await chat_hub.hub.people.let_in("bob", "phone")
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "club", "bob")
-        await remove(town, "bob")
+        await remove(chat_hub, "bob")
         await bob.closed()
         assert (await ann.chat(group, "without bob"))["code"] == 0
-    assert not await town.hub.ledger.bucket("sessions/bob")
-    answer = await curl(f"{town.url}/v1/messages", token, body={"type": "friends", "seq_id": "1_1"})
+    assert not await chat_hub.hub.ledger.bucket("sessions/bob")
+    answer = await curl(f"{chat_hub.url}/v1/messages", token, body={"type": "friends", "seq_id": "1_1"})
     assert answer.status == 401
 
 
@@ -97,59 +97,63 @@ async def test_every_login_ends_and_a_group_line_goes_to_nobody_else(town: Town)
 
 
 @pytest.mark.parametrize("where", ["between two", "in a group"])
-async def test_a_name_somebody_has_talked_under_is_not_given_away(town: Town, where: str) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_a_name_somebody_has_talked_under_is_not_given_away(
+    chat_hub: HubWithPeople, where: str
+) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         if where == "in a group":
             await bob.chat(await make(ann, "club", "bob"), "hello")
         else:
             await ann.chat("bob", "hello")
-    await remove(town, "bob")
+    await remove(chat_hub, "bob")
     for role in ("user", "app"):
         with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
-            await town.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": role, "name": "bob"})
+            await chat_hub.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": role, "name": "bob"})
     body = {"name": "bob", "password": "correct horse"}
-    answer = await curl(f"{town.url}/v1/people", None, body=body)
+    answer = await curl(f"{chat_hub.url}/v1/people", None, body=body)
     assert (answer.status, answer.json["detail"]) == (422, "the name 'bob' is taken; choose another")
-    await town.restart()
+    await chat_hub.restart()
     with pytest.raises(Conflict, match="'bob' is the name of a removed person"):
-        await town.hub.accounts.add(Role.USER, "bob")
+        await chat_hub.hub.accounts.add(Role.USER, "bob")
 
 
-async def test_a_name_that_was_only_a_mistake_is_free_at_once_and_its_tokens_are_not(town: Town) -> None:
-    token = await town.hub.people.let_in("bob", "phone")
-    assert await town.hub.people.recognise(token) is not None
-    await remove(town, "bob")
-    await town.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": "user", "name": "bob"})
-    assert await town.hub.people.recognise(token) is None
+async def test_a_name_that_was_only_a_mistake_is_free_at_once_and_its_tokens_are_not(
+    chat_hub: HubWithPeople,
+) -> None:
+    token = await chat_hub.hub.people.let_in("bob", "phone")
+    assert await chat_hub.hub.people.recognise(token) is not None
+    await remove(chat_hub, "bob")
+    await chat_hub.hub.admin.run(Principal("root", Role.ADMIN), "add", {"role": "user", "name": "bob"})
+    assert await chat_hub.hub.people.recognise(token) is None
 
 
 # ── crashes, and without a hub ───────────────────────────────────────────────────────────────────
 
 
-async def test_who_was_removed_without_a_hub_is_seen_off_when_one_starts(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_who_was_removed_without_a_hub_is_seen_off_when_one_starts(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         group = await make(ann, "club", "bob")
-    await town.hub.stop()
-    async with await open_ledger(f"sqlite:///{town._folder}/ledger.db") as ledger:
+    await chat_hub.hub.stop()
+    async with await open_ledger(f"sqlite:///{chat_hub._folder}/ledger.db") as ledger:
         accounts = Accounts(ledger)
         await accounts.refresh()
         assert await accounts.remove("bob")
         with pytest.raises(Conflict, match="removed just now"):
             await accounts.add(Role.USER, "bob")
-    await town.start()
-    async with town.enter("ann") as ann:
+    await chat_hub.start()
+    async with chat_hub.enter("ann") as ann:
         assert await members(ann, group) == {"ann": "owner"}
-    assert not await town.hub.ledger.bucket(LEAVING)
-    assert list(await town.hub.ledger.bucket(FORMER)) == ["bob"]
+    assert not await chat_hub.hub.ledger.bucket(LEAVING)
+    assert list(await chat_hub.hub.ledger.bucket(FORMER)) == ["bob"]
 
 
-async def test_two_who_see_somebody_off_do_it_once(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_two_who_see_somebody_off_do_it_once(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         groups = [await make(who, "club", "ann", "bob", "cid") for who in (ann, bob)]
-    await town.hub.accounts.remove("bob")
-    ledger = town.hub.ledger
+    await chat_hub.hub.accounts.remove("bob")
+    ledger = chat_hub.hub.ledger
     await asyncio.gather(*(departures.remove_from_chat(ledger, "bob") for _ in range(3)))
-    async with town.enter("ann") as ann:
+    async with chat_hub.enter("ann") as ann:
         for group in groups:
             lines = (await ann.history(group))["lines"]
             assert [line["type"] for line in lines].count("group_leave") == 1
@@ -159,8 +163,10 @@ async def test_two_who_see_somebody_off_do_it_once(town: Town) -> None:
 # ── on several hubs ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_who_is_removed_on_one_hub_is_gone_from_the_others(towns: tuple[Town, Town]) -> None:
-    here, there = towns
+async def test_who_is_removed_on_one_hub_is_gone_from_the_others(
+    chat_hubs: tuple[HubWithPeople, HubWithPeople],
+) -> None:
+    here, there = chat_hubs
     async with here.enter("ann") as ann, there.enter("bob") as bob, there.enter("cid") as cid:
         await befriend(cid, bob)
         group = await make(bob, "club", "ann", "cid")
@@ -176,9 +182,9 @@ async def test_who_is_removed_on_one_hub_is_gone_from_the_others(towns: tuple[To
 
 
 async def test_what_a_hub_lets_them_do_before_it_has_heard_is_ended_as_well(
-    towns: tuple[Town, Town], monkeypatch: pytest.MonkeyPatch
+    chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = towns
+    here, there = chat_hubs
     # As an older hub on the same ledger would: it does not ask whether an account still stands.
     monkeypatch.setattr(there.hub.accounts, "proof", lambda who, device="": ())
     async with there.enter("bob") as bob, here.enter("ann") as ann:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Ids, Peer, curl, dial
 from tests.stopwatch import Stopwatch
 
@@ -32,8 +32,8 @@ def ms(ahead: float = 0.0) -> int:
 
 
 @pytest.mark.parametrize("type", COMMANDS)
-async def test_flow_1_a_command_is_stored_passed_on_done_and_reported(place: Place, type: str) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_flow_1_a_command_is_stored_passed_on_done_and_reported(local: HubUnderTest, type: str) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock", type, data=DATA)
         assert await phone.hear() == {"type": "server_ack", "seq_id": seq_id, "code": 0}
         passed_on = await lock.hear()
@@ -44,8 +44,8 @@ async def test_flow_1_a_command_is_stored_passed_on_done_and_reported(place: Pla
         assert await phone.hear() == ack | {"data": {"done": DATA}}
 
 
-async def test_flow_2_a_repeat_is_told_how_far_the_first_has_come_and_never_runs(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_flow_2_a_repeat_is_told_how_far_the_first_has_come_and_never_runs(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         assert (await phone.hear())["code"] == 0
         command = await lock.hear()
@@ -59,28 +59,28 @@ async def test_flow_2_a_repeat_is_told_how_far_the_first_has_come_and_never_runs
         assert await lock.hears_nothing()
 
 
-async def test_flow_3_an_offline_device_is_code_1_and_does_not_burn_the_id(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_flow_3_an_offline_device_is_code_1_and_does_not_burn_the_id(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         answer = await phone.hear()
         assert (answer["type"], answer["seq_id"], answer["code"]) == ("server_ack", seq_id, 1)
         assert answer["error"] == "offline"
         assert "offline" in answer["detail"]
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             await phone.command("lock", seq_id=seq_id, data={"open": True})
             assert (await phone.hear_of(seq_id))["code"] == 0
             assert (await lock.obey())["seq_id"] == seq_id
             assert (await phone.hear_of(seq_id))["state"] == "done"
-    assert await place.refused() == [("phone", "offline")]
+    assert await local.refused() == [("phone", "offline")]
 
 
-async def test_flow_4_a_resend_after_a_lost_connection_gets_the_answer(place: Place) -> None:
-    async with place.join("lock") as lock:
-        async with place.join("phone") as phone:
+async def test_flow_4_a_resend_after_a_lost_connection_gets_the_answer(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock:
+        async with local.join("phone") as phone:
             seq_id = await phone.command("lock", data={"open": True})
             command = await lock.hear()  # the phone is gone before it hears server_ack
         await lock.ack(command)
-        async with place.join("phone") as phone:
+        async with local.join("phone") as phone:
             await phone.command("lock", seq_id=seq_id, data={"open": True})
             said = await phone.hear_of(seq_id)
             while said["type"] != "ack":
@@ -90,19 +90,19 @@ async def test_flow_4_a_resend_after_a_lost_connection_gets_the_answer(place: Pl
         assert await lock.hears_nothing()
 
 
-async def test_an_app_that_has_reconnected_hears_the_end_without_asking(place: Place) -> None:
-    async with place.join("lock") as lock:
-        async with place.join("phone") as phone:
+async def test_an_app_that_has_reconnected_hears_the_end_without_asking(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock:
+        async with local.join("phone") as phone:
             seq_id = await phone.command("lock")
             command = await lock.hear()
-        async with place.join("phone") as phone:
-            await place.until(lambda: place.hub.gateway.sessions.apps.get("phone") is not None)
+        async with local.join("phone") as phone:
+            await local.until(lambda: local.hub.gateway.sessions.apps.get("phone") is not None)
             await lock.ack(command)
             assert (await phone.hear_of(seq_id))["state"] == "done"
 
 
-async def test_the_hub_repeats_a_command_until_the_device_answers(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_the_hub_repeats_a_command_until_the_device_answers(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         first = await lock.hear()
         took = Stopwatch()
@@ -114,12 +114,14 @@ async def test_the_hub_repeats_a_command_until_the_device_answers(place: Place) 
         assert (await phone.hear_of(seq_id))["state"] == "done"
 
 
-async def test_a_device_that_comes_back_is_asked_at_once_for_what_it_did_not_answer(place: Place) -> None:
-    async with place.join("phone") as phone:
-        async with place.join("lock") as lock:
+async def test_a_device_that_comes_back_is_asked_at_once_for_what_it_did_not_answer(
+    local: HubUnderTest,
+) -> None:
+    async with local.join("phone") as phone:
+        async with local.join("lock") as lock:
             seq_id = await phone.command("lock")
             first = await lock.hear()
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             assert await lock.hear() == first
             await lock.ack(first)
             assert (await phone.first(lambda f: f["type"] == "ack"))["seq_id"] == seq_id
@@ -129,8 +131,8 @@ async def test_a_device_that_comes_back_is_asked_at_once_for_what_it_did_not_ans
 
 
 @pytest.mark.parametrize("code", range(8))
-async def test_every_code_of_a_device_is_passed_on(place: Place, code: int) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_every_code_of_a_device_is_passed_on(local: HubUnderTest, code: int) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock")
         await lock.obey(code, data={"why": code}, detail="because")
         assert (await phone.hear())["code"] == 0
@@ -164,21 +166,21 @@ def old(seconds: float) -> str:
     ],
 )
 async def test_what_is_wrong_with_a_command_has_its_code_and_word(
-    place: Place, wrong: dict[str, Any], code: int, error: str
+    local: HubUnderTest, wrong: dict[str, Any], code: int, error: str
 ) -> None:
     wrong = {name: value() if callable(value) else value for name, value in wrong.items()}
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         frame: dict[str, Any] = {"type": "lock_control", "seq_id": phone.ids(), "to": "lock"} | wrong
         await phone.say(**{name: value for name, value in frame.items() if value is not None})
         answer = await phone.hear()
         assert (answer["type"], answer["code"], answer["error"]) == ("server_ack", code, error), answer
         assert len(answer["detail"]) > 10, "a sentence says what to do"
         assert await lock.hears_nothing(0.05)
-    assert [word for _, word in await place.refused()] == [error]
+    assert [word for _, word in await local.refused()] == [error]
 
 
-async def test_the_same_id_with_other_content_is_a_loud_conflict(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_the_same_id_with_other_content_is_a_loud_conflict(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         await lock.obey()
         assert (await phone.hear())["code"] == 0
@@ -191,20 +193,20 @@ async def test_the_same_id_with_other_content_is_a_loud_conflict(place: Place) -
         assert await lock.hears_nothing()
 
 
-async def test_nothing_is_heard_before_auth(place: Place) -> None:
-    async with dial(place.url) as stranger:
+async def test_nothing_is_heard_before_auth(local: HubUnderTest) -> None:
+    async with dial(local.url) as stranger:
         await stranger.command("lock")
         answer = await stranger.hear()
         assert (answer["code"], answer["error"]) == (3, "not_authenticated")
         await stranger.closed()
-    async with dial(place.url) as stranger:
+    async with dial(local.url) as stranger:
         await stranger.say("auth", token="duly_nonsense")
         assert (await stranger.hear())["code"] == 3
         await stranger.closed()
 
 
-async def test_a_token_may_come_in_the_header(place: Place) -> None:
-    async with dial(place.url, headers={"Authorization": f"Bearer {place.tokens['phone']}"}) as phone:
+async def test_a_token_may_come_in_the_header(local: HubUnderTest) -> None:
+    async with dial(local.url, headers={"Authorization": f"Bearer {local.tokens['phone']}"}) as phone:
         welcome = await phone.hear()
         assert (welcome["type"], welcome["you"]) == ("welcome", "phone")
         assert abs(welcome["time"] - ms()) < 5_000
@@ -213,8 +215,8 @@ async def test_a_token_may_come_in_the_header(place: Place) -> None:
 # ── who is who ───────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_who_sends_is_who_has_authenticated_whatever_the_frame_says(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone, place.join("tablet") as tablet:
+async def test_who_sends_is_who_has_authenticated_whatever_the_frame_says(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone, local.join("tablet") as tablet:
         seq_id = await phone.command("lock", **{"from": "tablet"})
         assert (await lock.obey())["from"] == "phone"
         assert (await phone.hear())["code"] == 0
@@ -225,13 +227,13 @@ async def test_who_sends_is_who_has_authenticated_whatever_the_frame_says(place:
         assert (await lock.obey())["from"] == "tablet"
 
 
-async def test_a_revoked_grant_counts_at_once(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_revoked_grant_counts_at_once(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         await phone.command("lock")
         await lock.obey()
         assert (await phone.hear())["code"] == 0
         assert (await phone.hear())["state"] == "done"
-        await place.hub.accounts.revoke("phone", "lock")
+        await local.hub.accounts.revoke("phone", "lock")
         await phone.command("lock")
         answer = await phone.hear()
         assert (answer["code"], answer["error"]) == (3, "not_allowed")
@@ -243,25 +245,25 @@ async def test_a_revoked_grant_counts_at_once(place: Place) -> None:
 @pytest.mark.parametrize("name", ["lock", "phone"])
 @pytest.mark.parametrize("how", ["remove", "replace"])
 async def test_a_token_that_is_void_ends_the_connections_that_came_with_it(
-    place: Place, name: str, how: str
+    local: HubUnderTest, name: str, how: str
 ) -> None:
     """A stolen lock must not stay connected, and get the commands of the one that took its name."""
     role = "device" if name == "lock" else "app"
     verb, body = ("remove", {}) if how == "remove" else ("add", {"role": role, "replace": ""})
-    async with place.join(name) as thief, place.join("lamp") as lamp, place.join("tablet") as tablet:
-        done = await curl(f"{place.url}/v1/admin/{verb}", place.tokens["root"], body={"name": name} | body)
+    async with local.join(name) as thief, local.join("lamp") as lamp, local.join("tablet") as tablet:
+        done = await curl(f"{local.url}/v1/admin/{verb}", local.tokens["root"], body={"name": name} | body)
         assert done.status == 200
         await thief.closed()
-        async with dial(place.url) as again:
-            await again.say("auth", token=place.tokens[name])
+        async with dial(local.url) as again:
+            await again.say("auth", token=local.tokens[name])
             assert (await again.hear())["code"] == 3
         await tablet.command("lamp")
         await lamp.obey()
         assert [(await tablet.hear())["type"] for _ in range(2)] == ["server_ack", "ack"]
 
 
-async def test_devices_do_not_command_and_apps_do_not_answer(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_devices_do_not_command_and_apps_do_not_answer(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         await lock.command("lamp")
         assert (await lock.hear())["code"] == 3
         for type in ("ack", "event_report", "device_status", "watch", "server_ack", "welcome"):
@@ -269,8 +271,8 @@ async def test_devices_do_not_command_and_apps_do_not_answer(place: Place) -> No
             assert (await phone.hear())["code"] == 2
 
 
-async def test_only_the_addressed_device_can_answer(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("lamp") as lamp, place.join("phone") as phone:
+async def test_only_the_addressed_device_can_answer(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("lamp") as lamp, local.join("phone") as phone:
         seq_id = await phone.command("lock")
         command = await lock.hear()
         assert (await phone.hear())["code"] == 0
@@ -280,35 +282,37 @@ async def test_only_the_addressed_device_can_answer(place: Place) -> None:
         assert (await phone.hear())["code"] == 0
         await lamp.ack(command, 3)  # late, too
         assert await phone.hears_nothing()
-        assert await place.state("phone", seq_id) == "done"
-    assert await place.refused() == [("lamp", "not_yours"), ("lamp", "not_yours")]
+        assert await local.state("phone", seq_id) == "done"
+    assert await local.refused() == [("lamp", "not_yours"), ("lamp", "not_yours")]
 
 
-async def test_another_devices_answer_cannot_end_a_command_that_waits_for_its_device(place: Place) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as phone:
+async def test_another_devices_answer_cannot_end_a_command_that_waits_for_its_device(
+    local: HubUnderTest,
+) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as phone:
         seq_id = await phone.command("lock", queue=True)
         assert (await phone.hear())["code"] == 0
         await lamp.say("ack", seq_id=seq_id, to="phone", code=0)
         await lamp.say("ack", seq_id="1700000000000_9", to="phone", code=0)
         assert await phone.hears_nothing()
-        assert await place.state("phone", seq_id) == "accepted"
-        async with place.join("lock") as lock:
+        assert await local.state("phone", seq_id) == "accepted"
+        async with local.join("lock") as lock:
             await lock.obey()
             assert (await phone.first(lambda f: f["type"] == "ack"))["from"] == "lock"
-    assert [word for who, word in await place.refused() if who == "lamp"] == ["not_yours", "not_yours"]
+    assert [word for who, word in await local.refused() if who == "lamp"] == ["not_yours", "not_yours"]
 
 
-async def test_a_second_connection_of_a_device_replaces_the_first(place: Place) -> None:
-    async with place.join("lock") as first, place.join("phone") as phone, place.join("lock") as second:
+async def test_a_second_connection_of_a_device_replaces_the_first(local: HubUnderTest) -> None:
+    async with local.join("lock") as first, local.join("phone") as phone, local.join("lock") as second:
         await first.closed()
         await phone.command("lock")
         await second.obey()
         assert [(await phone.hear())["type"] for _ in range(2)] == ["server_ack", "ack"]
-        assert place.hub.gateway.presence() == ["lock"], "the first one's end does not make it offline"
+        assert local.hub.gateway.presence() == ["lock"], "the first one's end does not make it offline"
 
 
-async def test_two_connections_of_an_app_both_hear_the_end(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as one, place.join("phone") as two:
+async def test_two_connections_of_an_app_both_hear_the_end(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as one, local.join("phone") as two:
         seq_id = await one.command("lock")
         await lock.obey()
         assert (await one.hear())["code"] == 0
@@ -320,7 +324,7 @@ async def test_two_connections_of_an_app_both_hear_the_end(place: Place) -> None
 # ── when the device says nothing ─────────────────────────────────────────────────────────────────
 
 
-async def test_silence_ends_as_unknown_and_a_late_answer_settles_it(hasty: Place) -> None:
+async def test_silence_ends_as_unknown_and_a_late_answer_settles_it(hasty: HubUnderTest) -> None:
     async with hasty.join("lock") as lock, hasty.join("phone") as phone:
         seq_id = await phone.command("lock", data={"open": True})
         assert (await phone.hear())["code"] == 0
@@ -340,7 +344,7 @@ async def test_silence_ends_as_unknown_and_a_late_answer_settles_it(hasty: Place
         assert await hasty.state("phone", seq_id) == "done"
 
 
-async def test_unknown_and_its_late_answer_survive_a_restart(hasty: Place) -> None:
+async def test_unknown_and_its_late_answer_survive_a_restart(hasty: HubUnderTest) -> None:
     async with hasty.join("lock") as lock, hasty.join("phone") as phone:
         seq_id = await phone.command("lock")
         command = await lock.hear()
@@ -355,59 +359,61 @@ async def test_unknown_and_its_late_answer_survive_a_restart(hasty: Place) -> No
 # ── queued for a device that is away ─────────────────────────────────────────────────────────────
 
 
-async def test_queued_commands_wait_for_their_device_in_order_and_through_a_restart(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_queued_commands_wait_for_their_device_in_order_and_through_a_restart(
+    local: HubUnderTest,
+) -> None:
+    async with local.join("phone") as phone:
         sent = [await phone.command("lock", queue=True, exp=ms(60), data=n) for n in range(3)]
         assert [(await phone.hear())["code"] for _ in sent] == [0, 0, 0]
         await phone.command("lock", seq_id=sent[0], queue=True, exp=ms(60), data=0)
         again = await phone.hear()
         assert (again["code"], again["state"]) == (5, "accepted")
-    await place.restart()
-    async with place.join("phone") as phone, place.join("lock") as lock:
+    await local.restart()
+    async with local.join("phone") as phone, local.join("lock") as lock:
         assert [(await lock.obey())["seq_id"] for _ in sent] == sent
         ends = [await phone.first(lambda f: f["type"] == "ack") for _ in sent]
         assert [(end["seq_id"], end["state"]) for end in ends] == [(seq_id, "done") for seq_id in sent]
 
 
 @pytest.mark.parametrize("ids", ["counted", "words"])
-async def test_queued_commands_without_order_are_all_done(place: Place, ids: str) -> None:
-    async with place.join("phone") as phone:
+async def test_queued_commands_without_order_are_all_done(local: HubUnderTest, ids: str) -> None:
+    async with local.join("phone") as phone:
         more: dict[str, Any] = {"order": False} if ids == "counted" else {}
         for n in range(3):
             seq_id = phone.ids() if ids == "counted" else f"word-{n}"
             await phone.command("lock", seq_id=seq_id, queue=True, exp=ms(60), data=n, **more)
         assert [(await phone.hear())["code"] for _ in range(3)] == [0, 0, 0]
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             served = asyncio.create_task(lock.obey_all())
             ends = [await phone.first(lambda f: f["type"] == "ack") for _ in range(3)]
             served.cancel()
             assert [end["state"] for end in ends] == ["done"] * 3
 
 
-async def test_a_queued_command_expires_and_its_sender_is_told(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_a_queued_command_expires_and_its_sender_is_told(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=ms(0.3))
         assert (await phone.hear())["code"] == 0
         ended = await phone.hear(2)
         assert (ended["type"], ended["seq_id"], ended["state"]) == ("ack", seq_id, "expired")
         assert ended["code"] != 0
-        async with place.join("lock") as lock:
+        async with local.join("lock") as lock:
             assert await lock.hears_nothing(), "a late unlock is dangerous"
 
 
-async def test_what_expired_while_the_hub_was_down_is_never_passed_on(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_what_expired_while_the_hub_was_down_is_never_passed_on(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=ms(0.2))
         assert (await phone.hear())["code"] == 0
-    await place.hub.stop()
+    await local.hub.stop()
     await asyncio.sleep(0.25)
-    await place.start()
-    async with place.join("lock") as lock:
+    await local.start()
+    async with local.join("lock") as lock:
         assert await lock.hears_nothing()
-    assert await place.state("phone", seq_id) == "expired"
+    assert await local.state("phone", seq_id) == "expired"
 
 
-async def test_everybody_is_served_at_once(place: Place) -> None:
+async def test_everybody_is_served_at_once(local: HubUnderTest) -> None:
     """Many commands in flight from two apps to two devices: each gets its own two acks."""
 
     async def serve(device: Peer) -> None:
@@ -427,5 +433,5 @@ async def test_everybody_is_served_at_once(place: Place) -> None:
 
     names = ("lock", "lamp", "phone", "tablet")
     async with AsyncExitStack() as stack:
-        lock, lamp, phone, tablet = [await stack.enter_async_context(place.join(name)) for name in names]
+        lock, lamp, phone, tablet = [await stack.enter_async_context(local.join(name)) for name in names]
         await asyncio.gather(serve(lock), serve(lamp), use(phone, "phone"), use(tablet, "tablet"))

@@ -12,14 +12,14 @@ from duly.errors import Malformed
 from duly.settings import Settings, load
 from duly.transports.http.gate import RequestGate
 from tests.end_to_end.raw import curl
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 EVIL = "http://evil.example"
 PERSON = {"name": "ann", "password": "correct horse battery"}
 
 
-def port(place: Place) -> int:
-    return int(place.url.rsplit(":", 1)[1])
+def port(local: LocalHub) -> int:
+    return int(local.url.rsplit(":", 1)[1])
 
 
 def origin(value: str) -> list[str]:
@@ -27,65 +27,65 @@ def origin(value: str) -> list[str]:
 
 
 @pytest.mark.parametrize("foreign", [EVIL, "null", "http://127.0.0.1:1", "https://localhost", "file://"])
-async def test_a_foreign_page_does_nothing_here(place: Place, foreign: str) -> None:
+async def test_a_foreign_page_does_nothing_here(local: LocalHub, foreign: str) -> None:
     for path in ("people", "login", "logout", "password", "messages", "admin/list", "nothing"):
-        said = await curl(f"{place.url}/v1/{path}", None, *origin(foreign), body=PERSON)
+        said = await curl(f"{local.url}/v1/{path}", None, *origin(foreign), body=PERSON)
         assert (said.status, said.json["error"]) == (403, "not_allowed"), path
         assert "access-control-allow-origin" not in said.headers
-        preflight = await curl(f"{place.url}/v1/{path}", None, *origin(foreign), "-X", "OPTIONS")
+        preflight = await curl(f"{local.url}/v1/{path}", None, *origin(foreign), "-X", "OPTIONS")
         assert preflight.status == 403
-    assert "ann" not in {account.name for account in place.hub.accounts.list()}
+    assert "ann" not in {account.name for account in local.hub.accounts.list()}
     async with aiohttp.ClientSession() as http:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await http.ws_connect(f"{place.url}/v1/ws", headers={"Origin": foreign})
+            await http.ws_connect(f"{local.url}/v1/ws", headers={"Origin": foreign})
         assert refused.value.status == 403
 
 
-async def test_what_a_foreign_page_may_get_it_may_not_read_but_for_the_client(place: Place) -> None:
-    said = await curl(f"{place.url}/v1/health", None, *origin(EVIL))
+async def test_what_a_foreign_page_may_get_it_may_not_read_but_for_the_client(local: LocalHub) -> None:
+    said = await curl(f"{local.url}/v1/health", None, *origin(EVIL))
     assert said.status == 200
     assert "access-control-allow-origin" not in said.headers
-    said = await curl(f"{place.url}/duly.js", None, *origin(EVIL))
+    said = await curl(f"{local.url}/duly.js", None, *origin(EVIL))
     assert said.headers["access-control-allow-origin"] == "*"
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-async def test_the_hubs_own_page_may(place: Place, name: str) -> None:
-    own = f"http://{name}:{port(place)}"
+async def test_the_hubs_own_page_may(local: LocalHub, name: str) -> None:
+    own = f"http://{name}:{port(local)}"
     said = await curl(f"{own}/v1/people", None, *origin(own), body=PERSON)
     assert said.status == 201
     async with (
         aiohttp.ClientSession() as http,
         http.ws_connect(f"{own}/v1/ws", headers={"Origin": own}) as ws,
     ):
-        await ws.send_json({"type": "auth", "token": place.tokens["phone"]})
+        await ws.send_json({"type": "auth", "token": local.tokens["phone"]})
         assert (await ws.receive_json())["type"] == "welcome"
 
 
 async def test_a_page_that_the_hub_names_may(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub", origins=["https://app.example"])
-    await place.start()
+    local = LocalHub(tmp_path / "hub", origins=["https://app.example"])
+    await local.start()
     page = origin("https://app.example")
-    said = await curl(f"{place.url}/v1/people", None, *page, body=PERSON)
+    said = await curl(f"{local.url}/v1/people", None, *page, body=PERSON)
     assert (said.status, said.headers["access-control-allow-origin"]) == (201, "https://app.example")
-    preflight = await curl(f"{place.url}/v1/messages", None, *page, "-X", "OPTIONS")
+    preflight = await curl(f"{local.url}/v1/messages", None, *page, "-X", "OPTIONS")
     assert preflight.status == 204
     assert "authorization" in preflight.headers["access-control-allow-headers"]
-    assert (await curl(f"{place.url}/v1/login", None, *origin(EVIL), body=PERSON)).status == 403
-    await place.stop()
+    assert (await curl(f"{local.url}/v1/login", None, *origin(EVIL), body=PERSON)).status == 403
+    await local.stop()
 
 
-async def test_a_hub_on_this_machine_answers_to_no_name_of_a_stranger(place: Place) -> None:
+async def test_a_hub_on_this_machine_answers_to_no_name_of_a_stranger(local: LocalHub) -> None:
     """DNS rebinding: the page's own name leads to us, so its requests are of its own origin."""
-    rebound = f"evil.example:{port(place)}"
-    token = place.tokens["phone"]
+    rebound = f"evil.example:{port(local)}"
+    token = local.tokens["phone"]
     for path, more in (("people", PERSON), ("messages", {"type": "query", "seq_id": "1_1", "to": "lock"})):
         for extra in ([], origin(f"http://{rebound}")):
-            said = await curl(f"{place.url}/v1/{path}", token, "-H", f"Host: {rebound}", *extra, body=more)
+            said = await curl(f"{local.url}/v1/{path}", token, "-H", f"Host: {rebound}", *extra, body=more)
             assert (said.status, said.json["error"]) == (403, "not_allowed")
-    assert (await curl(f"{place.url}/v1/health", None, "-H", f"Host: {rebound}")).status == 403
+    assert (await curl(f"{local.url}/v1/health", None, "-H", f"Host: {rebound}")).status == 403
     # a balancer's check of HTTP/1.0 names no host, and is no page
-    assert (await curl(f"{place.url}/v1/health", None, "--http1.0", "-H", "Host:")).status == 200
+    assert (await curl(f"{local.url}/v1/health", None, "--http1.0", "-H", "Host:")).status == 200
 
 
 def test_beyond_this_machine_the_own_origin_is_the_host_that_was_asked() -> None:
@@ -106,11 +106,11 @@ def test_origins_are_set_by_flag_and_environment_and_checked(tmp_path: Path) -> 
             Settings(origins=[wrong])
 
 
-async def test_who_has_to_wait_is_told_how_long(place: Place) -> None:
+async def test_who_has_to_wait_is_told_how_long(local: LocalHub) -> None:
     """429 with Retry-After, and the seconds in the body."""
     said: Any = None
     for _ in range(100):
-        said = await curl(f"{place.url}/v1/state", "duly_wrong")
+        said = await curl(f"{local.url}/v1/state", "duly_wrong")
         if said.status == 429:
             break
     assert said.status == 429

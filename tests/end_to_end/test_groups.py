@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.people import Person
 from tests.end_to_end.raw import Json
 
@@ -26,8 +26,8 @@ def refused(ack: Json) -> bool:
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_everybody_in_a_group_sees_the_same_lines_in_the_same_order(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("cid") as cid:
+async def test_everybody_in_a_group_sees_the_same_lines_in_the_same_order(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("cid") as cid:
         group = await make(ann, "bob", "cid")
         people = (ann, bob, cid)
 
@@ -50,8 +50,8 @@ async def test_everybody_in_a_group_sees_the_same_lines_in_the_same_order(town: 
         assert info["members"] == {"ann": "owner", "bob": "member", "cid": "member"}
 
 
-async def test_making_a_group_twice_makes_one(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_making_a_group_twice_makes_one(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         seq_id = ann.ids()
         first = await ann.ask("group_create", name="club", members=["bob"], seq_id=seq_id)
         again = await ann.ask("group_create", name="club", members=["bob"], seq_id=seq_id)
@@ -62,8 +62,10 @@ async def test_making_a_group_twice_makes_one(town: Town) -> None:
 
 
 @pytest.mark.parametrize(("history", "seen"), [("all", ["before", "between"]), ("joined", [])])
-async def test_who_joins_sees_what_the_group_allows(town: Town, history: str, seen: list[str]) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_who_joins_sees_what_the_group_allows(
+    chat_hub: HubWithPeople, history: str, seen: list[str]
+) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, history=history)
         await ann.chat(group, "before")
         assert refused(await bob.ask("group_join", group=group))
@@ -81,14 +83,14 @@ async def test_who_joins_sees_what_the_group_allows(town: Town, history: str, se
         texts = [f["data"]["text"] for f in page["lines"] if f["type"] == "group_chat"]
         assert texts == [*seen, "after"]
         assert page["first"] == (1 if seen else 4)
-    async with town.enter("bob", {group: 0}) as bob:
+    async with chat_hub.enter("bob", {group: 0}) as bob:
         # A cursor of his own does not bring back what he may not see.
         lines = [await bob.line() for _ in range(5 if seen else 1)]
         assert [f["n"] for f in lines] == ([1, 2, 3, 4, 5] if seen else [5])
 
 
-async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "bob")
         assert (await ann.ask("group_remove", group=group, user="bob"))["code"] == 0
         for type_, data in (("group_invite", {"group": group}), ("friend_ask", {})):
@@ -97,8 +99,8 @@ async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(town: To
         assert [line["type"] for line in notes] == ["group_remove", "group_invite", "friend_ask"]
 
 
-async def test_whoever_is_removed_gets_nothing_after(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("cid") as cid:
+async def test_whoever_is_removed_gets_nothing_after(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("cid") as cid:
         group = await make(ann, "bob", "cid")
         await cid.line()
         assert refused(await bob.ask("group_remove", group=group, user="cid"))
@@ -119,25 +121,25 @@ async def test_whoever_is_removed_gets_nothing_after(town: Town) -> None:
         ):
             assert refused(ack)
         assert [f["n"] for f in await bob.lines(3)] == [1, 2, 3]
-    async with town.enter("cid", {group: 0}) as cid:
+    async with chat_hub.enter("cid", {group: 0}) as cid:
         assert group not in cid.welcome["cursors"]
         assert await cid.no_line()
 
 
-async def test_a_repeat_of_what_was_said_before_the_removal_gets_its_number(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_a_repeat_of_what_was_said_before_the_removal_gets_its_number(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "bob")
         seq_id = bob.ids()
         await bob.chat(group, "said in time", seq_id=seq_id)
         await ann.ask("group_remove", group=group, user="bob")
-        await town.restart()
-    async with town.enter("bob") as bob:
+        await chat_hub.restart()
+    async with chat_hub.enter("bob") as bob:
         again = await bob.chat(group, "said in time", seq_id=seq_id)
         assert (again["code"], again["n"]) == (5, 2)
 
 
-async def test_ranks_decide_who_may_remove_whom(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob, town.enter("cid") as cid:
+async def test_ranks_decide_who_may_remove_whom(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("cid") as cid:
         group = await make(ann, "bob", "cid", "eve")
         assert refused(await bob.ask("group_role", group=group, user="bob", role="owner"))
         assert (await ann.ask("group_role", group=group, user="bob", role="admin"))["code"] == 0
@@ -151,8 +153,8 @@ async def test_ranks_decide_who_may_remove_whom(town: Town) -> None:
         assert info["members"] == {"bob": "owner", "eve": "member"}
 
 
-async def test_an_admin_may_delete_anybodys_line_a_member_only_his_own(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_an_admin_may_delete_anybodys_line_a_member_only_his_own(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "bob")
         await bob.chat(group, "rude")
         await ann.chat(group, "polite")
@@ -163,8 +165,8 @@ async def test_an_admin_may_delete_anybodys_line_a_member_only_his_own(town: Tow
         ]  # fmt: skip
 
 
-async def test_an_open_group_is_joined_without_an_invitation(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_an_open_group_is_joined_without_an_invitation(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, open=True)
         assert (await bob.ask("group_join", group=group))["code"] == 0
         assert (await bob.ask("group_join", group=group))["error"] == "already"
@@ -172,20 +174,20 @@ async def test_an_open_group_is_joined_without_an_invitation(town: Town) -> None
         assert [f["type"] for f in await ann.lines(2)] == ["group_join", "group_chat"]
 
 
-async def test_a_large_group_costs_one_row_a_line(town: Town) -> None:
+async def test_a_large_group_costs_one_row_a_line(chat_hub: HubWithPeople) -> None:
     names = [f"user{i}" for i in range(3_000)]
     for name in names:
-        await town.hub.ledger.write(_user(name))
-    await town.hub.accounts.refresh()
-    async with town.enter("ann") as ann:
+        await chat_hub.hub.ledger.write(_user(name))
+    await chat_hub.hub.accounts.refresh()
+    async with chat_hub.enter("ann") as ann:
         group = await make(ann, *names)
-        size = await town.hub.ledger.size()
-        extent = await town.hub.ledger.extent(f"chat/{group}")
+        size = await chat_hub.hub.ledger.size()
+        extent = await chat_hub.hub.ledger.extent(f"chat/{group}")
         for i in range(5):
             await ann.chat(group, str(i))
-        after = await town.hub.ledger.size()
+        after = await chat_hub.hub.ledger.size()
         assert after.messages - size.messages == 5
-        assert (await town.hub.ledger.extent(f"chat/{group}")).last - extent.last == 5
+        assert (await chat_hub.hub.ledger.extent(f"chat/{group}")).last - extent.last == 5
         receipts = (await ann.ask("receipts", conv=group, n=6))["data"]
         assert (receipts["of"], receipts["delivered"]) == (3_000, 0)
 
@@ -199,13 +201,13 @@ def _user(name: str) -> Any:
 # ── friends ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_friends_ask_accept_and_part(town: Town) -> None:
-    async with town.enter("ann") as ann:
+async def test_friends_ask_accept_and_part(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
         ack = await ann.ask("friend_ask", user="bob")
         assert ack["code"] == 0
         assert "n" not in ack  # what bob was told before is not ann's to count
         assert (await ann.ask("friend_ask", user="bob"))["error"] == "already"
-        async with town.enter("bob") as bob:
+        async with chat_hub.enter("bob") as bob:
             note = await bob.line()
             assert (note["type"], note["from"], note["conv"]) == ("friend_ask", "ann", "~bob")
             assert (await bob.ask("friends"))["data"]["asking"] == ["ann"]
@@ -218,8 +220,8 @@ async def test_friends_ask_accept_and_part(town: Town) -> None:
             assert (await ann.ask("friends"))["data"]["friends"] == []
 
 
-async def test_who_is_blocked_cannot_tell_it_from_a_name_that_nobody_has(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("eve") as eve:
+async def test_who_is_blocked_cannot_tell_it_from_a_name_that_nobody_has(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("eve") as eve:
         await eve.chat("ann", "hello")
         await ann.ask("block", user="eve")
         await eve.ask("block", user="ann")
@@ -238,10 +240,10 @@ async def test_who_is_blocked_cannot_tell_it_from_a_name_that_nobody_has(town: T
 
 
 async def test_where_only_friends_may_talk_others_may_not(
-    open_town: Callable[..., Awaitable[Town]],
+    open_chat_hub: Callable[..., Awaitable[HubWithPeople]],
 ) -> None:
-    town = await open_town(friends_only=True)
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+    chat_hub = await open_chat_hub(friends_only=True)
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         assert refused(await ann.chat("bob", "hi"))
         await ann.ask("friend_ask", user="bob")
         await bob.ask("friend_accept", user="ann")

@@ -19,7 +19,7 @@ import pytest
 
 from duly.identity.accounts import Role
 from tests.end_to_end.raw import bare, handshake, join, ws_frame
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.servers import Postgres
 
 REQUESTS = int(os.environ.get("DULY_FUZZ", "1500"))
@@ -115,12 +115,12 @@ class Fuzz:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalHub]:
     more = {}
     if request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres_server")
         more["ledger"] = server.create_database(f"t{secrets.token_hex(6)}")
-    it = Place(tmp_path / "hub", **more)
+    it = LocalHub(tmp_path / "hub", **more)
     await it.start()
     for role, name in (
         (Role.APP, "phone"),
@@ -134,12 +134,12 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await it.stop()
 
 
-async def test_no_request_is_answered_with_500(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    fuzz = Fuzz(random.Random(7), [token.encode() for token in place.tokens.values()])
+async def test_no_request_is_answered_with_500(local: LocalHub, caplog: pytest.LogCaptureFixture) -> None:
+    fuzz = Fuzz(random.Random(7), [token.encode() for token in local.tokens.values()])
     statuses: dict[bytes, int] = {}
 
     async def send(raw: bytes) -> None:
-        async with bare(place.url) as one:
+        async with bare(local.url) as one:
             await one.send(raw)
             try:
                 async with asyncio.timeout(3):
@@ -155,16 +155,16 @@ async def test_no_request_is_answered_with_500(place: Place, caplog: pytest.LogC
             await asyncio.gather(*(send(fuzz.request()) for _ in range(AT_ONCE)))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text[:4000]
     assert len(statuses) > 5, statuses
-    async with join(place.url, await place.hub.accounts.add(Role.APP, "witness")):
+    async with join(local.url, await local.hub.accounts.add(Role.APP, "witness")):
         pass
 
 
-async def test_no_first_frame_harms_anybody(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_first_frame_harms_anybody(local: LocalHub, caplog: pytest.LogCaptureFixture) -> None:
     fuzz = Fuzz(random.Random(8), [b"x"])
 
     async def send(n: int) -> None:
-        async with bare(place.url) as one:
-            await one.send(handshake(place.url))
+        async with bare(local.url) as one:
+            await one.send(handshake(local.url))
             auth = json.dumps(
                 {"type": "auth", "token": fuzz.rng.choice(VALUES), "cursors": fuzz.rng.choice(VALUES)}
             )
@@ -179,10 +179,10 @@ async def test_no_first_frame_harms_anybody(place: Place, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("token", [b"\xff", b"\0", b"\xed\xa0\x80", b"a\x01b", "ü".encode()])
-async def test_an_odd_token_is_an_unknown_one_and_the_guard_counts_it(place: Place, token: bytes) -> None:
+async def test_an_odd_token_is_an_unknown_one_and_the_guard_counts_it(local: LocalHub, token: bytes) -> None:
     heads = b"GET /v1/state HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n\r\n" % token
     said = set()
-    async with bare(place.url) as one:
+    async with bare(local.url) as one:
         for _ in range(100):
             await one.send(heads)
             async with asyncio.timeout(5):

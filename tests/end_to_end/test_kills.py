@@ -74,7 +74,7 @@ class Broker:
             self._outside.remove()
 
 
-class Town:
+class KillableParts:
     """A hub, two devices of duly's own, and two apps that press; all can be killed, apart from the apps."""
 
     def __init__(self, folder: Path, broker: Broker | None, **settings: object) -> None:
@@ -135,11 +135,11 @@ async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path, whole: 
 async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way: str, whole: bool) -> None:
     dice = random.Random(21)
     points = [f"{point}:{dice.randint(5, 30)}" for point in (DEVICE_POINTS if whole else ["after effect"])]
-    async with Town(tmp_path, Broker("embedded") if way == "mqtt" else None, patience=4) as town:
-        lock, lamp = town.devices
+    async with KillableParts(tmp_path, Broker("embedded") if way == "mqtt" else None, patience=4) as parts:
+        lock, lamp = parts.devices
         await lamp.start()
         await lock.start(points[0])
-        async with pressed(town.remotes) as load:
+        async with pressed(parts.remotes) as load:
             for point in [*points[1:], ""]:
                 await lock.died()
                 await lock.start(point)
@@ -147,7 +147,7 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
                 await load.more(dice.randint(1, 20))
                 await asyncio.gather(lock.kill(), lamp.kill())
                 await asyncio.gather(lock.start(), lamp.start())
-        await town.judge(deaths=len(points) + 4)
+        await parts.judge(deaths=len(points) + 4)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
 async def test_the_broker_dies_at_random(tmp_path: Path, broker: str, times: int) -> None:
     """Every other time before the devices are back from the time before."""
     dice = random.Random(22)
-    async with Town(tmp_path, Broker(broker), patience=GUARD / 2) as town:
-        await asyncio.gather(*(device.start() for device in town.devices))
-        async with pressed(town.remotes) as load:
+    async with KillableParts(tmp_path, Broker(broker), patience=GUARD / 2) as parts:
+        await asyncio.gather(*(device.start() for device in parts.devices))
+        async with pressed(parts.remotes) as load:
             for time in range(times):
                 if time % 2 == 0:
                     await load.more(dice.randint(1, 20))
                 await asyncio.sleep(dice.uniform(0, 1))
-                assert town.broker is not None
-                await town.broker.kill(town.hub)
-        await town.judge(deaths=0)
+                assert parts.broker is not None
+                await parts.broker.kill(parts.hub)
+        await parts.judge(deaths=0)
 
 
 @TWO_SIZES
@@ -180,16 +180,16 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path, whole
     """And the broker with it, every time."""
     dice = random.Random(23)
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS if point.startswith("after")]
-    async with Town(tmp_path, Broker("embedded"), patience=GUARD / 2) as town:
-        await asyncio.gather(*(device.start() for device in town.devices))
-        async with pressed(town.remotes) as load:
+    async with KillableParts(tmp_path, Broker("embedded"), patience=GUARD / 2) as parts:
+        await asyncio.gather(*(device.start() for device in parts.devices))
+        async with pressed(parts.remotes) as load:
             await load.more(5)
-            await town.hub.kill()
+            await parts.hub.kill()
             for point in points if whole else points[:1]:
-                await town.hub.start(point)
-                await town.hub.died()
-            await town.hub.start()
-        await town.judge(deaths=0)
+                await parts.hub.start(point)
+                await parts.hub.died()
+            await parts.hub.start()
+        await parts.judge(deaths=0)
 
 
 @TWO_SIZES
@@ -199,26 +199,26 @@ async def test_everything_dies_at_random(tmp_path: Path, broker: str, whole: boo
     """So often, or for so long; mostly when commands are done again, and sometimes before."""
     dice = random.Random(os.environ.get("DULY_KILL_SEED", "24"))
     loop = asyncio.get_running_loop()
-    async with Town(tmp_path, Broker(broker), patience=6) as town:
-        await asyncio.gather(*(device.start() for device in town.devices))
+    async with KillableParts(tmp_path, Broker(broker), patience=6) as parts:
+        await asyncio.gather(*(device.start() for device in parts.devices))
         deaths = 0
-        async with pressed(town.remotes) as load:
+        async with pressed(parts.remotes) as load:
             until, rounds = loop.time() + (SECONDS if whole else 0), 0
             while rounds < (ROUNDS if whole else 2) or loop.time() < until:
                 rounds += 1
                 if dice.random() < 0.7:
                     await load.more(dice.randint(1, 10))
                 await asyncio.sleep(dice.uniform(0, 1))
-                mortals: list[str | DeviceProcess] = ["hub", "broker", *town.devices]
+                mortals: list[str | DeviceProcess] = ["hub", "broker", *parts.devices]
                 match dice.choice(mortals):
                     case "hub":
-                        await town.hub.kill()
-                        await town.hub.start()
+                        await parts.hub.kill()
+                        await parts.hub.start()
                     case "broker":
-                        assert town.broker is not None
-                        await town.broker.kill(town.hub)
+                        assert parts.broker is not None
+                        await parts.broker.kill(parts.hub)
                     case DeviceProcess() as device:
                         deaths += 1
                         await device.kill()
                         await device.start()
-        await town.judge(deaths=deaths)
+        await parts.judge(deaths=deaths)

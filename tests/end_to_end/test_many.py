@@ -14,30 +14,30 @@ from pathlib import Path
 import pytest
 
 from duly.identity.accounts import Principal, Role
-from tests.end_to_end.many import Town, until
+from tests.end_to_end.many import LocalCluster, until
 from tests.end_to_end.raw import Json, Peer, curl
 from tests.servers import Postgres
 from tests.stopwatch import Stopwatch
 
 
 @pytest.fixture(params=["rung", "deaf"])
-async def town(
+async def cluster(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres_server: Postgres,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Town]:
+) -> AsyncIterator[LocalCluster]:
     if request.param == "deaf":
         monkeypatch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
-    it = Town(tmp_path, postgres_server, patience=2)
+    it = LocalCluster(tmp_path, postgres_server, patience=2)
     await it.start(3, deaf=request.param == "deaf")
     yield it
     await it.stop()
 
 
 @pytest.fixture
-async def rung(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[Town]:
-    it = Town(tmp_path, postgres_server)
+async def rung(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[LocalCluster]:
+    it = LocalCluster(tmp_path, postgres_server)
     await it.start(3)
     yield it
     await it.stop()
@@ -47,8 +47,8 @@ async def ends(peer: Peer, seq_id: str) -> Json:
     return await peer.first(lambda f: f["type"] == "ack" and f["seq_id"] == seq_id, 10)
 
 
-async def test_an_app_on_one_hub_commands_a_device_on_another(town: Town) -> None:
-    async with town.join(1, "lock") as lock, town.join(0, "phone") as phone:
+async def test_an_app_on_one_hub_commands_a_device_on_another(cluster: LocalCluster) -> None:
+    async with cluster.join(1, "lock") as lock, cluster.join(0, "phone") as phone:
         for n in range(5):
             seq_id = await phone.command("lock", data={"n": n})
             said = await phone.hear_of(seq_id)
@@ -61,7 +61,7 @@ async def test_an_app_on_one_hub_commands_a_device_on_another(town: Town) -> Non
         assert await lock.hears_nothing()
 
 
-async def test_rings_make_it_as_fast_as_one_hub(rung: Town) -> None:
+async def test_rings_make_it_as_fast_as_one_hub(rung: LocalCluster) -> None:
     async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone:
         await rung.known("lock")
         obeying = asyncio.create_task(lock.obey_all())
@@ -74,10 +74,12 @@ async def test_rings_make_it_as_fast_as_one_hub(rung: Town) -> None:
         assert sorted(took)[10] < 0.5, took  # a second and more where the ledger has to be asked
 
 
-async def test_the_same_command_from_everywhere_at_once_runs_once_and_all_hear_the_end(town: Town) -> None:
+async def test_the_same_command_from_everywhere_at_once_runs_once_and_all_hear_the_end(
+    cluster: LocalCluster,
+) -> None:
     async with (
-        town.join(0, "phone") as a, town.join(1, "phone") as b, town.join(2, "phone") as c,
-        town.join(2, "phone") as d, town.join(1, "lock") as lock,
+        cluster.join(0, "phone") as a, cluster.join(1, "phone") as b, cluster.join(2, "phone") as c,
+        cluster.join(2, "phone") as d, cluster.join(1, "lock") as lock,
     ):  # fmt: skip
         seq_id = a.ids()
         peers = [a, b, c, d]
@@ -92,11 +94,11 @@ async def test_the_same_command_from_everywhere_at_once_runs_once_and_all_hear_t
         assert await lock.hears_nothing()
 
 
-async def test_a_repeat_at_a_third_hub_hears_how_far_it_is_and_later_the_end(town: Town) -> None:
-    async with town.join(1, "lock") as lock, town.join(0, "phone") as phone:
+async def test_a_repeat_at_a_third_hub_hears_how_far_it_is_and_later_the_end(cluster: LocalCluster) -> None:
+    async with cluster.join(1, "lock") as lock, cluster.join(0, "phone") as phone:
         seq_id = await phone.command("lock", data=1)
         command = await lock.hear()
-        async with town.join(2, "phone") as again:
+        async with cluster.join(2, "phone") as again:
             await again.command("lock", seq_id=seq_id, data=1)
             said = await again.hear_of(seq_id)
             assert (said["code"], said["state"]) == (5, "sent")
@@ -105,21 +107,21 @@ async def test_a_repeat_at_a_third_hub_hears_how_far_it_is_and_later_the_end(tow
             assert (said["code"], said["error"]) == (2, "id_conflict")
             await lock.ack(command)
             assert (await ends(again, seq_id))["state"] == "done"
-        async with town.join(2, "phone") as later:
+        async with cluster.join(2, "phone") as later:
             await later.command("lock", seq_id=seq_id, data=1)
             assert (await later.hear_of(seq_id))["state"] == "done"
             assert (await ends(later, seq_id))["code"] == 0
 
 
-async def test_a_device_that_is_nowhere_is_offline_everywhere(town: Town) -> None:
-    async with town.join(1, "lock") as lock, town.join(0, "phone") as phone:
+async def test_a_device_that_is_nowhere_is_offline_everywhere(cluster: LocalCluster) -> None:
+    async with cluster.join(1, "lock") as lock, cluster.join(0, "phone") as phone:
         await ends_as_offline_not(phone, lock)
-    async with town.join(0, "phone") as phone:
-        await until(lambda: not any(hub.gateway.online("lock") for hub in town.hubs))
+    async with cluster.join(0, "phone") as phone:
+        await until(lambda: not any(hub.gateway.online("lock") for hub in cluster.hubs))
         seq_id = await phone.command("lock")
         said = await phone.hear_of(seq_id)
         assert (said["code"], said["error"]) == (1, "offline")
-        async with town.join(2, "lock") as lock:  # the id is not burned
+        async with cluster.join(2, "lock") as lock:  # the id is not burned
             await phone.command("lock", seq_id=seq_id)
             assert (await phone.hear_of(seq_id))["code"] == 0
             await lock.obey()
@@ -132,15 +134,15 @@ async def ends_as_offline_not(phone: Peer, lock: Peer) -> None:
     assert (await ends(phone, seq_id))["state"] == "done"
 
 
-async def test_what_waits_for_an_absent_device_finds_it_wherever_it_comes(town: Town) -> None:
-    async with town.join(0, "phone") as phone, town.join(2, "tablet") as tablet:
+async def test_what_waits_for_an_absent_device_finds_it_wherever_it_comes(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone, cluster.join(2, "tablet") as tablet:
         exp = int(time.time() * 1000) + 60_000
         first = [await phone.command("lock", data=n, queue=True, exp=exp) for n in range(3)]
         for seq_id in first:
             assert (await phone.hear_of(seq_id))["code"] == 0
         other = await tablet.command("lock", data="t", queue=True, exp=exp)
         assert (await tablet.hear_of(other))["code"] == 0
-        async with town.join(1, "lock") as lock:
+        async with cluster.join(1, "lock") as lock:
             got = [await lock.obey() for _ in range(4)]
         assert [command["seq_id"] for command in got if command["from"] == "phone"] == first
         for seq_id in first:
@@ -148,32 +150,32 @@ async def test_what_waits_for_an_absent_device_finds_it_wherever_it_comes(town: 
         assert (await ends(tablet, other))["state"] == "done"
 
 
-async def test_of_what_waits_only_the_latest_counts_where_it_is_so_wanted(town: Town) -> None:
+async def test_of_what_waits_only_the_latest_counts_where_it_is_so_wanted(cluster: LocalCluster) -> None:
     order = {"key": "power", "mode": "latest"}
-    async with town.join(0, "phone") as phone:
+    async with cluster.join(0, "phone") as phone:
         exp = int(time.time() * 1000) + 60_000
         ids = [await phone.command("lamp", data=n, queue=True, exp=exp, order=order) for n in range(4)]
         for seq_id in ids:
             assert (await phone.hear_of(seq_id))["code"] == 0
-        async with town.join(1, "lamp") as lamp:
+        async with cluster.join(1, "lamp") as lamp:
             assert (await lamp.obey())["data"] == 3
             states = [(await ends(phone, seq_id))["state"] for seq_id in ids]
             assert states == ["superseded"] * 3 + ["done"]
             assert await lamp.hears_nothing()
 
 
-async def test_what_waits_in_vain_expires_whoever_took_it(town: Town) -> None:
-    async with town.join(0, "phone") as phone:
+async def test_what_waits_in_vain_expires_whoever_took_it(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=int(time.time() * 1000) + 300)
         assert (await phone.hear_of(seq_id))["code"] == 0
         assert (await ends(phone, seq_id))["state"] == "expired"
 
 
-async def test_a_device_that_moves_takes_its_commands_along(town: Town) -> None:
-    async with town.join(0, "phone") as phone, town.join(1, "lock") as before:
+async def test_a_device_that_moves_takes_its_commands_along(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone, cluster.join(1, "lock") as before:
         seq_id = await phone.command("lock", data=7)
         await before.hear()  # and says nothing
-        async with town.join(2, "lock") as after:
+        async with cluster.join(2, "lock") as after:
             assert (await after.obey(data="here"))["seq_id"] == seq_id
             assert (await ends(phone, seq_id))["data"] == "here"
             await before.closed(10)
@@ -182,18 +184,20 @@ async def test_a_device_that_moves_takes_its_commands_along(town: Town) -> None:
             assert (await ends(phone, seq_id))["state"] == "done"
 
 
-async def test_a_device_may_answer_at_another_hub_than_it_was_asked_at(town: Town) -> None:
-    async with town.join(0, "phone") as phone:
-        async with town.join(1, "lock") as before:
+async def test_a_device_may_answer_at_another_hub_than_it_was_asked_at(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone:
+        async with cluster.join(1, "lock") as before:
             seq_id = await phone.command("lock")
             command = await before.hear()
-        async with town.join(2, "lock") as after:
+        async with cluster.join(2, "lock") as after:
             await after.ack(command, data="done meanwhile")
             assert (await ends(phone, seq_id))["data"] == "done meanwhile"
 
 
-async def test_silence_is_unknown_and_a_late_answer_settles_it_for_an_app_elsewhere(town: Town) -> None:
-    async with town.join(0, "phone") as phone, town.join(1, "lock") as lock:
+async def test_silence_is_unknown_and_a_late_answer_settles_it_for_an_app_elsewhere(
+    cluster: LocalCluster,
+) -> None:
+    async with cluster.join(0, "phone") as phone, cluster.join(1, "lock") as lock:
         seq_id = await phone.command("lock")
         command = await lock.hear()
         end = await ends(phone, seq_id)
@@ -207,13 +211,13 @@ async def test_silence_is_unknown_and_a_late_answer_settles_it_for_an_app_elsewh
 async def test_all_24_orders_over_three_hubs_end_in_the_right_state(
     tmp_path: Path, postgres_server: Postgres, mode: str
 ) -> None:
-    town = Town(tmp_path, postgres_server, window=2)
-    await town.start(3)
+    cluster = LocalCluster(tmp_path, postgres_server, window=2)
+    await cluster.start(3)
     order_by = {"key": "power", "mode": mode}
     try:
         async with (
-            town.join(1, "lamp") as lamp, town.join(0, "phone") as a, town.join(1, "phone") as b,
-            town.join(2, "phone") as c,
+            cluster.join(1, "lamp") as lamp, cluster.join(0, "phone") as a, cluster.join(1, "phone") as b,
+            cluster.join(2, "phone") as c,
         ):  # fmt: skip
             glowing = asyncio.create_task(lamp.obey_all())
             for turn, order in enumerate(itertools.permutations(range(4))):
@@ -230,20 +234,21 @@ async def test_all_24_orders_over_three_hubs_end_in_the_right_state(
                 assert states == ["done" if n in shown else "superseded" for n in range(4)], order
             glowing.cancel()
     finally:
-        await town.stop()
+        await cluster.stop()
 
 
-async def test_numbers_that_went_to_devices_remote_are_no_gap(
+async def test_numbers_that_went_to_devices_of_another_hub_are_no_gap(
     tmp_path: Path, postgres_server: Postgres
 ) -> None:
-    town = Town(tmp_path, postgres_server, window=4)
-    await town.start(3)
+    cluster = LocalCluster(tmp_path, postgres_server, window=4)
+    await cluster.start(3)
     try:
         async with (
-            town.join(1, "lamp") as lamp, town.join(2, "lock") as lock, town.join(0, "phone") as phone,
+            cluster.join(1, "lamp") as lamp, cluster.join(2, "lock") as lock,
+            cluster.join(0, "phone") as phone,
         ):  # fmt: skip
-            await town.known("lamp")
-            await town.known("lock")
+            await cluster.known("lamp")
+            await cluster.known("lock")
             took = Stopwatch()
             for n in range(20):
                 await phone.command("lamp" if n % 2 else "lock", "dev_control", data=n)
@@ -251,38 +256,42 @@ async def test_numbers_that_went_to_devices_remote_are_no_gap(
             assert [(await lock.obey())["data"] for _ in range(10)] == list(range(0, 20, 2))
             assert took.seconds < 3
     finally:
-        await town.stop()
+        await cluster.stop()
 
 
-async def test_the_high_water_mark_goes_with_the_device(town: Town) -> None:
+async def test_the_high_water_mark_goes_with_the_device(cluster: LocalCluster) -> None:
     order = {"key": "power", "mode": "latest"}
-    async with town.join(0, "phone") as phone:
+    async with cluster.join(0, "phone") as phone:
         ids = [phone.ids() for _ in range(6)]
 
         async def send(n: int) -> None:
             await phone.command("lamp", "dev_control", seq_id=ids[n], data=n, order=order)
 
-        async with town.join(1, "lamp") as lamp:
+        async with cluster.join(1, "lamp") as lamp:
             await send(0)
             await lamp.obey()
             await send(3)
             await lamp.obey()
             await ends(phone, ids[3])
-        async with town.join(2, "lamp") as lamp:
+        async with cluster.join(2, "lamp") as lamp:
             await send(1)
             assert (await ends(phone, ids[1]))["state"] == "superseded"
             await send(4)
             assert (await lamp.obey())["data"] == 4
             await ends(phone, ids[4])
-        async with town.join(1, "lamp") as lamp:
+        async with cluster.join(1, "lamp") as lamp:
             await send(2)
             assert (await ends(phone, ids[2]))["state"] == "superseded"
             await send(5)
             assert (await lamp.obey())["data"] == 5
 
 
-async def test_what_devices_tell_is_heard_at_every_hub_once_and_in_order(town: Town) -> None:
-    async with town.join(0, "phone") as phone, town.join(2, "tablet") as tablet, town.join(1, "lock") as lock:
+async def test_what_devices_tell_is_heard_at_every_hub_once_and_in_order(cluster: LocalCluster) -> None:
+    async with (
+        cluster.join(0, "phone") as phone,
+        cluster.join(2, "tablet") as tablet,
+        cluster.join(1, "lock") as lock,
+    ):
         for n in range(30):
             await lock.say("event_report", data=n)
         for app in (phone, tablet):
@@ -292,47 +301,47 @@ async def test_what_devices_tell_is_heard_at_every_hub_once_and_in_order(town: T
             assert cursors == list(range(cursors[0], cursors[0] + 30))
 
 
-async def test_apps_everywhere_hear_when_a_device_comes_and_goes_once(town: Town) -> None:
-    async with town.join(0, "phone") as phone:
+async def test_apps_everywhere_hear_when_a_device_comes_and_goes_once(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone:
         phone.presence = True
-        async with town.join(1, "lock"):
+        async with cluster.join(1, "lock"):
             assert (await phone.hear(10))["data"] == {"online": True}
-            async with town.join(2, "lock"):  # it moves: that is neither
-                await until(lambda: not town.hubs[1].gateway.sessions.devices)
+            async with cluster.join(2, "lock"):  # it moves: that is neither
+                await until(lambda: not cluster.hubs[1].gateway.sessions.devices)
         assert (await phone.hear(10))["data"] == {"online": False}
         assert await phone.hears_nothing()
 
 
-async def test_http_waits_for_a_device_on_another_hub(town: Town) -> None:
-    async with town.join(1, "lock") as lock:
+async def test_http_waits_for_a_device_on_another_hub(cluster: LocalCluster) -> None:
+    async with cluster.join(1, "lock") as lock:
         obeying = asyncio.create_task(lock.obey_all())
         answer = await curl(
-            f"{town.hubs[2].url}/v1/messages?wait=10",
-            town.tokens["phone"],
+            f"{cluster.hubs[2].url}/v1/messages?wait=10",
+            cluster.tokens["phone"],
             body={"type": "lock_control", "seq_id": lock.ids(), "to": "lock", "data": {}},
         )
         obeying.cancel()
         assert (answer.status, answer.json["ack"]["state"]) == (200, "done")
 
 
-async def test_accounts_made_at_one_hub_are_known_at_the_others(town: Town) -> None:
-    async with town.join(1, "phone") as phone:
+async def test_accounts_made_at_one_hub_are_known_at_the_others(cluster: LocalCluster) -> None:
+    async with cluster.join(1, "phone") as phone:
         assert phone.heard
-        made = await town.hubs[0].admin.run(
+        made = await cluster.hubs[0].admin.run(
             Principal("root", Role.ADMIN), "add", {"role": "app", "name": "watch"}
         )
         assert isinstance(made, dict)
-        await until(lambda: town.hubs[1].accounts.authenticate(made["token"]) is not None)
-        await town.hubs[0].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
+        await until(lambda: cluster.hubs[1].accounts.authenticate(made["token"]) is not None)
+        await cluster.hubs[0].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
         await phone.closed(10)
 
 
-async def test_a_hub_that_stops_hands_over_at_once(town: Town) -> None:
-    async with town.join(0, "phone") as phone:
-        async with town.join(1, "lock") as before:
+async def test_a_hub_that_stops_hands_over_at_once(cluster: LocalCluster) -> None:
+    async with cluster.join(0, "phone") as phone:
+        async with cluster.join(1, "lock") as before:
             seq_id = await phone.command("lock")
             await before.hear()
-            await town.hubs.pop(1).stop()
-        async with town.join(1, "lock") as after:
+            await cluster.hubs.pop(1).stop()
+        async with cluster.join(1, "lock") as after:
             await after.obey(data="after all")
             assert (await ends(phone, seq_id))["data"] == "after all"

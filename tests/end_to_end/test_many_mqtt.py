@@ -15,20 +15,22 @@ from duly.clients.app import App, Push
 from duly.clients.device import Command, Device
 from duly.errors import LedgerError
 from duly.wire import fd, frames
-from tests.end_to_end.many import Town, until
+from tests.end_to_end.many import LocalCluster, until
 from tests.servers import Mosquitto, Postgres
 
 
 @pytest.fixture
-async def town(tmp_path: Path, postgres_server: Postgres, mosquitto_server: Mosquitto) -> AsyncIterator[Town]:
-    it = Town(tmp_path, postgres_server, mqtt=mosquitto_server.url("hub"), no_mqtt=False)
+async def cluster(
+    tmp_path: Path, postgres_server: Postgres, mosquitto_server: Mosquitto
+) -> AsyncIterator[LocalCluster]:
+    it = LocalCluster(tmp_path, postgres_server, mqtt=mosquitto_server.url("hub"), no_mqtt=False)
     await it.start(3)
     yield it
     await it.stop()
 
 
-def registry(town: Town, name: str) -> list[int]:
-    return [n for n, hub in enumerate(town.hubs) if name in hub.gateway.sessions.devices]
+def registry(cluster: LocalCluster, name: str) -> list[int]:
+    return [n for n, hub in enumerate(cluster.hubs) if name in hub.gateway.sessions.devices]
 
 
 def lock(broker: Mosquitto, effects: list[str]) -> Device:
@@ -43,24 +45,24 @@ def lock(broker: Mosquitto, effects: list[str]) -> Device:
 
 
 async def test_a_device_has_one_home_and_is_commanded_from_every_hub(
-    town: Town, mosquitto_server: Mosquitto
+    cluster: LocalCluster, mosquitto_server: Mosquitto
 ) -> None:
     effects: list[str] = []
     async with lock(mosquitto_server, effects):
-        await town.known("lock")
-        assert len(registry(town, "lock")) == 1
-        for n, hub in enumerate(town.hubs):
-            async with App(hub.url, town.tokens["phone"]) as app:
+        await cluster.known("lock")
+        assert len(registry(cluster, "lock")) == 1
+        for n, hub in enumerate(cluster.hubs):
+            async with App(hub.url, cluster.tokens["phone"]) as app:
                 ack = await app.send("lock", "lock_control", {"n": n}, order=False)
                 assert (ack.done, ack.data) == (True, {"n": n})
     assert len(effects) == 3
-    await until(lambda: not any(hub.gateway.online("lock") for hub in town.hubs))
-    refused = [r for r in await town.hubs[0].ledger.refusals() if not r.id.endswith("/status")]
+    await until(lambda: not any(hub.gateway.online("lock") for hub in cluster.hubs))
+    refused = [r for r in await cluster.hubs[0].ledger.refusals() if not r.id.endswith("/status")]
     assert refused == [], "that others hear an answer too is nobody's mistake"
 
 
 async def test_when_its_home_stops_another_hub_takes_it_in_with_what_was_under_way(
-    town: Town, mosquitto_server: Mosquitto
+    cluster: LocalCluster, mosquitto_server: Mosquitto
 ) -> None:
     effects: list[str] = []
     asked, go = asyncio.Event(), asyncio.Event()
@@ -73,45 +75,47 @@ async def test_when_its_home_stops_another_hub_takes_it_in_with_what_was_under_w
         return "late but true"
 
     async with device:
-        await town.known("lock")
-        (home,) = registry(town, "lock")
-        other = town.hubs[(home + 1) % 3]
-        async with App(other.url, town.tokens["phone"]) as app:
+        await cluster.known("lock")
+        (home,) = registry(cluster, "lock")
+        other = cluster.hubs[(home + 1) % 3]
+        async with App(other.url, cluster.tokens["phone"]) as app:
             command = await app.post("lock", "query")
             await asked.wait()
-            await town.hubs.pop(home).stop()
-            await until(lambda: len(registry(town, "lock")) == 1)
+            await cluster.hubs.pop(home).stop()
+            await until(lambda: len(registry(cluster, "lock")) == 1)
             go.set()
             async with asyncio.timeout(20):
                 assert (await command.settled()).data == "late but true"
             assert (await app.send("lock", "lock_control", 1)).data == 1
 
 
-async def test_what_it_pushes_is_told_once_at_every_hub(town: Town, mosquitto_server: Mosquitto) -> None:
+async def test_what_it_pushes_is_told_once_at_every_hub(
+    cluster: LocalCluster, mosquitto_server: Mosquitto
+) -> None:
     async with lock(mosquitto_server, []) as device:
-        await town.known("lock")
-        for hub in town.hubs:
-            async with App(hub.url, town.tokens["phone"]) as app:
+        await cluster.known("lock")
+        for hub in cluster.hubs:
+            async with App(hub.url, cluster.tokens["phone"]) as app:
                 device.push("event_report", {"at": hub.url})
                 async with asyncio.timeout(10):
                     async for push in app.pushes():
                         if isinstance(push, Push) and push.type == "event_report":
                             assert push.data == {"at": hub.url}
                             break
-        stored = await town.hubs[0].ledger.entries("push/lock")
+        stored = await cluster.hubs[0].ledger.entries("push/lock")
         assert sum(b"event_report" in entry.body for entry in stored) == 3
 
 
 async def test_what_it_pushes_while_its_home_is_dead_is_kept(
-    town: Town, mosquitto_server: Mosquitto, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, mosquitto_server: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def without_a_word() -> None:
         return None
 
     async with lock(mosquitto_server, []) as device:
-        await town.known("lock")
-        (home,) = registry(town, "lock")
-        dying = town.hubs.pop(home)
+        await cluster.known("lock")
+        (home,) = registry(cluster, "lock")
+        dying = cluster.hubs.pop(home)
         assert isinstance(dying.gateway.remote, GatewayRemoteHubs)
         monkeypatch.setattr(dying.gateway.remote.registry, "leave", without_a_word)
         told = 0
@@ -128,14 +132,14 @@ async def test_what_it_pushes_while_its_home_is_dead_is_kept(
                     await asyncio.sleep(0.02)
 
         async def reports() -> list[Any]:
-            entries = await town.hubs[0].ledger.entries("push/lock", limit=1_000)
+            entries = await cluster.hubs[0].ledger.entries("push/lock", limit=1_000)
             return [frames.load(frames.decode(e.body).data) for e in entries if b"status_report" in e.body]
 
         for _ in range(5):
             tell()
         await stored(lambda count: count == 10)
         await dying.stop()
-        while not registry(town, "lock"):
+        while not registry(cluster, "lock"):
             tell()
             await asyncio.sleep(0.2)
         tell()
@@ -147,7 +151,7 @@ async def test_what_it_pushes_while_its_home_is_dead_is_kept(
 
 
 async def test_what_comes_while_the_ledger_is_away_waits_for_it(
-    town: Town, mosquitto_server: Mosquitto, postgres_server: Postgres
+    cluster: LocalCluster, mosquitto_server: Mosquitto, postgres_server: Postgres
 ) -> None:
     """If it were dropped it would never be acknowledged, and nothing after it either."""
     stranger = fd.encode(fd.FdComplete("phone:1700000000000_0", fd.Content(b"1")))
@@ -164,16 +168,16 @@ async def test_what_comes_while_the_ledger_is_away_waits_for_it(
     async with asyncio.timeout(20):
         while True:
             with suppress(LedgerError):
-                words = [r.id for r in await town.hubs[0].ledger.refusals()]
+                words = [r.id for r in await cluster.hubs[0].ledger.refusals()]
                 if words.count("nodes/hub/complete") == 3:  # every hub has looked it up
                     break
             await asyncio.sleep(0.05)
 
 
-async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(town: Town) -> None:
-    services = [hub.mqtt for hub in town.hubs if hub.mqtt is not None]
+async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(cluster: LocalCluster) -> None:
+    services = [hub.mqtt for hub in cluster.hubs if hub.mqtt is not None]
     names = [link.address.client_id for service in services for link in service.links.values()]
     assert len(set(names)) == 6
-    kept = [hub._folder / "client_id" for hub in town.hubs]
+    kept = [hub._folder / "client_id" for hub in cluster.hubs]
     assert {place.read_text() for place in kept} < set(names)
     assert {place.stat().st_mode & 0o777 for place in kept} == {0o600}, "they are secret"

@@ -8,7 +8,7 @@ import hashlib
 import os
 
 from duly.core.messages import key_of
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Peer
 
 CHUNK = 2_048
@@ -30,9 +30,9 @@ async def serve(device: Peer, file: bytes) -> None:
                 await device.ack(command, data={"open": True})
 
 
-async def test_a_file_is_downloaded_in_chunks_and_its_hash_is_right(place: Place) -> None:
+async def test_a_file_is_downloaded_in_chunks_and_its_hash_is_right(local: HubUnderTest) -> None:
     file = os.urandom(20 * CHUNK + 7)
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         serving = asyncio.create_task(serve(lock, file))
         await phone.command("lock", "media_download", data={"name": "a.jpg"})
         about = (await phone.first(lambda f: f["type"] == "ack"))["data"]
@@ -47,9 +47,9 @@ async def test_a_file_is_downloaded_in_chunks_and_its_hash_is_right(place: Place
         serving.cancel()
 
 
-async def test_two_thousand_chunks_do_not_disturb_a_lock_command(place: Place) -> None:
+async def test_two_thousand_chunks_do_not_disturb_a_lock_command(local: HubUnderTest) -> None:
     file = os.urandom(CHUNK)
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         serving = asyncio.create_task(serve(lock, file))
         locked = await phone.command("lock", data={"open": True})
         end = await phone.first(lambda f: f["type"] == "ack")
@@ -71,13 +71,13 @@ async def test_two_thousand_chunks_do_not_disturb_a_lock_command(place: Place) -
         assert again["state"] == "done"
         ack = await phone.first(lambda f: f["seq_id"] == chunk and f["type"] == "ack")
         assert "data" not in ack
-        record = await place.hub.ledger.find(key_of("phone", chunk))
+        record = await local.hub.ledger.find(key_of("phone", chunk))
         assert record is not None
         assert record.answer is not None
         assert record.answer.data == b""
         # And its memory is short, while the lock command's is long.
-        place.clock.seconds = 3_600
-        await place.hub._prune()
-        assert await place.state("phone", chunk) is None
-        assert await place.state("phone", locked) == "done"
+        local.clock.seconds = 3_600
+        await local.hub._prune()
+        assert await local.state("phone", chunk) is None
+        assert await local.state("phone", locked) == "done"
         serving.cancel()

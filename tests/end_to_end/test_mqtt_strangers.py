@@ -27,7 +27,7 @@ from tests.servers import Mosquitto
 from tests.stopwatch import Stopwatch
 
 
-class Place:
+class HubWithBroker:
     """A hub with its own broker, an app, and MQTT devices made with paho."""
 
     def __init__(self, folder: Path, outside: str = "") -> None:
@@ -115,8 +115,8 @@ def done(client: paho.Client, task: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    it = Place(tmp_path / "hub")
+async def local(tmp_path: Path) -> AsyncIterator[HubWithBroker]:
+    it = HubWithBroker(tmp_path / "hub")
     await it.start()
     await it.add(Role.APP, "phone")
     await it.add(Role.DEVICE, "lock", "lamp", "thief")
@@ -125,20 +125,20 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 @pytest.mark.parametrize("kind", ["ack", "complete", "failed"])
-async def test_a_device_cannot_end_the_command_of_another(place: Place, kind: str) -> None:
+async def test_a_device_cannot_end_the_command_of_another(local: HubWithBroker, kind: str) -> None:
     """Not by its seq_id, which can be guessed, and not with a tag of its own."""
     own: list[dict[str, Any]] = []
-    thief = await place.device("thief", lambda _, task: own.append(task))
+    thief = await local.device("thief", lambda _, task: own.append(task))
     got: list[dict[str, Any]] = []
-    lock = await place.device("lock", lambda _, task: got.append(task))
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    lock = await local.device("lock", lambda _, task: got.append(task))
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         mine = asyncio.create_task(app.send("thief", "lock_control", {}))
         theirs = asyncio.create_task(app.send("lock", "lock_control", {}))
-        await place.until(lambda: bool(own) and bool(got))
+        await local.until(lambda: bool(own) and bool(got))
         seq_id, tag = got[0]["msg_id"].split(":")[1], own[0]["msg_id"].split(":")[2]
         for msg_id in (f"phone:{seq_id}", f"phone:{seq_id}:{tag}", f"phone:{seq_id}:{'A' * 24}"):
             tell(thief, f"nodes/hub/{kind}", {"msg_id": msg_id, "value": {"by": "the thief"}})
-        await place.why("hub", f"nodes/hub/{kind}", "forged", seq_id)
+        await local.why("hub", f"nodes/hub/{kind}", "forged", seq_id)
         done(lock, got[0])
         ack = await theirs
         assert (ack.state, ack.data) == ("done", {"by": "the device itself"})
@@ -146,11 +146,13 @@ async def test_a_device_cannot_end_the_command_of_another(place: Place, kind: st
         assert (await mine).state == "done"
 
 
-async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_that_waits(place: Place) -> None:
+async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_that_waits(
+    local: HubWithBroker,
+) -> None:
     """The tag of a command that was never sent over MQTT is known to nobody."""
-    thief = await place.client("thief")
+    thief = await local.client("thief")
     work = asyncio.Event()
-    lock = Device(place.hub.url, place.tokens["lock"])
+    lock = Device(local.hub.url, local.tokens["lock"])
 
     @lock.on("lock_control")
     async def lock_control(command: Command) -> str:
@@ -158,15 +160,15 @@ async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_tha
         return "the device itself"
 
     seq_id = f"{int(time.time() * 1000)}_0"
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         waiting = asyncio.create_task(app.send("lock", "lock_control", {}, queue=True, id=seq_id))
-        await place.until(lambda: place.hub.gateway.answers.is_under_way(key("phone", seq_id)))
+        await local.until(lambda: local.hub.gateway.answers.is_under_way(key("phone", seq_id)))
         for tag in ("", ":" + "A" * 24):
             tell(thief, "nodes/hub/complete", {"msg_id": f"phone:{seq_id}{tag}", "value": "the thief"})
-        await place.why("forged", seq_id)
+        await local.why("forged", seq_id)
         async with lock:
             tell(thief, "nodes/hub/failed", {"msg_id": f"phone:{seq_id}", "error": "the thief"})
-            await place.why("nodes/hub/failed", "forged")
+            await local.why("nodes/hub/failed", "forged")
             work.set()
             ack = await waiting
             assert (ack.state, ack.data) == ("done", "the device itself")
@@ -178,24 +180,24 @@ def key(app: str, seq_id: str) -> bytes:
     return key_of(app, seq_id)
 
 
-async def test_the_same_command_has_the_same_msg_id_after_a_restart(place: Place) -> None:
+async def test_the_same_command_has_the_same_msg_id_after_a_restart(local: HubWithBroker) -> None:
     """A device that remembers what it did recognises the repeat."""
     got: list[str] = []
-    await place.device("lock", lambda _, task: got.append(task["msg_id"]))
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    await local.device("lock", lambda _, task: got.append(task["msg_id"]))
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         sending = asyncio.create_task(app.send("lock", "lock_control", {}, queue=True))
-        await place.until(lambda: bool(got))
-        await place.hub.stop()
-        await place.start()
-        await place.until(lambda: len(got) >= 2)
+        await local.until(lambda: bool(got))
+        await local.hub.stop()
+        await local.start()
+        await local.until(lambda: len(got) >= 2)
         sending.cancel()
     assert len(set(got)) == 1
 
 
-async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(place: Place) -> None:
+async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(local: HubWithBroker) -> None:
     got: list[dict[str, Any]] = []
-    await place.device("lock", lambda _, task: got.append(task))
-    thief = await place.client("thief")
+    await local.device("lock", lambda _, task: got.append(task))
+    thief = await local.client("thief")
     task = {
         "sender": "hub",
         "receiver": "lock",
@@ -204,94 +206,96 @@ async def test_a_device_cannot_command_another_and_the_refused_publish_is_known(
         "payload": {},
     }
     tell(thief, "nodes/lock/pending", task)
-    assert await place.why("nodes/lock/pending", "not_allowed", "thief may not publish") == "thief"
+    assert await local.why("nodes/lock/pending", "not_allowed", "thief may not publish") == "thief"
     tell(thief, "nodes/lock/status", {"time": 1, "online": False}, retain=True)
-    assert await place.why("nodes/lock/status", "not_allowed") == "thief"
+    assert await local.why("nodes/lock/status", "not_allowed") == "thief"
     assert got == []
-    assert place.hub.gateway.online("lock")
+    assert local.hub.gateway.online("lock")
 
 
 @pytest.mark.parametrize("kind", ["pending", "ack", "complete", "failed"])
 async def test_a_node_cannot_write_to_the_hub_and_the_refused_publish_is_known(
-    place: Place, kind: str
+    local: HubWithBroker, kind: str
 ) -> None:
     """The broker acknowledges it and drops it; without the record nobody would know why nothing happened."""
-    await place.add(Role.NODE, "far")
-    far = await place.client("far")
+    await local.add(Role.NODE, "far")
+    far = await local.client("far")
     tell(far, f"nodes/hub/{kind}", {"msg_id": "m-1"})
-    assert await place.why(f"nodes/hub/{kind}", "not_allowed", "far may not publish") == "far"
+    assert await local.why(f"nodes/hub/{kind}", "not_allowed", "far may not publish") == "far"
 
 
-async def test_a_refused_subscription_is_known(place: Place) -> None:
-    thief = await place.client("thief")
+async def test_a_refused_subscription_is_known(local: HubWithBroker) -> None:
+    thief = await local.client("thief")
     thief.subscribe("nodes/lock/pending", 1)
-    assert await place.why("nodes/lock/pending", "not_allowed", "thief may not subscribe") == "thief"
-    found = await place.hub.ledger.refusals()
+    assert await local.why("nodes/lock/pending", "not_allowed", "thief may not subscribe") == "thief"
+    found = await local.hub.ledger.refusals()
     (reason,) = [one.reason for one in found if one.id == "nodes/lock/pending"]
     assert reason == "thief may not subscribe to nodes/lock/pending; the broker has refused it"
 
 
-async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(place: Place) -> None:
+async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(local: HubWithBroker) -> None:
     """With its client id a stranger could throw its owner out, or plant a subscription."""
-    lock = await place.device("lock", done)
-    thief = await place.client("thief")
-    for stolen in ("hub", place.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
-        client = await place.client("thief", stolen)
+    lock = await local.device("lock", done)
+    thief = await local.client("thief")
+    for stolen in ("hub", local.mqtt.links["answers"].address.client_id, "lock", "lock-12345678"):
+        client = await local.client("thief", stolen)
         assert not client.is_connected()
         client.disconnect()
-    assert await place.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    assert await local.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         for _ in range(5):
             assert (await app.send("lock", "lock_control", {})).done
     assert lock.is_connected()
     assert thief.is_connected()
 
 
-async def test_a_client_id_that_is_no_name_stays_with_its_account_after_a_restart(place: Place) -> None:
+async def test_a_client_id_that_is_no_name_stays_with_its_account_after_a_restart(
+    local: HubWithBroker,
+) -> None:
     """The broker keeps sessions through restarts, so whose they are is kept as well."""
-    lock = await place.client("lock", "esp32-0042")
+    lock = await local.client("lock", "esp32-0042")
     assert lock.is_connected()
     lock.disconnect()
-    await place.hub.stop()
-    await place.start()
-    thief = await place.client("thief", "esp32-0042")
+    await local.hub.stop()
+    await local.start()
+    thief = await local.client("thief", "esp32-0042")
     assert not thief.is_connected()
-    assert await place.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
+    assert await local.why("mqtt connect", "not_allowed", "belongs to lock") == "thief"
     thief.disconnect()
-    assert (await place.client("lock", "esp32-0042")).is_connected()
+    assert (await local.client("lock", "esp32-0042")).is_connected()
 
 
 async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hears_on(
     tmp_path: Path, mosquitto_server: Mosquitto
 ) -> None:
     """At a broker that does not bind client ids to users, under an id that a stranger knows."""
-    place = Place(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}?client_id=known")
-    await place.start()
+    local = HubWithBroker(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}?client_id=known")
+    await local.start()
     try:
-        await place.add(Role.APP, "phone")
-        await place.add(Role.DEVICE, "lock", "thief")
-        await place.hub.stop()
-        planting = await place.client("thief", "known")
+        await local.add(Role.APP, "phone")
+        await local.add(Role.DEVICE, "lock", "thief")
+        await local.hub.stop()
+        planting = await local.client("thief", "known")
         planting.subscribe([("nodes/+/pending", 1), ("other/#", 1)])
         await asyncio.sleep(0.2)
         planting.disconnect()
-        await place.start()
-        await place.device("lock", done)
-        thief = await place.client("thief")
+        await local.start()
+        await local.device("lock", done)
+        thief = await local.client("thief")
         task = {"sender": "x", "receiver": "hub", "msg_id": "1", "action": "x", "time": 1, "exp": 9999999999}
         for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
             tell(thief, topic, task)
-        await place.why("hub", "nodes/hub/pending", "did not subscribe")
-        await place.why("hub", "other/x", "not a topic")
-        async with App(place.hub.url, place.tokens["phone"]) as app:
+        await local.why("hub", "nodes/hub/pending", "did not subscribe")
+        await local.why("hub", "other/x", "not a topic")
+        async with App(local.hub.url, local.tokens["phone"]) as app:
             assert (await app.send("lock", "lock_control", {})).done
-            before = place.mqtt.devices.refusals.total
+            before = local.mqtt.devices.refusals.total
             for topic in ("nodes/hub/pending", "nodes/thief/pending", "other/x"):
                 tell(thief, topic, task)
             assert (await app.send("lock", "lock_control", {})).done
-            assert place.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
+            assert local.mqtt.devices.refusals.total == before, "they are no longer subscribed to"
     finally:
-        await place.stop()
+        await local.stop()
 
 
 @pytest.mark.parametrize(
@@ -299,94 +303,94 @@ async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hea
     [b"", b"x", b"[]", b'{"msg_id":5}', b'{"msg_id":"a:b"}', b'{"msg_id":"\\ud800:1:x"}', b"\xff" * 99],
 )
 @pytest.mark.parametrize("kind", ["ack", "complete", "failed", "status"])
-async def test_no_message_ends_the_reading(place: Place, kind: str, payload: bytes) -> None:
-    await place.device("lock", done)
-    thief = await place.client("thief")
+async def test_no_message_ends_the_reading(local: HubWithBroker, kind: str, payload: bytes) -> None:
+    await local.device("lock", done)
+    thief = await local.client("thief")
     for _ in range(3):
         tell(thief, f"nodes/{'thief' if kind == 'status' else 'hub'}/{kind}", payload)
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         assert (await app.send("lock", "lock_control", {})).done
 
 
 async def test_a_bug_in_handling_one_message_does_not_end_the_reading(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: HubWithBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await place.device("lock", done)
-    thief = await place.client("thief")
+    await local.device("lock", done)
+    thief = await local.client("thief")
 
     async def broken(*_: object) -> None:
         raise AssertionError("a bug")
 
     with monkeypatch.context() as patched:
         patched.setattr("duly.apps.gateway.pushes.PushService.store_from_broker", broken)
-        await place.device("lamp", done)
-        lamp = place.clients[-1]
+        await local.device("lamp", done)
+        lamp = local.clients[-1]
         tell(
             lamp,
             "nodes/lamp/status",
             {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}},
         )
-        await place.why("nodes/lamp/status", "internal", "a bug")
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+        await local.why("nodes/lamp/status", "internal", "a bug")
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         assert (await app.send("lock", "lock_control", {})).done
         assert (await app.send("lamp", "lock_control", {})).done
     assert thief.is_connected()
 
 
-async def test_from_a_device_with_a_key_only_what_it_signed_counts(place: Place) -> None:
+async def test_from_a_device_with_a_key_only_what_it_signed_counts(local: HubWithBroker) -> None:
     secret = new_key()
-    await place.add(Role.DEVICE, "safe", key=secret.shown)
-    naked = await place.client("safe")
+    await local.add(Role.DEVICE, "safe", key=secret.shown)
+    naked = await local.client("safe")
     tell(naked, "nodes/safe/status", {"time": 1, "online": True})
-    assert await place.why("nodes/safe/status", "unsigned") == "safe"
-    assert not place.hub.gateway.online("safe")
+    assert await local.why("nodes/safe/status", "unsigned") == "safe"
+    assert not local.hub.gateway.online("safe")
     naked.disconnect()
-    url = place.hub.mqtt_url.replace("://", f"://safe:{place.tokens['safe']}@")
+    url = local.hub.mqtt_url.replace("://", f"://safe:{local.tokens['safe']}@")
     safe = Device(url, keys=Keyring("safe", own=secret))
 
     @safe.on("lock_control")
     async def lock_control(command: Command) -> dict[str, bool]:
         return {"open": True}
 
-    async with safe, App(place.hub.url, place.tokens["phone"]) as app:
-        await place.until(lambda: place.hub.gateway.online("safe"))
+    async with safe, App(local.hub.url, local.tokens["phone"]) as app:
+        await local.until(lambda: local.hub.gateway.online("safe"))
         ack = await app.send("safe", "lock_control", {})
         assert (ack.done, ack.data) == (True, {"open": True})
 
 
-async def test_a_device_that_tells_too_much_makes_no_other_wait(place: Place) -> None:
-    await place.device("lock", done)
-    thief = await place.client("thief")
+async def test_a_device_that_tells_too_much_makes_no_other_wait(local: HubWithBroker) -> None:
+    await local.device("lock", done)
+    thief = await local.client("thief")
     report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
     for _ in range(3_000):
         tell(thief, "nodes/thief/status", report)
         tell(thief, "nodes/hub/complete", {"msg_id": "phone:1_1:" + "A" * 24})
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         took = Stopwatch()
         assert (await app.send("lock", "lock_control", {})).done
         assert took.seconds < 5, "not after 6,000 commits"
-    await place.why("thief", "rate_limited", "too often", "times")
-    await place.why("hub", "nodes/hub/complete", "forged", "times")
-    assert len(await place.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
+    await local.why("thief", "rate_limited", "too often", "times")
+    await local.why("hub", "nodes/hub/complete", "forged", "times")
+    assert len(await local.hub.ledger.refusals()) < 20, "counted, not recorded one by one"
 
 
-async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(place: Place) -> None:
-    lock = await place.client("lock")
+async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(local: HubWithBroker) -> None:
+    lock = await local.client("lock")
     report = {"time": 1, "online": True, "data": {"type": "event_report", "data": 1}}
     tell(lock, "nodes/lock/status", report, retain=True)
-    await place.until(lambda: place.hub.gateway.online("lock"))
+    await local.until(lambda: local.hub.gateway.online("lock"))
 
     async def stored() -> int:
-        entries = await place.hub.ledger.entries("push/lock", 0, 100)
+        entries = await local.hub.ledger.entries("push/lock", 0, 100)
         return sum(b"event_report" in entry.body for entry in entries)
 
     for _ in range(2):
-        await place.hub.stop()
-        await place.start()
-        await place.until(lambda: place.hub.gateway.online("lock"))
+        await local.hub.stop()
+        await local.start()
+        await local.until(lambda: local.hub.gateway.online("lock"))
         await asyncio.sleep(0.2)
         assert await stored() == 1
-    lock = await place.client("lock")
+    lock = await local.client("lock")
     for n in (2, 3):  # what is said again by the device itself is news
         tell(lock, "nodes/lock/status", report)
         async with asyncio.timeout(10):
@@ -397,28 +401,28 @@ async def test_a_retained_push_without_an_id_is_stored_once_whatever_restarts(pl
 async def test_a_push_that_an_outside_broker_retains_is_stored_once_whatever_restarts(
     tmp_path: Path, mosquitto_server: Mosquitto
 ) -> None:
-    place = Place(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}")
-    await place.start()
-    await place.add(Role.APP, "phone")
-    await place.add(Role.DEVICE, "bell")
-    bell = await place.client("bell")
+    local = HubWithBroker(tmp_path / "hub", f"mqtt://hub:x@127.0.0.1:{mosquitto_server.port}")
+    await local.start()
+    await local.add(Role.APP, "phone")
+    await local.add(Role.DEVICE, "bell")
+    bell = await local.client("bell")
 
     def report(data: int) -> None:
         status = {"time": 1, "online": True, "data": {"type": "event_report", "data": data}}
         tell(bell, "nodes/bell/status", status, retain=True)
 
     async def stored() -> list[object]:
-        entries = await place.hub.ledger.entries("push/bell", 0, 100)
+        entries = await local.hub.ledger.entries("push/bell", 0, 100)
         pushes = [json.loads(entry.body) for entry in entries]
         return [push["data"] for push in pushes if push["type"] == "event_report"]
 
     try:
         report(1)
-        await place.until(lambda: place.hub.gateway.online("bell"))
+        await local.until(lambda: local.hub.gateway.online("bell"))
         for n in (2, 3):
-            await place.hub.stop()
-            await place.start()
-            await place.until(lambda: place.hub.gateway.online("bell"))
+            await local.hub.stop()
+            await local.start()
+            await local.until(lambda: local.hub.gateway.online("bell"))
             report(n)  # it comes after what the broker had retained
             async with asyncio.timeout(20):
                 while n not in (said := await stored()):
@@ -426,15 +430,17 @@ async def test_a_push_that_an_outside_broker_retains_is_stored_once_whatever_res
             assert said == list(range(1, n + 1))
     finally:
         tell(bell, "nodes/bell/status", b"", retain=True)
-        await place.stop()
+        await local.stop()
 
 
-async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(place: Place) -> None:
+async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_wait(
+    local: HubWithBroker,
+) -> None:
     """About 5 MB a second, for as long as it may."""
-    await place.device("lock", done)
-    thief = await place.client("thief")
+    await local.device("lock", done)
+    thief = await local.client("thief")
     sent = 0
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         assert (await app.send("lock", "lock_control", {})).done
         slowest, until = 0.0, time.monotonic() + 15
         while thief.is_connected() and time.monotonic() < until:
@@ -448,61 +454,63 @@ async def test_a_device_that_floods_with_large_answers_goes_and_makes_no_other_w
             await asyncio.sleep(0.1)
     assert not thief.is_connected(), "it was hung up on"
     assert slowest < 3
-    await place.why("thief", "flood", "rate_limited")
+    await local.why("thief", "flood", "rate_limited")
 
 
-async def test_many_commands_to_one_device_are_no_flood(place: Place) -> None:
+async def test_many_commands_to_one_device_are_no_flood(local: HubWithBroker) -> None:
     """Two answers to each of 4,000 commands, faster than a device may publish that was given none."""
-    await place.device("lock", done)
-    async with App(place.hub.url, place.tokens["phone"]) as app:
+    await local.device("lock", done)
+    async with App(local.hub.url, local.tokens["phone"]) as app:
         for _ in range(8):
             sent = (app.send("lock", "lock_control", {}, order=False) for _ in range(500))
             acks = await asyncio.gather(*sent)
             assert all(ack.done for ack in acks)
-    broker = place.mqtt.broker
+    broker = local.mqtt.broker
     assert broker is not None
     assert broker.refused["flood"] == 0
 
 
-async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(place: Place) -> None:
+async def test_a_node_is_no_device_and_logs_in_over_mqtt_alone(local: HubWithBroker) -> None:
     from duly.errors import DulyError
 
-    await place.add(Role.NODE, "A", "B")
+    await local.add(Role.NODE, "A", "B")
     heard: list[bytes] = []
-    b = await place.client("B")
+    b = await local.client("B")
     b.on_message = lambda _, __, message: heard.append(bytes(message.payload))
     b.subscribe("nodes/B/pending", 1)
-    a = await place.client("A")
+    a = await local.client("A")
     await asyncio.sleep(0.1)
     tell(a, "nodes/B/pending", b"hello")
-    await place.until(lambda: heard == [b"hello"])
+    await local.until(lambda: heard == [b"hello"])
     with pytest.raises(DulyError, match="nodes connect over MQTT"):
-        async with App(place.hub.url, place.tokens["A"]):
+        async with App(local.hub.url, local.tokens["A"]):
             pass
 
 
-async def test_who_is_removed_is_hung_up_on(place: Place) -> None:
-    lock = await place.device("lock", done)
-    assert await place.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
+async def test_who_is_removed_is_hung_up_on(local: HubWithBroker) -> None:
+    lock = await local.device("lock", done)
+    assert await local.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "lock"}) == {
         "changed": True
     }
-    await place.until(lambda: not lock.is_connected())
+    await local.until(lambda: not lock.is_connected())
 
 
-async def test_two_clients_of_one_account_that_disconnect_each_other_are_told_of(place: Place) -> None:
+async def test_two_clients_of_one_account_that_disconnect_each_other_are_told_of(
+    local: HubWithBroker,
+) -> None:
     """Both have the right to the client id, so neither is refused; and neither is served for long."""
     for _ in range(2):
-        (await place.client("lock")).reconnect_delay_set(1, 1)
-    assert await place.why("taken_over", "use the client id 'lock' (from 127.0.0.1)") == "lock"
-    state: dict[str, Any] = place.hub.state()
+        (await local.client("lock")).reconnect_delay_set(1, 1)
+    assert await local.why("taken_over", "use the client id 'lock' (from 127.0.0.1)") == "lock"
+    state: dict[str, Any] = local.hub.state()
     (said,) = state["conflicts"]
     assert "give each an account of its own" in said
 
 
 async def test_a_client_that_comes_back_before_its_old_connection_has_ended_is_none_of_two(
-    place: Place,
+    local: HubWithBroker,
 ) -> None:
     for _ in range(2):
-        client = await place.client("lamp")
+        client = await local.client("lamp")
         client.loop_stop()
-    assert place.hub.state()["conflicts"] == []
+    assert local.hub.state()["conflicts"] == []

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Json, Peer
 from tests.stopwatch import Stopwatch
 
@@ -40,9 +40,9 @@ async def shine(lamp: Peer, remote: Peer, ids: list[str]) -> tuple[list[int], di
 
 
 @pytest.mark.parametrize("mode", ["latest", "replay"])
-async def test_all_24_orders_end_in_the_right_state(open_place: Open, mode: str) -> None:
-    place = await open_place(window=2)
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_all_24_orders_end_in_the_right_state(open_local: Open, mode: str) -> None:
+    local = await open_local(window=2)
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         glowing = asyncio.create_task(lamp.obey_all())
         took = Stopwatch()
         for order in itertools.permutations(range(4)):
@@ -60,8 +60,8 @@ async def test_all_24_orders_end_in_the_right_state(open_place: Open, mode: str)
 
 
 @pytest.mark.parametrize("mode", ["latest", "replay"])
-async def test_only_a_gap_waits_and_only_so_long(place: Place, mode: str) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_only_a_gap_waits_and_only_so_long(local: HubUnderTest, mode: str) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         ids = [remote.ids() for _ in range(3)]
         await press(remote, ids, mode, (0,))
         await lamp.obey()
@@ -77,8 +77,8 @@ async def test_only_a_gap_waits_and_only_so_long(place: Place, mode: str) -> Non
         assert await lamp.hears_nothing()
 
 
-async def test_a_superseded_sender_that_asks_again_hears_the_same(place: Place) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_a_superseded_sender_that_asks_again_hears_the_same(local: HubUnderTest) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         ids = [remote.ids() for _ in range(2)]
         await press(remote, ids, "latest", (1,))
         await lamp.obey()
@@ -90,9 +90,9 @@ async def test_a_superseded_sender_that_asks_again_hears_the_same(place: Place) 
             assert end["state"] == "superseded"
 
 
-async def test_order_keys_and_devices_do_not_wait_for_each_other(open_place: Open) -> None:
-    place = await open_place(window=4)
-    async with place.join("lamp") as lamp, place.join("lock") as lock, place.join("phone") as remote:
+async def test_order_keys_and_devices_do_not_wait_for_each_other(open_local: Open) -> None:
+    local = await open_local(window=4)
+    async with local.join("lamp") as lamp, local.join("lock") as lock, local.join("phone") as remote:
         took = Stopwatch()
         for n in range(10):
             to = "lamp" if n % 2 else "lock"
@@ -103,9 +103,9 @@ async def test_order_keys_and_devices_do_not_wait_for_each_other(open_place: Ope
 
 
 async def test_when_a_device_comes_back_it_gets_the_latest_which_then_supersedes_the_others(
-    place: Place,
+    local: HubUnderTest,
 ) -> None:
-    async with place.join("phone") as remote:
+    async with local.join("phone") as remote:
         ids = [
             await remote.command(
                 "lamp", "dev_control", data=n, queue=True, order={"key": "power", "mode": "latest"}
@@ -115,7 +115,7 @@ async def test_when_a_device_comes_back_it_gets_the_latest_which_then_supersedes
         for id_ in ids:
             assert (await remote.hear_of(id_))["code"] == 0
         assert await remote.hears_nothing(), "the newer one only waits, too: nothing is superseded yet"
-        async with place.join("lamp") as lamp:
+        async with local.join("lamp") as lamp:
             assert (await lamp.obey())["data"] == 3
             assert await lamp.hears_nothing()
         ends: list[Json] = [await remote.first(lambda f: f["type"] == "ack") for _ in range(4)]
@@ -124,8 +124,8 @@ async def test_when_a_device_comes_back_it_gets_the_latest_which_then_supersedes
 
 
 @pytest.mark.parametrize("mode", ["latest", "replay"])
-async def test_the_high_water_mark_survives_a_restart(place: Place, mode: str) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_the_high_water_mark_survives_a_restart(local: HubUnderTest, mode: str) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         ids = [remote.ids() for _ in range(6)]
         for n in (0, 3):
             await remote.command(
@@ -133,8 +133,8 @@ async def test_the_high_water_mark_survives_a_restart(place: Place, mode: str) -
             )
             await lamp.obey()
         await remote.first(lambda f: f["type"] == "ack" and f["seq_id"] == ids[3])
-    await place.restart()
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+    await local.restart()
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         for n in (2, 1):
             await remote.command(
                 "lamp", "dev_control", seq_id=ids[n], data=n, order={"key": "power", "mode": mode}
@@ -148,8 +148,8 @@ async def test_the_high_water_mark_survives_a_restart(place: Place, mode: str) -
         assert (await lamp.obey())["data"] == 4
 
 
-async def test_a_sender_that_lost_its_counter_starts_over(place: Place) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_a_sender_that_lost_its_counter_starts_over(local: HubUnderTest) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         for _ in range(3):
             await remote.command("lamp", "dev_control", order={"key": "power", "mode": "latest"})
             await lamp.obey()
@@ -160,8 +160,10 @@ async def test_a_sender_that_lost_its_counter_starts_over(place: Place) -> None:
         assert (await lamp.obey())["seq_id"] == f"{now}_0"
 
 
-async def test_a_late_one_goes_before_a_later_one_that_still_waits_for_its_device(place: Place) -> None:
-    async with place.join("phone") as remote:
+async def test_a_late_one_goes_before_a_later_one_that_still_waits_for_its_device(
+    local: HubUnderTest,
+) -> None:
+    async with local.join("phone") as remote:
         ids = [remote.ids() for _ in range(3)]
         for n in (0, 2):
             await remote.command("lamp", "dev_control", seq_id=ids[n], data=n, queue=True)
@@ -169,12 +171,12 @@ async def test_a_late_one_goes_before_a_later_one_that_still_waits_for_its_devic
         await remote.command("lamp", "dev_control", seq_id=ids[1], data=1, queue=True)
         assert [(await remote.hear_of(id_))["code"] for id_ in ids] == [0, 0, 0]
         assert await remote.hears_nothing(), "nothing has ended"
-        async with place.join("lamp") as lamp:
+        async with local.join("lamp") as lamp:
             assert [(await lamp.obey())["data"] for _ in range(3)] == [0, 1, 2]
 
 
-async def test_a_late_one_goes_if_the_later_one_has_failed(place: Place) -> None:
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+async def test_a_late_one_goes_if_the_later_one_has_failed(local: HubUnderTest) -> None:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         ids = [remote.ids() for _ in range(3)]
         await remote.command("lamp", "dev_control", seq_id=ids[0])
         await lamp.obey()
@@ -186,9 +188,11 @@ async def test_a_late_one_goes_if_the_later_one_has_failed(place: Place) -> None
         assert (await remote.first(lambda f: f["type"] == "ack" and f["seq_id"] == ids[1]))["state"] == "done"
 
 
-async def test_a_late_one_that_has_only_its_time_goes_if_the_later_one_has_failed(place: Place) -> None:
+async def test_a_late_one_that_has_only_its_time_goes_if_the_later_one_has_failed(
+    local: HubUnderTest,
+) -> None:
     """`{ms}_0` every time."""
-    async with place.join("lamp") as lamp, place.join("phone") as remote:
+    async with local.join("lamp") as lamp, local.join("phone") as remote:
         now = time.time_ns() // 1_000_000
         ids = [f"{now - 400 + 100 * n}_0" for n in range(4)]
         power = {"key": "power", "mode": "replay"}

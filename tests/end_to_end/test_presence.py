@@ -5,32 +5,32 @@ from __future__ import annotations
 import time
 
 from duly.identity.accounts import Role
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import curl
 
 
-async def test_the_welcome_says_which_of_an_apps_devices_are_online(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_the_welcome_says_which_of_an_apps_devices_are_online(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         assert phone.heard[0]["online"] == []
-    async with place.join("lock"), place.join("phone") as phone:
+    async with local.join("lock"), local.join("phone") as phone:
         assert phone.heard[0]["online"] == ["lock"]
-        await place.hub.accounts.revoke("tablet", "lock")
-        async with place.join("tablet") as tablet:
+        await local.hub.accounts.revoke("tablet", "lock")
+        async with local.join("tablet") as tablet:
             assert tablet.heard[0]["online"] == [], "it is none of its devices any more"
 
 
-async def test_after_the_welcome_pushes_say_who_comes_and_goes(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_after_the_welcome_pushes_say_who_comes_and_goes(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         phone.presence = True
-        async with place.join("lamp"):
+        async with local.join("lamp"):
             assert (await phone.hear())["data"] == {"online": True}
         assert (await phone.hear())["data"] == {"online": False}
 
 
-async def test_devices_are_listed_with_when_they_were_last_heard(place: Place) -> None:
+async def test_devices_are_listed_with_when_they_were_last_heard(local: HubUnderTest) -> None:
     before = time.time_ns() // 1_000_000
-    async with place.join("lock") as lock, place.join("phone") as phone:
-        listed = (await curl(f"{place.url}/v1/devices", place.tokens["phone"])).json
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        listed = (await curl(f"{local.url}/v1/devices", local.tokens["phone"])).json
         assert [(one["name"], one["online"]) for one in listed["devices"]] == [
             ("lamp", False),
             ("lock", True),
@@ -42,22 +42,22 @@ async def test_devices_are_listed_with_when_they_were_last_heard(place: Place) -
         await phone.command("lock")
         await lock.obey()
         await phone.first(lambda f: f["type"] == "ack")
-        again = (await curl(f"{place.url}/v1/devices", place.tokens["phone"])).json["devices"][1]
+        again = (await curl(f"{local.url}/v1/devices", local.tokens["phone"])).json["devices"][1]
         assert again["last_heard"] > came, "an answer is heard, too"
 
 
-async def test_devices_are_listed_by_page_and_only_ones_own(place: Place) -> None:
+async def test_devices_are_listed_by_page_and_only_ones_own(local: HubUnderTest) -> None:
     for n in range(5):
-        await place.hub.accounts.add(Role.DEVICE, f"other-{n}")
-    mine = await curl(f"{place.url}/v1/devices?limit=1", place.tokens["phone"])
+        await local.hub.accounts.add(Role.DEVICE, f"other-{n}")
+    mine = await curl(f"{local.url}/v1/devices?limit=1", local.tokens["phone"])
     assert ([one["name"] for one in mine.json["devices"]], mine.json["next"]) == (["lamp"], "lamp")
-    rest = await curl(f"{place.url}/v1/devices?limit=1&after=lamp", place.tokens["phone"])
+    rest = await curl(f"{local.url}/v1/devices?limit=1&after=lamp", local.tokens["phone"])
     assert ([one["name"] for one in rest.json["devices"]], rest.json["next"]) == (["lock"], None)
-    everything = (await curl(f"{place.url}/v1/devices", place.tokens["root"])).json["devices"]
+    everything = (await curl(f"{local.url}/v1/devices", local.tokens["root"])).json["devices"]
     assert len(everything) == 7
-    itself = (await curl(f"{place.url}/v1/devices", place.tokens["lock"])).json["devices"]
+    itself = (await curl(f"{local.url}/v1/devices", local.tokens["lock"])).json["devices"]
     assert [one["name"] for one in itself] == ["lock"]
-    person = await place.hub.accounts.add(Role.USER, "ann")
-    assert (await curl(f"{place.url}/v1/devices", person)).status == 403
-    assert (await curl(f"{place.url}/v1/devices?limit=x", place.tokens["phone"])).status == 400
-    assert (await curl(f"{place.url}/v1/devices")).status == 401
+    person = await local.hub.accounts.add(Role.USER, "ann")
+    assert (await curl(f"{local.url}/v1/devices", person)).status == 403
+    assert (await curl(f"{local.url}/v1/devices?limit=x", local.tokens["phone"])).status == 400
+    assert (await curl(f"{local.url}/v1/devices")).status == 401

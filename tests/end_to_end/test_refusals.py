@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import curl, dial
 from tests.stopwatch import Stopwatch
 
 
 @pytest.mark.parametrize("seq_id", ["1702234567890_0", "x", 17])
-async def test_before_login_a_refusal_carries_the_id(place: Place, seq_id: object) -> None:
-    async with dial(place.url) as stranger:
+async def test_before_login_a_refusal_carries_the_id(local: HubUnderTest, seq_id: object) -> None:
+    async with dial(local.url) as stranger:
         await stranger.say("lock_control", seq_id=seq_id, to="lock", data={})
         said = await stranger.hear()
         assert (said["type"], said["code"], said["seq_id"]) == ("server_ack", 3, seq_id)
@@ -38,9 +38,9 @@ async def test_before_login_a_refusal_carries_the_id(place: Place, seq_id: objec
     ],
 )
 async def test_a_refusal_carries_the_id_whatever_else_is_wrong(
-    place: Place, wrong: dict[str, object]
+    local: HubUnderTest, wrong: dict[str, object]
 ) -> None:
-    async with place.join("phone") as phone:
+    async with local.join("phone") as phone:
         frame = {"type": "lock_control", "seq_id": phone.ids(), "to": "lock"} | wrong
         await phone.say_text(json.dumps(frame))
         said = await phone.hear()
@@ -48,22 +48,22 @@ async def test_a_refusal_carries_the_id_whatever_else_is_wrong(
         assert said["code"] in (2, 3)
 
 
-async def test_a_binary_frame_is_refused_with_its_id(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_a_binary_frame_is_refused_with_its_id(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         await phone.socket.send_bytes(b'{"type":"query","seq_id":"bin-1","to":"lock"}')
         assert (await phone.hear_of("bin-1"))["error"] == "malformed"
 
 
-async def test_a_frame_that_is_too_large_is_refused_and_the_next_one_taken(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_frame_that_is_too_large_is_refused_and_the_next_one_taken(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         large = await phone.command("lock", data="x" * 262_144)
         said = await phone.hear_of(large)
         assert (said["code"], said["error"]) == (2, "too_large")
         await phone.command("lock", data="small")
         assert (await lock.obey())["data"] == "small"
     answer = await curl(
-        f"{place.url}/v1/messages",
-        place.tokens["phone"],
+        f"{local.url}/v1/messages",
+        local.tokens["phone"],
         body={"type": "query", "seq_id": "h-1", "to": "lock", "data": "x" * 262_144},
     )
     assert answer.status == 413
@@ -73,9 +73,9 @@ async def test_a_frame_that_is_too_large_is_refused_and_the_next_one_taken(place
 @pytest.mark.parametrize(
     "wrong", [{"to": "nobody"}, {"exp": "soon"}, {"data": "x" * 262_144}, {"type": "No Type"}, {"timeout": 0}]
 )
-async def test_a_refused_number_is_no_gap(open_place: Open, wrong: dict[str, object]) -> None:
-    place = await open_place(window=4)
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_refused_number_is_no_gap(open_local: Open, wrong: dict[str, object]) -> None:
+    local = await open_local(window=4)
+    async with local.join("lock") as lock, local.join("phone") as phone:
         await phone.command("lock")
         await lock.obey()
         refused = {"type": "lock_control", "seq_id": phone.ids(), "to": "lock"} | wrong
@@ -87,35 +87,35 @@ async def test_a_refused_number_is_no_gap(open_place: Open, wrong: dict[str, obj
         assert took.seconds < 2, "it did not wait for the window"
 
 
-async def test_a_refused_id_may_be_used_again(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_refused_id_may_be_used_again(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("nobody")
         assert (await phone.hear_of(seq_id))["error"] == "not_allowed"
         await phone.command("lock", seq_id=seq_id)
         assert (await lock.obey())["seq_id"] == seq_id
 
 
-async def test_an_account_gets_as_many_of_its_own_refusals_as_it_asks_for(place: Place) -> None:
+async def test_an_account_gets_as_many_of_its_own_refusals_as_it_asks_for(local: HubUnderTest) -> None:
     """Those of others in between do not count."""
-    async with place.join("phone") as phone, place.join("tablet") as tablet:
+    async with local.join("phone") as phone, local.join("tablet") as tablet:
         mine = [await phone.command("nobody") for _ in range(3)]
         await phone.hear_of(mine[-1])
         theirs = [await tablet.command("nobody") for _ in range(3)]
         await tablet.hear_of(theirs[-1])
-    answer = await curl(f"{place.url}/v1/refusals?limit=2", place.tokens["phone"])
+    answer = await curl(f"{local.url}/v1/refusals?limit=2", local.tokens["phone"])
     assert [one["id"] for one in answer.json["refusals"]] == [mine[2], mine[1]]
 
 
 @pytest.mark.parametrize("type", ["", '"type":null,', '"type":7,'])
-async def test_a_frame_without_a_type_is_told_so(place: Place, type: str) -> None:
-    async with place.join("phone") as phone:
+async def test_a_frame_without_a_type_is_told_so(local: HubUnderTest, type: str) -> None:
+    async with local.join("phone") as phone:
         await phone.say_text(f'{{{type}"seq_id":"n-0","to":"lock"}}')
         said = await phone.hear_of("n-0")
         assert (said["code"], said["detail"]) == (2, "not a frame: its `type` is missing, or not a text")
 
 
-async def test_a_refusal_names_the_kind_of_account_in_plain_words(place: Place) -> None:
-    async with place.join("phone") as phone, place.join("lock") as lock:
+async def test_a_refusal_names_the_kind_of_account_in_plain_words(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone, local.join("lock") as lock:
         await phone.say("No Type", seq_id="n-1", to="lock")
         assert (await phone.hear_of("n-1"))["detail"] == "there is no frame type 'No Type' for an app"
         await phone.say("ack", seq_id="n-2", to="lock", code=0)

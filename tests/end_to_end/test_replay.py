@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Ids, Json, Peer, curl
 
 DAY = 86_400
@@ -37,9 +37,9 @@ CAPTURED: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def captured(place: Place, **more: Any) -> AsyncIterator[tuple[Peer, Peer, str]]:
+async def captured(local: HubUnderTest, **more: Any) -> AsyncIterator[tuple[Peer, Peer, str]]:
     """A command that was done once, and its frame as it went over the wire."""
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         frame = json.dumps(command(**more))
         await phone.say_text(frame)
         assert (await phone.hear())["code"] == 0
@@ -59,29 +59,29 @@ async def fill(lock: Peer, phone: Peer, count: int) -> None:
             assert (await phone.hear())["code"] == 0
 
 
-async def test_a_second_later(place: Place) -> None:
-    async with captured(place) as (lock, phone, frame):
+async def test_a_second_later(local: HubUnderTest) -> None:
+    async with captured(local) as (lock, phone, frame):
         for _ in range(50):
             await phone.say_text(frame)
         for _ in range(50):
             assert (await phone.hear())["code"] == 5
             assert (await phone.hear())["state"] == "done"
-        place.clock.seconds = 1
+        local.clock.seconds = 1
         await phone.say_text(frame)
         assert (await phone.hear())["code"] == 5
         assert (await phone.hear())["state"] == "done"
         assert await lock.hears_nothing()
 
 
-async def test_after_a_thousand_other_commands_and_a_restart(place: Place) -> None:
-    async with captured(place) as (lock, phone, frame):
+async def test_after_a_thousand_other_commands_and_a_restart(local: HubUnderTest) -> None:
+    async with captured(local) as (lock, phone, frame):
         await fill(lock, phone, 1_000)
         await phone.say_text(frame)
         assert (await phone.hear())["code"] == 5
         assert (await phone.hear())["state"] == "done"
         assert await lock.hears_nothing()
-    await place.restart()
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    await local.restart()
+    async with local.join("lock") as lock, local.join("phone") as phone:
         await phone.say_text(frame)
         assert (await phone.hear())["code"] == 5
         assert (await phone.hear())["state"] == "done"
@@ -89,12 +89,12 @@ async def test_after_a_thousand_other_commands_and_a_restart(place: Place) -> No
 
 
 @pytest.mark.parametrize("kind", CAPTURED)
-async def test_after_the_horizon(open_place: Open, kind: str) -> None:
-    place = await open_place(remember=320, max_age=5)
-    async with captured(place, **CAPTURED[kind]) as (lock, phone, frame):
+async def test_after_the_horizon(open_local: Open, kind: str) -> None:
+    local = await open_local(remember=320, max_age=5)
+    async with captured(local, **CAPTURED[kind]) as (lock, phone, frame):
         for later in (10, 400, 700, DAY, 2 * DAY, 30 * DAY):
-            place.clock.seconds = later
-            await place.hub._prune()
+            local.clock.seconds = later
+            await local.hub._prune()
             await phone.say_text(frame)
             answer = await phone.hear()
             assert answer["code"] in (2, 5), (later, answer)
@@ -106,25 +106,25 @@ async def test_after_the_horizon(open_place: Open, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CAPTURED)
-async def test_after_the_horizon_to_a_device_that_is_away(open_place: Open, kind: str) -> None:
+async def test_after_the_horizon_to_a_device_that_is_away(open_local: Open, kind: str) -> None:
     """Nothing may be left waiting for the device, either."""
-    place = await open_place(remember=320, max_age=5)
-    async with captured(place, **CAPTURED[kind]) as (_, phone, frame):
+    local = await open_local(remember=320, max_age=5)
+    async with captured(local, **CAPTURED[kind]) as (_, phone, frame):
         pass
-    await place.until(lambda: not place.hub.gateway.online("lock"))
-    async with place.join("phone") as phone:
+    await local.until(lambda: not local.hub.gateway.online("lock"))
+    async with local.join("phone") as phone:
         for later in (700, DAY, 2 * DAY):
-            place.clock.seconds = later
-            await place.hub._prune()
+            local.clock.seconds = later
+            await local.hub._prune()
             await phone.say_text(frame)
             answer = await phone.first(lambda f: f["type"] == "server_ack")
             assert answer["code"] in (2, 5), (later, answer)
-    async with place.join("lock") as lock:
+    async with local.join("lock") as lock:
         assert await lock.hears_nothing()
 
 
-async def test_a_command_without_age_that_may_wait_must_say_how_long(place: Place) -> None:
-    async with place.join("phone") as phone:
+async def test_a_command_without_age_that_may_wait_must_say_how_long(local: HubUnderTest) -> None:
+    async with local.join("phone") as phone:
         await phone.command("lock", seq_id="open-sesame", queue=True)
         answer = await phone.hear()
         assert (answer["code"], answer["error"]) == (2, "malformed")
@@ -133,30 +133,30 @@ async def test_a_command_without_age_that_may_wait_must_say_how_long(place: Plac
         assert (await phone.hear())["code"] == 0
 
 
-async def test_an_idempotency_key_is_not_forgotten(open_place: Open) -> None:
-    place = await open_place(remember=320, max_age=5)
+async def test_an_idempotency_key_is_not_forgotten(open_local: Open) -> None:
+    local = await open_local(remember=320, max_age=5)
     key = f"Idempotency-Key: {uuid.uuid4()}"
     body = {"type": "lock_control", "to": "lock", "data": 1}
-    async with place.join("lock") as lock:
-        first = await curl(f"{place.url}/v1/messages", place.tokens["phone"], "-H", key, body=body)
+    async with local.join("lock") as lock:
+        first = await curl(f"{local.url}/v1/messages", local.tokens["phone"], "-H", key, body=body)
         assert first.status == 202
         await lock.obey()
-        await place.until(lambda: not place.hub.gateway._inbox.live)
-        place.clock.seconds = 3 * DAY
-        await place.hub._prune()
-        again = await curl(f"{place.url}/v1/messages", place.tokens["phone"], "-H", key, body=body)
+        await local.until(lambda: not local.hub.gateway._inbox.live)
+        local.clock.seconds = 3 * DAY
+        await local.hub._prune()
+        again = await curl(f"{local.url}/v1/messages", local.tokens["phone"], "-H", key, body=body)
         assert (again.status, again.json["state"]) == (200, "done")
         assert await lock.hears_nothing()
 
 
-async def test_a_refused_frame_may_be_sent_again_but_not_for_ever(place: Place) -> None:
+async def test_a_refused_frame_may_be_sent_again_but_not_for_ever(local: HubUnderTest) -> None:
     """Only what was accepted is remembered; what was refused gets too old to be done."""
     frame = command()
-    async with place.join("phone") as phone:
+    async with local.join("phone") as phone:
         await phone.say(**frame)
         assert (await phone.hear())["error"] == "offline"
-        place.clock.seconds = 601
-        async with place.join("lock") as lock:
+        local.clock.seconds = 601
+        async with local.join("lock") as lock:
             await phone.say(**frame)
             assert (await phone.hear())["error"] == "stale"
             assert await lock.hears_nothing()

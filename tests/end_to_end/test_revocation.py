@@ -17,7 +17,7 @@ from duly.identity.accounts import Role
 from duly.identity.login_guard import LOOKUP
 from duly.server.revocation import Revocation
 from duly.storage.postgres.ledger import PostgresLedger
-from tests.end_to_end.many import Town
+from tests.end_to_end.many import LocalCluster
 from tests.end_to_end.people import enter
 from tests.end_to_end.raw import Ids, Response, curl, dial, join
 from tests.servers import Postgres
@@ -28,45 +28,45 @@ CHANGED = "battery staple"
 
 
 @pytest.fixture
-async def town(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[Town]:
+async def cluster(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[LocalCluster]:
     """Two hubs on one PostgreSQL that hear nothing of each other."""
-    town = Town(tmp_path, postgres_server)
+    cluster = LocalCluster(tmp_path, postgres_server)
     try:
-        await town.start(2, deaf=True)
-        yield town
+        await cluster.start(2, deaf=True)
+        yield cluster
     finally:
-        await town.stop()
+        await cluster.stop()
 
 
-async def admin(town: Town, hub: int, verb: str, **wanted: str) -> Response:
-    return await curl(f"{town.hubs[hub].url}/v1/admin/{verb}", town.tokens["root"], body=wanted)
+async def admin(cluster: LocalCluster, hub: int, verb: str, **wanted: str) -> Response:
+    return await curl(f"{cluster.hubs[hub].url}/v1/admin/{verb}", cluster.tokens["root"], body=wanted)
 
 
-async def log_in(town: Town, hub: int, name: str, password: str = PASSWORD) -> Response:
-    return await curl(f"{town.hubs[hub].url}/v1/login", body={"name": name, "password": password})
+async def log_in(cluster: LocalCluster, hub: int, name: str, password: str = PASSWORD) -> Response:
+    return await curl(f"{cluster.hubs[hub].url}/v1/login", body={"name": name, "password": password})
 
 
-async def may_list(town: Town, hub: int, token: str) -> int:
-    return (await curl(f"{town.hubs[hub].url}/v1/messages", token)).status
+async def may_list(cluster: LocalCluster, hub: int, token: str) -> int:
+    return (await curl(f"{cluster.hubs[hub].url}/v1/messages", token)).status
 
 
-async def settle(town: Town, name: str) -> str:
+async def settle(cluster: LocalCluster, name: str) -> str:
     """Register somebody at the first hub; the token of a login that both hubs have seen."""
-    made = await curl(f"{town.hubs[0].url}/v1/people", body={"name": name, "password": PASSWORD})
+    made = await curl(f"{cluster.hubs[0].url}/v1/people", body={"name": name, "password": PASSWORD})
     assert made.status == 201, made.body
-    token: str = (await log_in(town, 0, name)).json["token"]
-    assert [await may_list(town, hub, token) for hub in (0, 1)] == [200, 200]
+    token: str = (await log_in(cluster, 0, name)).json["token"]
+    assert [await may_list(cluster, hub, token) for hub in (0, 1)] == [200, 200]
     return token
 
 
-async def test_an_old_password_is_void_at_every_hub_at_once(town: Town) -> None:
-    token = await settle(town, "ann")
-    assert (await log_in(town, 1, "ann")).status == 200
+async def test_an_old_password_is_void_at_every_hub_at_once(cluster: LocalCluster) -> None:
+    token = await settle(cluster, "ann")
+    assert (await log_in(cluster, 1, "ann")).status == 200
     change = {"old": PASSWORD, "new": CHANGED}
-    assert (await curl(f"{town.hubs[0].url}/v1/password", token, body=change)).status == 200
-    assert (await log_in(town, 1, "ann")).status == 401
-    assert await may_list(town, 1, token) == 401
-    assert (await log_in(town, 1, "ann", CHANGED)).status == 200
+    assert (await curl(f"{cluster.hubs[0].url}/v1/password", token, body=change)).status == 200
+    assert (await log_in(cluster, 1, "ann")).status == 401
+    assert await may_list(cluster, 1, token) == 401
+    assert (await log_in(cluster, 1, "ann", CHANGED)).status == 200
 
 
 @pytest.fixture
@@ -86,24 +86,24 @@ def hangs_up(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 @pytest.mark.parametrize("how", ["logout", "everywhere", "remove", "password"])
 async def test_a_login_that_ended_elsewhere_says_nothing_more_and_is_hung_up_on(
-    hangs_up: asyncio.Event, town: Town, how: str
+    hangs_up: asyncio.Event, cluster: LocalCluster, how: str
 ) -> None:
-    token = await settle(town, "ann")
-    await settle(town, "bob")
-    async with enter(town.hubs[1].url, token) as ann:
+    token = await settle(cluster, "ann")
+    await settle(cluster, "bob")
+    async with enter(cluster.hubs[1].url, token) as ann:
         assert (await ann.chat("bob", "hello"))["code"] == 0
         hangs_up.clear()
         took = Stopwatch()
         match how:
             case "logout":
-                ended = await curl(f"{town.hubs[0].url}/v1/logout", token, body={})
+                ended = await curl(f"{cluster.hubs[0].url}/v1/logout", token, body={})
             case "everywhere":
-                ended = await curl(f"{town.hubs[0].url}/v1/logout", token, body={"everywhere": True})
+                ended = await curl(f"{cluster.hubs[0].url}/v1/logout", token, body={"everywhere": True})
             case "password":
                 change = {"old": PASSWORD, "new": CHANGED}
-                ended = await curl(f"{town.hubs[0].url}/v1/password", token, body=change)
+                ended = await curl(f"{cluster.hubs[0].url}/v1/password", token, body=change)
             case _:
-                ended = await admin(town, 0, "remove", name="ann")
+                ended = await admin(cluster, 0, "remove", name="ann")
         assert ended.status == 200, ended.body
         said = await ann.chat("bob", "it is still me")
         assert (said["code"], said["error"]) == (3, "not_allowed"), said
@@ -112,79 +112,81 @@ async def test_a_login_that_ended_elsewhere_says_nothing_more_and_is_hung_up_on(
         hangs_up.set()
         await ann.closed()
         assert took.seconds < 4
-    assert await may_list(town, 1, token) == 401
+    assert await may_list(cluster, 1, token) == 401
 
 
 @pytest.mark.parametrize("how", ["replace", "remove", "revoke"])
 async def test_an_app_that_lost_its_right_elsewhere_commands_nothing(
-    hangs_up: asyncio.Event, town: Town, how: str
+    hangs_up: asyncio.Event, cluster: LocalCluster, how: str
 ) -> None:
-    async with town.join(1, "lock") as lock, town.join(1, "phone") as phone:
+    async with cluster.join(1, "lock") as lock, cluster.join(1, "phone") as phone:
         first = await phone.command("lock")
         await lock.obey()
         assert (await phone.hear_of(first))["code"] == 0
         hangs_up.clear()
         if how == "revoke":
-            await admin(town, 0, "revoke", app="phone", device="lock")
+            await admin(cluster, 0, "revoke", app="phone", device="lock")
         elif how == "replace":
-            await admin(town, 0, "add", role="app", name="phone", replace="1")
+            await admin(cluster, 0, "add", role="app", name="phone", replace="1")
         else:
-            await admin(town, 0, "remove", name="phone")
+            await admin(cluster, 0, "remove", name="phone")
         second = await phone.command("lock")
         await phone.hear_of(first)
         refused = await phone.hear_of(second)
         assert (refused["code"], refused["error"]) == (3, "not_allowed"), refused
         assert await lock.hears_nothing(0.3)
         third = {"type": "lock_control", "seq_id": Ids()(), "to": "lock", "data": {}}
-        http = await curl(f"{town.hubs[1].url}/v1/messages", town.tokens["phone"], body=third)
+        http = await curl(f"{cluster.hubs[1].url}/v1/messages", cluster.tokens["phone"], body=third)
         assert http.status == (403 if how == "revoke" else 401)
         hangs_up.set()
         if how != "revoke":
             await phone.closed()
-    words = [r.word for r in await town.hubs[1].ledger.refusals() if r.scope == "phone"]
+    words = [r.word for r in await cluster.hubs[1].ledger.refusals() if r.scope == "phone"]
     assert "not_allowed" in words, "what was refused can be asked for"
 
 
-async def test_a_hub_that_cannot_ask_the_ledger_lets_nobody_in(town: Town, postgres_server: Postgres) -> None:
-    token = await settle(town, "ann")
-    ledger = town.hubs[1].ledger
+async def test_a_hub_that_cannot_ask_the_ledger_lets_nobody_in(
+    cluster: LocalCluster, postgres_server: Postgres
+) -> None:
+    token = await settle(cluster, "ann")
+    ledger = cluster.hubs[1].ledger
     assert isinstance(ledger, PostgresLedger)
     await ledger._pool.close()
-    asked = [await may_list(town, 1, one) for one in (token, town.tokens["phone"])]
+    asked = [await may_list(cluster, 1, one) for one in (token, cluster.tokens["phone"])]
     assert asked == [503, 503]
-    assert (await log_in(town, 1, "ann")).status == 503
-    async with dial(town.hubs[1].url) as peer:
-        await peer.say("auth", token=town.tokens["phone"])
+    assert (await log_in(cluster, 1, "ann")).status == 503
+    async with dial(cluster.hubs[1].url) as peer:
+        await peer.say("auth", token=cluster.tokens["phone"])
         said = await peer.hear()
         assert (said["type"], said["code"]) == ("server_ack", 4)
 
 
-async def test_what_was_made_at_one_hub_is_known_at_the_other_at_once(town: Town) -> None:
+async def test_what_was_made_at_one_hub_is_known_at_the_other_at_once(cluster: LocalCluster) -> None:
     for n in range(10):
         app, device = f"app{n}", f"lock{n}"
         tokens = {}
         for role, name in ((Role.APP, app), (Role.DEVICE, device)):
-            made = await admin(town, 0, "add", role=role.value, name=name)
+            made = await admin(cluster, 0, "add", role=role.value, name=name)
             tokens[name] = made.json["token"]
         async with (
-            join(town.hubs[1].url, tokens[device]) as lock,
-            join(town.hubs[1].url, tokens[app]) as phone,
+            join(cluster.hubs[1].url, tokens[device]) as lock,
+            join(cluster.hubs[1].url, tokens[app]) as phone,
         ):
             early = await phone.command(device)
             assert (await phone.hear_of(early))["error"] == "not_allowed", "nothing was granted yet"
-            await admin(town, 0, "grant", app=app, device=device)
+            await admin(cluster, 0, "grant", app=app, device=device)
             seq_id = await phone.command(device)
             assert (await phone.hear_of(seq_id))["code"] == 0
             assert (await lock.obey())["seq_id"] == seq_id
         name = f"user{n}"
-        await curl(f"{town.hubs[0].url}/v1/people", body={"name": name, "password": PASSWORD})
-        assert (await log_in(town, 1, name)).status == 200
+        await curl(f"{cluster.hubs[0].url}/v1/people", body={"name": name, "password": PASSWORD})
+        assert (await log_in(cluster, 1, name)).status == 200
 
 
 async def test_a_flood_of_nonsense_asks_the_ledger_for_little(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = town.hubs[1].ledger
+    ledger = cluster.hubs[1].ledger
     asked = 0
     read = ledger.items
 
@@ -194,7 +196,7 @@ async def test_a_flood_of_nonsense_asks_the_ledger_for_little(
         return await read(wanted)
 
     monkeypatch.setattr(ledger, "items", counted)
-    async with town.join(1, "phone") as phone:
+    async with cluster.join(1, "phone") as phone:
         asked, took = 0, Stopwatch()
         seq_ids = [await phone.command(f"stranger{n}") for n in range(500)]
         words = [(await phone.hear_of(seq_id))["error"] for seq_id in seq_ids]
@@ -204,7 +206,7 @@ async def test_a_flood_of_nonsense_asks_the_ledger_for_little(
     asked, took = 0, Stopwatch()
 
     async def knock(n: int) -> int:
-        return await may_list(town, 1, f"duly_{n}")
+        return await may_list(cluster, 1, f"duly_{n}")
 
     statuses = [
         status for n in range(5) for status in await asyncio.gather(*(knock(n * 20 + i) for i in range(20)))

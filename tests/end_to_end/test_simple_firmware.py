@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duly.identity.accounts import Role
-from tests.end_to_end.conftest import Open, Place
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Json, Peer, curl
 from tests.stopwatch import Stopwatch
 
@@ -22,25 +22,25 @@ async def bare_ack(lock: Peer, command: Json, code: int = 0, **fields: object) -
 # ── whom it answers ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_ack_without_to_answers_the_one_command_of_that_id(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_an_ack_without_to_answers_the_one_command_of_that_id(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         for _ in range(3):
             seq_id = await phone.command("lock")
             await bare_ack(lock, await lock.hear())
             assert [(await phone.hear_of(seq_id))["code"] for _ in range(2)] == [0, 0]
-            assert await place.state("phone", seq_id) == "done"
+            assert await local.state("phone", seq_id) == "done"
 
 
-async def test_an_ack_without_to_is_refused_if_two_apps_use_that_id(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone, place.join("tablet") as tablet:
+async def test_an_ack_without_to_is_refused_if_two_apps_use_that_id(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone, local.join("tablet") as tablet:
         seq_id = await phone.command("lock")
         await tablet.command("lock", seq_id=seq_id)
         commands = [await lock.hear(), await lock.hear()]
         await bare_ack(lock, commands[0])
         said = await lock.hear_of(seq_id)
         assert (said["type"], said["code"]) == ("server_ack", 2)
-        assert await place.state("phone", seq_id) == "sent"
-        assert await place.state("tablet", seq_id) == "sent"
+        assert await local.state("phone", seq_id) == "sent"
+        assert await local.state("tablet", seq_id) == "sent"
         await lock.ack(commands[0])
         first, second = (phone, tablet) if commands[0]["from"] == "phone" else (tablet, phone)
         await first.first(lambda f: f["type"] == "ack")
@@ -48,14 +48,14 @@ async def test_an_ack_without_to_is_refused_if_two_apps_use_that_id(place: Place
         await second.first(lambda f: f["type"] == "ack")
 
 
-async def test_an_ack_without_to_of_nothing_is_refused_and_recorded(place: Place) -> None:
-    async with place.join("lock") as lock:
+async def test_an_ack_without_to_of_nothing_is_refused_and_recorded(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock:
         await lock.say("ack", seq_id="1702234567890_0", code=0)
         assert (await lock.hear_of("1702234567890_0"))["code"] == 2
-    assert ("lock", "malformed") in await place.refused()
+    assert ("lock", "malformed") in await local.refused()
 
 
-async def test_a_late_ack_without_to_settles_what_is_unknown(hasty: Place) -> None:
+async def test_a_late_ack_without_to_settles_what_is_unknown(hasty: HubUnderTest) -> None:
     async with hasty.join("lock") as lock, hasty.join("phone") as phone:
         first = await phone.command("lock")
         await bare_ack(lock, await lock.hear())
@@ -71,15 +71,15 @@ async def test_a_late_ack_without_to_settles_what_is_unknown(hasty: Place) -> No
 # ── a device without a memory ────────────────────────────────────────────────────────────────────
 
 
-async def naive(place: Place) -> None:
-    place.tokens["naive"] = await place.hub.accounts.add(Role.DEVICE, "naive", once=True)
-    await place.hub.accounts.grant("phone", "naive")
+async def naive(local: HubUnderTest) -> None:
+    local.tokens["naive"] = await local.hub.accounts.add(Role.DEVICE, "naive", once=True)
+    await local.hub.accounts.grant("phone", "naive")
 
 
-async def test_a_device_without_memory_is_sent_each_command_once(open_place: Open) -> None:
-    place = await open_place(patience=4.5)
-    await naive(place)
-    async with place.join("naive") as motor, place.join("phone") as phone:
+async def test_a_device_without_memory_is_sent_each_command_once(open_local: Open) -> None:
+    local = await open_local(patience=4.5)
+    await naive(local)
+    async with local.join("naive") as motor, local.join("phone") as phone:
         seq_id = await phone.command("naive")
         command = await motor.hear()
         with pytest.raises(TimeoutError):
@@ -91,19 +91,19 @@ async def test_a_device_without_memory_is_sent_each_command_once(open_place: Ope
 
 @pytest.mark.parametrize("how", ["the device reconnects", "the hub restarts"])
 async def test_what_was_sent_to_it_once_is_unknown_at_the_deadline_and_never_sent_again(
-    open_place: Open, how: str
+    open_local: Open, how: str
 ) -> None:
-    place = await open_place(patience=1.5)
-    await naive(place)
-    async with place.join("phone") as phone, place.join("naive") as motor:
+    local = await open_local(patience=1.5)
+    await naive(local)
+    async with local.join("phone") as phone, local.join("naive") as motor:
         seq_id = await phone.command("naive")
         command = await motor.hear()
     if how == "the hub restarts":
-        await place.restart()
-    async with place.join("naive") as motor, place.join("phone") as phone:
+        await local.restart()
+    async with local.join("naive") as motor, local.join("phone") as phone:
         with pytest.raises(TimeoutError):
             await motor.hear(2.5)
-        assert await place.state("phone", seq_id) == "unknown"
+        assert await local.state("phone", seq_id) == "unknown"
         await motor.ack(command)
         ack = await phone.first(lambda f: f["type"] == "ack" and f["state"] == "done")
         assert ack["seq_id"] == seq_id
@@ -112,9 +112,9 @@ async def test_what_was_sent_to_it_once_is_unknown_at_the_deadline_and_never_sen
 # ── slow work ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_device_at_work_is_not_sent_it_again_and_not_given_up(open_place: Open) -> None:
-    place = await open_place(patience=2)
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_device_at_work_is_not_sent_it_again_and_not_given_up(open_local: Open) -> None:
+    local = await open_local(patience=2)
+    async with local.join("lock") as lock, local.join("phone") as phone:
         seq_id = await phone.command("lock")
         command = await lock.hear()
         assert (await phone.hear_of(seq_id))["code"] == 0
@@ -125,13 +125,13 @@ async def test_a_device_at_work_is_not_sent_it_again_and_not_given_up(open_place
                 "ack", "delivered", percent, "lock",
             )  # fmt: skip
             assert "code" not in told, "it has not ended"
-            assert await place.state("phone", seq_id) == "delivered"
+            assert await local.state("phone", seq_id) == "delivered"
             assert await lock.hears_nothing(1)
         await lock.ack(command)
         assert (await phone.hear_of(seq_id))["state"] == "done"
 
 
-async def test_who_says_working_and_then_nothing_is_unknown_at_the_new_deadline(hasty: Place) -> None:
+async def test_who_says_working_and_then_nothing_is_unknown_at_the_new_deadline(hasty: HubUnderTest) -> None:
     async with hasty.join("lock") as lock, hasty.join("phone") as phone:
         seq_id = await phone.command("lock")
         await lock.hear()
@@ -140,16 +140,16 @@ async def test_who_says_working_and_then_nothing_is_unknown_at_the_new_deadline(
         assert states == [None, "delivered", "unknown"]
 
 
-async def test_working_on_nothing_is_refused(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("lamp") as lamp, place.join("phone") as phone:
+async def test_working_on_nothing_is_refused(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("lamp") as lamp, local.join("phone") as phone:
         seq_id = await phone.command("lock")
         await lock.hear()
         await lamp.say("ack", seq_id=seq_id, to="phone", state="delivered")
         assert (await lamp.hear_of(seq_id))["code"] == 2
-        assert await place.state("phone", seq_id) == "sent"
+        assert await local.state("phone", seq_id) == "sent"
 
 
-async def test_a_command_may_say_how_long_its_device_may_take(hasty: Place) -> None:
+async def test_a_command_may_say_how_long_its_device_may_take(hasty: HubUnderTest) -> None:
     async with hasty.join("lock") as lock, hasty.join("phone") as phone:
         slow = await phone.command("lock", timeout=2_500)
         took = Stopwatch()
@@ -166,10 +166,10 @@ async def test_a_command_may_say_how_long_its_device_may_take(hasty: Place) -> N
         assert [(await phone.hear_of(patient)).get("state") for _ in range(2)] == [None, "done"]
 
 
-async def test_who_waits_by_http_waits_for_the_end_not_for_progress(place: Place) -> None:
-    async with place.join("lock") as lock:
+async def test_who_waits_by_http_waits_for_the_end_not_for_progress(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock:
         body = {"type": "query", "seq_id": "slow-1", "to": "lock"}
-        asked = asyncio.create_task(curl(f"{place.url}/v1/messages?wait=5", place.tokens["phone"], body=body))
+        asked = asyncio.create_task(curl(f"{local.url}/v1/messages?wait=5", local.tokens["phone"], body=body))
         command = await lock.hear()
         await lock.say("ack", seq_id="slow-1", to="phone", state="delivered", progress=50)
         await lock.ack(command, data={"open": True})
@@ -182,7 +182,7 @@ async def test_who_waits_by_http_waits_for_the_end_not_for_progress(place: Place
 
 @pytest.mark.parametrize("lane", ["power", ""])
 async def test_ids_of_time_alone_are_shown_in_order_whatever_order_they_come_in(
-    place: Place, lane: str
+    local: HubUnderTest, lane: str
 ) -> None:
     shown: list[int] = []
 
@@ -190,7 +190,7 @@ async def test_ids_of_time_alone_are_shown_in_order_whatever_order_they_come_in(
         while True:
             shown.append((await lamp.obey())["data"])
 
-    async with place.join("lamp") as lamp, place.join("phone") as phone:
+    async with local.join("lamp") as lamp, local.join("phone") as phone:
         glowing = asyncio.create_task(glow(lamp))
         made = time.time_ns() // 1_000_000
         if not lane:  # without a name, only what follows closely on another is sorted
@@ -212,9 +212,9 @@ async def test_ids_of_time_alone_are_shown_in_order_whatever_order_they_come_in(
         glowing.cancel()
 
 
-async def test_a_sender_that_counts_after_all_does_not_wait_the_window_out(open_place: Open) -> None:
-    place = await open_place(window=4)
-    async with place.join("lamp") as lamp, place.join("phone") as phone:
+async def test_a_sender_that_counts_after_all_does_not_wait_the_window_out(open_local: Open) -> None:
+    local = await open_local(window=4)
+    async with local.join("lamp") as lamp, local.join("phone") as phone:
         took = Stopwatch()
         for n in range(3):
             await phone.command("lamp", data=n, order={"key": "power", "mode": "replay"})

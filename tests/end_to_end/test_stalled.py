@@ -19,7 +19,7 @@ import pytest
 from duly.transports import connections as visitors
 from duly.transports import websocket
 from duly.transports.http import bodies
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Bare, Peer, address, bare, dial, handshake, join, ws_frame
 from tests.end_to_end.test_fuzz import world
 from tests.stopwatch import Stopwatch
@@ -50,14 +50,16 @@ async def served(phone: Peer, lock: Peer) -> None:
     assert took.seconds < 3
 
 
-async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_app_that_reads_nothing_is_hung_up_on(
+    local: HubUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(websocket, "STILL_SECONDS", 1.0)
-    gateway = place.hub.gateway
+    gateway = local.hub.gateway
     async with AsyncExitStack() as stack:
         names = ("lamp", "lock", "phone")
-        lamp, lock, phone = [await stack.enter_async_context(place.join(name)) for name in names]
-        async with deaf(place.url, place.tokens["tablet"]):
-            await place.until(lambda: "tablet" in gateway.sessions.apps)
+        lamp, lock, phone = [await stack.enter_async_context(local.join(name)) for name in names]
+        async with deaf(local.url, local.tokens["tablet"]):
+            await local.until(lambda: "tablet" in gateway.sessions.apps)
             (session,) = gateway.sessions.apps["tablet"]
             assert isinstance(session, websocket.WebSocketSession)
             data = "x" * 20_000
@@ -66,19 +68,19 @@ async def test_an_app_that_reads_nothing_is_hung_up_on(place: Place, monkeypatch
                 assert (await phone.first(lambda f: f["type"] == "event_report"))["data"][0] == n
                 assert session._size <= 2 * websocket.ROOM_BYTES
             await served(phone, lock)
-            await place.until(lambda: "tablet" not in gateway.sessions.apps)
+            await local.until(lambda: "tablet" not in gateway.sessions.apps)
             await served(phone, lock)
 
 
 async def test_a_device_that_reads_nothing_goes_offline(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: HubUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
         names = ("lock", "phone", "tablet")
-        lock, phone, tablet = [await stack.enter_async_context(place.join(name)) for name in names]
+        lock, phone, tablet = [await stack.enter_async_context(local.join(name)) for name in names]
         monkeypatch.setattr(websocket, "HEARTBEAT_SECONDS", 1.0)
-        async with deaf(place.url, place.tokens["lamp"]):
-            await place.until(lambda: place.hub.gateway.online("lamp"))
+        async with deaf(local.url, local.tokens["lamp"]):
+            await local.until(lambda: local.hub.gateway.online("lamp"))
             data = "x" * 200_000
             code = 0
             for _ in range(200):
@@ -86,7 +88,7 @@ async def test_a_device_that_reads_nothing_goes_offline(
                 code = (await tablet.hear_of(seq_id))["code"]
                 if code:
                     break
-            await place.until(lambda: not place.hub.gateway.online("lamp"))
+            await local.until(lambda: not local.hub.gateway.online("lamp"))
             seq_id = await tablet.command("lamp")
             assert (await tablet.hear_of(seq_id))["code"] == 1
             await served(phone, lock)
@@ -105,47 +107,47 @@ async def test_the_hubs_memory_stays_bounded(tmp_path: Path) -> None:
         await at.witness()
 
 
-async def test_a_header_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_header_that_never_ends(local: HubUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visitors, "GUEST_SECONDS", 0.5)
-    await place.restart()
-    async with place.join("lock") as lock, place.join("phone") as phone, AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(bare(place.url)) for _ in range(50)]
+    await local.restart()
+    async with local.join("lock") as lock, local.join("phone") as phone, AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(bare(local.url)) for _ in range(50)]
         for n in range(5):
             for one in slow:
-                await one.send(handshake(place.url)[n : n + 1])
+                await one.send(handshake(local.url)[n : n + 1])
             await served(phone, lock)
         for one in slow:
             await one.gone()
 
 
-async def test_an_introduction_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_introduction_that_never_ends(local: HubUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "AUTH_SECONDS", 0.4)
-    auth = ws_frame(json.dumps({"type": "auth", "token": place.tokens["tablet"]}).encode())
-    async with place.join("lock") as lock, place.join("phone") as phone, AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(bare(place.url)) for _ in range(50)]
+    auth = ws_frame(json.dumps({"type": "auth", "token": local.tokens["tablet"]}).encode())
+    async with local.join("lock") as lock, local.join("phone") as phone, AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(bare(local.url)) for _ in range(50)]
         for one in slow:
-            await one.upgrade(place.url)
+            await one.upgrade(local.url)
         for n in range(5):
             for one in slow:
                 await one.send(auth[n : n + 1])
             await served(phone, lock)
         for one in slow:
             assert b'"code":3' in await one.gone()
-        async with dial(place.url) as silent:
+        async with dial(local.url) as silent:
             answer = await silent.hear()
             assert (answer["code"], answer["error"]) == (3, "not_authenticated")
             await silent.closed()
-        assert "tablet" not in place.hub.gateway.sessions.apps
+        assert "tablet" not in local.hub.gateway.sessions.apps
 
 
-async def test_a_body_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_never_ends(local: HubUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "READ_SECONDS", 0.3)
     head = (
-        f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {place.tokens['tablet']}\r\n"
+        f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {local.tokens['tablet']}\r\n"
         "Content-Length: 1000\r\n\r\n{"
     ).encode()
-    async with place.join("lock") as lock, place.join("phone") as phone, AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(bare(place.url)) for _ in range(20)]
+    async with local.join("lock") as lock, local.join("phone") as phone, AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(bare(local.url)) for _ in range(20)]
         for one in slow:
             await one.send(head)
         await served(phone, lock)
@@ -154,11 +156,11 @@ async def test_a_body_that_never_ends(place: Place, monkeypatch: pytest.MonkeyPa
                 assert b" 408 " in await one.reader.readline()
 
 
-async def test_a_frame_that_never_ends(place: Place) -> None:
+async def test_a_frame_that_never_ends(local: HubUnderTest) -> None:
     """Authenticated, but its frames come in bytes and fragments; the hub waits without harm."""
     frame = ws_frame(b'{"type":"event_report","data":"slowly"}')
-    async with place.join("lock") as lock, place.join("phone") as phone, bare(place.url) as lamp:
-        await lamp.upgrade(place.url, place.tokens["lamp"])
+    async with local.join("lock") as lock, local.join("phone") as phone, bare(local.url) as lamp:
+        await lamp.upgrade(local.url, local.tokens["lamp"])
         for n in range(len(frame)):
             await lamp.send(frame[n : n + 1])
             if n % 10 == 0:

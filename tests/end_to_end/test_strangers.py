@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duly.identity.accounts import Principal, Role
-from tests.end_to_end.conftest import Town
+from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.raw import Closed, Json, curl
 
 NASTY = [
@@ -22,18 +22,18 @@ def plain(frame: Json) -> Json:
     return {key: value for key, value in frame.items() if key != "seq_id"}
 
 
-async def secret(town: Town) -> str:
+async def secret(chat_hub: HubWithPeople) -> str:
     """Ann and Bob share a conversation and a group that Eve is not in."""
-    async with town.enter("ann") as ann:
+    async with chat_hub.enter("ann") as ann:
         await ann.chat("bob", "the secret")
         group = str((await ann.ask("group_create", name="secret", members=["bob"]))["data"]["group"])
         await ann.chat(group, "the secret")
     return group
 
 
-async def test_a_foreign_conversation_looks_like_one_that_does_not_exist(town: Town) -> None:
-    group = await secret(town)
-    async with town.enter("eve") as eve:
+async def test_a_foreign_conversation_looks_like_one_that_does_not_exist(chat_hub: HubWithPeople) -> None:
+    group = await secret(chat_hub)
+    async with chat_hub.enter("eve") as eve:
         asked: list[tuple[str, Callable[[str], Json]]] = [
             ("history", lambda conv: {"conv": conv}),
             ("receipts", lambda conv: {"conv": conv, "n": 1}),
@@ -60,22 +60,22 @@ async def test_a_foreign_conversation_looks_like_one_that_does_not_exist(town: T
                 assert (await eve.hear())["error"] == "not_allowed"
         assert not any("secret" in str(f) for f in eve.heard)
         assert await eve.no_line()
-    refused = await town.refused()
+    refused = await chat_hub.refused()
     assert refused.count(("eve", "not_allowed")) >= 70
-    assert (await town.hub.ledger.cursors(f"chat/{group}")).keys() <= {"ann", "bob"}
-    assert (await town.hub.ledger.extent(f"chat/{group}")).last == 2
+    assert (await chat_hub.hub.ledger.cursors(f"chat/{group}")).keys() <= {"ann", "bob"}
+    assert (await chat_hub.hub.ledger.extent(f"chat/{group}")).last == 2
 
 
-async def test_eve_cannot_pass_for_ann(town: Town) -> None:
-    async with town.enter("eve") as eve, town.enter("bob") as bob:
+async def test_eve_cannot_pass_for_ann(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("eve") as eve, chat_hub.enter("bob") as bob:
         await eve.say("one_chat", seq_id=eve.ids(), to="bob", data={"text": "hi"}, **{"from": "ann"})
         line = await bob.line()
         assert (line["from"], line["conv"]) == ("eve", "bob+eve")
 
 
 @pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
-async def test_nasty_names_are_names_of_nobody(town: Town, name: str) -> None:
-    async with town.enter("eve") as eve:
+async def test_nasty_names_are_names_of_nobody(chat_hub: HubWithPeople, name: str) -> None:
+    async with chat_hub.enter("eve") as eve:
         answers = [
             await eve.chat(name, "x"),
             await eve.ask("one_chat", name, text=name),
@@ -87,12 +87,12 @@ async def test_nasty_names_are_names_of_nobody(town: Town, name: str) -> None:
         ]
         assert {f["code"] for f in answers} <= {2, 3}
         assert (await eve.chat("ann", name))["code"] == 0
-    async with town.enter("ann") as ann:
+    async with chat_hub.enter("ann") as ann:
         assert await ann.texts(1) == [name]
 
 
-async def test_nonsense_is_refused_and_hurts_nobody(town: Town) -> None:
-    async with town.enter("eve") as eve, town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_nonsense_is_refused_and_hurts_nobody(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("eve") as eve, chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         for data in (
             "null",
             "[]",
@@ -123,8 +123,10 @@ async def test_nonsense_is_refused_and_hurts_nobody(town: Town) -> None:
         assert await bob.texts(1) == ["all is well"]
 
 
-async def test_an_acknowledgement_beyond_the_end_moves_no_further_than_the_end(town: Town) -> None:
-    async with town.enter("ann") as ann, town.enter("bob") as bob:
+async def test_an_acknowledgement_beyond_the_end_moves_no_further_than_the_end(
+    chat_hub: HubWithPeople,
+) -> None:
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         bob.acking = False
         await ann.chat("bob", "1")
         await bob.line()
@@ -132,12 +134,12 @@ async def test_an_acknowledgement_beyond_the_end_moves_no_further_than_the_end(t
         await ann.receipt("delivered")
         await ann.chat("bob", "2")
         assert (await bob.line())["n"] == 2
-    assert await town.hub.ledger.cursor("chat/ann+bob", "bob") == 1
+    assert await chat_hub.hub.ledger.cursor("chat/ann+bob", "bob") == 1
 
 
-async def test_apps_and_devices_do_not_chat_and_people_command_nothing(town: Town) -> None:
-    await town.people()
-    async with town.join("phone") as phone, town.join("lock") as lock, town.enter("eve") as eve:
+async def test_apps_and_devices_do_not_chat_and_people_command_nothing(chat_hub: HubWithPeople) -> None:
+    await chat_hub.people()
+    async with chat_hub.join("phone") as phone, chat_hub.join("lock") as lock, chat_hub.enter("eve") as eve:
         for peer in (phone, lock):
             await peer.say("one_chat", seq_id=peer.ids(), to="ann", data="hi")
             assert (await peer.hear())["error"] == "not_allowed"
@@ -146,54 +148,60 @@ async def test_apps_and_devices_do_not_chat_and_people_command_nothing(town: Tow
         assert (await eve.chat("lock", "hi"))["error"] == "not_allowed"
 
 
-async def test_a_user_who_was_removed_is_hung_up_on_and_does_not_come_back(town: Town) -> None:
-    async with town.enter("eve") as eve:
-        await town.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "eve"})
+async def test_a_user_who_was_removed_is_hung_up_on_and_does_not_come_back(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("eve") as eve:
+        await chat_hub.hub.admin.run(Principal("root", Role.ADMIN), "remove", {"name": "eve"})
         await eve.closed()
         with pytest.raises((AssertionError, Closed)):
-            async with town.enter("eve"):
+            async with chat_hub.enter("eve"):
                 pass
     frame = {"type": "one_chat", "seq_id": "1_1", "to": "ann", "data": "x"}
-    answer = await curl(f"{town.url}/v1/messages", town.tokens["eve"], body=frame)
+    answer = await curl(f"{chat_hub.url}/v1/messages", chat_hub.tokens["eve"], body=frame)
     assert answer.status == 401
 
 
 # ── registering and logging in over HTTP ─────────────────────────────────────────────────────────
 
 
-async def post(town: Town, path: str, token: str | None = None, **body: Any) -> tuple[int, Any]:
-    answer = await curl(f"{town.url}/v1/{path}", token, body=body)
+async def post(chat_hub: HubWithPeople, path: str, token: str | None = None, **body: Any) -> tuple[int, Any]:
+    answer = await curl(f"{chat_hub.url}/v1/{path}", token, body=body)
     return answer.status, answer.json
 
 
-async def test_a_person_registers_logs_in_on_two_devices_and_logs_out_everywhere(town: Town) -> None:
+async def test_a_person_registers_logs_in_on_two_devices_and_logs_out_everywhere(
+    chat_hub: HubWithPeople,
+) -> None:
     who = {"name": "zoe", "password": "correct horse"}
-    assert await post(town, "people", **who) == (201, {"name": "zoe"})
-    assert (await post(town, "people", **who))[0] == 422
-    assert (await post(town, "login", name="zoe", password="wrong horse"))[0] == 401
-    assert (await post(town, "login", name="nobody", password="wrong horse"))[0] == 401
-    assert (await post(town, "login", name=7))[0] == 400
-    town.tokens["zoe"] = (await post(town, "login", **who))[1]["token"]
-    town.tokens["tablet"] = (await post(town, "login", **who))[1]["token"]
-    async with town.enter("ann") as ann, town.enter("zoe") as phone, town.enter("tablet") as tablet:
+    assert await post(chat_hub, "people", **who) == (201, {"name": "zoe"})
+    assert (await post(chat_hub, "people", **who))[0] == 422
+    assert (await post(chat_hub, "login", name="zoe", password="wrong horse"))[0] == 401
+    assert (await post(chat_hub, "login", name="nobody", password="wrong horse"))[0] == 401
+    assert (await post(chat_hub, "login", name=7))[0] == 400
+    chat_hub.tokens["zoe"] = (await post(chat_hub, "login", **who))[1]["token"]
+    chat_hub.tokens["tablet"] = (await post(chat_hub, "login", **who))[1]["token"]
+    async with (
+        chat_hub.enter("ann") as ann,
+        chat_hub.enter("zoe") as phone,
+        chat_hub.enter("tablet") as tablet,
+    ):
         assert phone.welcome["you"] == tablet.welcome["you"] == "zoe"
         await ann.chat("zoe", "hello")
         assert [await who.texts(1) for who in (phone, tablet)] == [["hello"]] * 2
-        status, answer = await post(town, "logout", town.tokens["zoe"], everywhere=True)
+        status, answer = await post(chat_hub, "logout", chat_hub.tokens["zoe"], everywhere=True)
         assert (status, answer) == (200, {"ended": 2})
         await asyncio.gather(phone.closed(), tablet.closed())
-    assert (await post(town, "logout", town.tokens["zoe"]))[0] == 401
+    assert (await post(chat_hub, "logout", chat_hub.tokens["zoe"]))[0] == 401
 
 
-async def test_each_device_finds_what_it_has_not_acknowledged_itself(town: Town) -> None:
+async def test_each_device_finds_what_it_has_not_acknowledged_itself(chat_hub: HubWithPeople) -> None:
     who = {"name": "zoe", "password": "correct horse"}
-    await post(town, "people", **who)
+    await post(chat_hub, "people", **who)
     for device in ("zoe", "tablet"):
-        town.tokens[device] = (await post(town, "login", **who))[1]["token"]
-        async with town.enter("ann") as ann, town.enter(device) as here:
+        chat_hub.tokens[device] = (await post(chat_hub, "login", **who))[1]["token"]
+        async with chat_hub.enter("ann") as ann, chat_hub.enter(device) as here:
             await ann.chat("zoe", f"for {device}")
             await here.line()
             await ann.receipt("delivered")
-    async with town.enter("zoe") as phone, town.enter("tablet") as tablet:
+    async with chat_hub.enter("zoe") as phone, chat_hub.enter("tablet") as tablet:
         assert await phone.texts(1) == ["for tablet"]
         assert await tablet.no_line()

@@ -15,9 +15,9 @@ from duly.clients.device import Command, Device
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
-from tests.end_to_end.many import Town
+from tests.end_to_end.many import LocalCluster
 from tests.end_to_end.raw import curl, join
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.servers import Postgres
 
 STEP = 10.0
@@ -121,22 +121,22 @@ async def test_each_task_of_a_hub_with_a_broker_comes_back(tmp_path: Path) -> No
 
 
 async def test_each_task_of_hubs_on_postgres_comes_back(tmp_path: Path, postgres_server: Postgres) -> None:
-    town = Town(tmp_path, postgres_server)
-    await town.start(1)
+    cluster = LocalCluster(tmp_path, postgres_server)
+    await cluster.start(1)
     try:
-        names = await kill_each(town.hubs[0], town.tokens)
+        names = await kill_each(cluster.hubs[0], cluster.tokens)
         assert "duly notifier" in names
         assert "duly chat's look at other hubs" in names
     finally:
-        await town.stop()
-    assert not background(town.hubs[0])
+        await cluster.stop()
+    assert not background(cluster.hubs[0])
 
 
 async def test_an_engine_that_dies_of_one_event_goes_on_with_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug ends the engine: senders are told to try again, and the hub serves the others."""
-    machine = place.hub.gateway.engine._machine
+    machine = local.hub.gateway.engine._machine
     handle = machine.handle
 
     def broken(event: Any, now: int) -> object:
@@ -145,33 +145,33 @@ async def test_an_engine_that_dies_of_one_event_goes_on_with_the_next(
         return handle(event, now)
 
     monkeypatch.setattr(machine, "handle", broken)
-    async with join(place.url, place.tokens["phone"]) as phone:
+    async with join(local.url, local.tokens["phone"]) as phone:
         for _ in range(2):
             await phone.command("lock", data={"a": "poison"})
-            await until(lambda: place.hub.tasks.failures["gateway engine"] > 0, "it did not die")
-            await healthy(place.hub)
-            place.hub.tasks.failures.clear()
-    await obeys(place.hub, place.tokens)
+            await until(lambda: local.hub.tasks.failures["gateway engine"] > 0, "it did not die")
+            await healthy(local.hub)
+            local.hub.tasks.failures.clear()
+    await obeys(local.hub, local.tokens)
 
 
 async def test_what_cannot_be_started_again_makes_health_503_and_is_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = place.hub.gateway.engine._machine
+    machine = local.hub.gateway.engine._machine
 
     def broken(*_: object) -> object:
         raise AssertionError("a planted bug")
 
     monkeypatch.setattr(machine, "restore", broken)
     monkeypatch.setattr(machine, "handle", broken)
-    run = asyncio.create_task(place.hub.run())
-    async with join(place.url, place.tokens["phone"]) as phone:
+    run = asyncio.create_task(local.hub.run())
+    async with join(local.url, local.tokens["phone"]) as phone:
         await phone.command("lock")
         with pytest.raises(AssertionError, match="a planted bug"):
             async with asyncio.timeout(STEP):
                 await run
-        said = await curl(f"{place.url}/v1/health")
+        said = await curl(f"{local.url}/v1/health")
         assert (said.status, said.json["parts"]) == (503, ["gateway engine"])
         seq_id = await phone.command("lock")
         assert (await phone.hear_of(seq_id))["code"] == 4, "who asks meanwhile is told to try again"
-    assert "gateway engine" in (await curl(f"{place.url}/v1/health")).json["detail"]
+    assert "gateway engine" in (await curl(f"{local.url}/v1/health")).json["detail"]

@@ -11,7 +11,7 @@ from duly.core.trusted_time import Floor
 from duly.core.units import DAY, HOUR, SECOND
 from duly.errors import LedgerError
 from duly.runtime.clock import SystemClock
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Ids, curl
 
 
@@ -22,62 +22,64 @@ class Wrong(SystemClock):
         return super().now() + 2 * DAY
 
 
-async def established(place: Place) -> None:
+async def established(local: HubUnderTest) -> None:
     """A hub that has run for two hours."""
-    place.clock.seconds = 2 * HOUR / SECOND
-    await place.hub._prune()
-    assert (await place.hub.ledger.floor()).until > SystemClock().now()
+    local.clock.seconds = 2 * HOUR / SECOND
+    await local.hub._prune()
+    assert (await local.hub.ledger.floor()).until > SystemClock().now()
 
 
 @pytest.mark.parametrize("new", [True, False])
-async def test_a_clock_that_was_wrong_for_a_moment_makes_nothing_stale(place: Place, new: bool) -> None:
+async def test_a_clock_that_was_wrong_for_a_moment_makes_nothing_stale(
+    local: HubUnderTest, new: bool
+) -> None:
     if not new:
-        await established(place)
-    async with place.join("lock") as lock, place.join("phone") as phone:
-        phone.ids = Ids(-place.clock.seconds)
+        await established(local)
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        phone.ids = Ids(-local.clock.seconds)
         await phone.command("lock")
         await lock.obey()
         await phone.first(lambda frame: frame.get("state") == "done")
-    right = place.hub.ledger.clock
-    place.hub.ledger.clock = Wrong()
+    right = local.hub.ledger.clock
+    local.hub.ledger.clock = Wrong()
     for _ in range(3):
-        await place.hub._prune()
-    place.hub.ledger.clock = right
-    await place.hub._prune()
-    async with place.join("lock") as lock, place.join("phone") as phone:
-        phone.ids = Ids(-place.clock.seconds)
+        await local.hub._prune()
+    local.hub.ledger.clock = right
+    await local.hub._prune()
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        phone.ids = Ids(-local.clock.seconds)
         seq_id = await phone.command("lock")
         assert (await phone.hear_of(seq_id))["code"] == 0
         await lock.obey()
         assert (await phone.hear_of(seq_id))["state"] == "done"
-    assert (await curl(f"{place.url}/v1/health")).status == 200
+    assert (await curl(f"{local.url}/v1/health")).status == 200
 
 
-async def poisoned(place: Place) -> None:
+async def poisoned(local: HubUnderTest) -> None:
     """The floor of a hub whose clock was two days ahead for hours: everything that has ended is forgotten."""
     ahead = SystemClock().now() + 2 * DAY
-    await place.hub.ledger._set_floor(Floor(ahead, ahead))
-    await place.hub._prune()
+    await local.hub.ledger._set_floor(Floor(ahead, ahead))
+    await local.hub._prune()
 
 
 async def test_a_floor_in_the_future_is_unhealthy_and_can_be_mended_without_running_anything_twice(
-    place: Place,
+    local: HubUnderTest,
 ) -> None:
-    health, floor = f"{place.url}/v1/health", f"{place.url}/v1/admin/floor"
-    async with place.join("lock") as lock, place.join("phone") as phone:
+    health, floor = f"{local.url}/v1/health", f"{local.url}/v1/admin/floor"
+    async with local.join("lock") as lock, local.join("phone") as phone:
         old = await phone.command("lock")
         assert (await phone.hear_of(old))["code"] == 0
         await lock.obey()
         assert (await phone.hear_of(old))["state"] == "done"
-        await poisoned(place)
+        await poisoned(local)
         assert (await curl(health)).status == 503
-        state = (await curl(f"{place.url}/v1/state", place.tokens["root"])).json
+        state = (await curl(f"{local.url}/v1/state", local.tokens["root"])).json
         assert "floor" in state["down"]
         assert "duly floor --mend" in state["down"]
         refused = await phone.command("lock")
         assert (await phone.hear_of(refused))["error"] == "stale"
 
-        mended = await curl(floor, place.tokens["root"], body={"mend": "yes"})
+        mended = await curl(floor, local.tokens["root"], body={"mend": "yes"})
         assert (mended.status, mended.json["ahead"]) == (200, 0)
         assert mended.json["barrier"] > time.time() * 1000
         assert (await curl(health)).status == 200
@@ -87,31 +89,33 @@ async def test_a_floor_in_the_future_is_unhealthy_and_can_be_mended_without_runn
         assert (await phone.hear_of(fresh))["state"] == "done"
         await phone.command("lock", seq_id=refused)
         assert (await phone.hear_of(refused))["error"] == "stale", "it may have been forgotten"
-        assert await place.state("phone", old) is None, "this one was"
-    await place.restart()
-    async with place.join("lock") as lock, place.join("phone") as phone:
+        assert await local.state("phone", old) is None, "this one was"
+    await local.restart()
+    async with local.join("lock") as lock, local.join("phone") as phone:
         await phone.command("lock", seq_id=old)
         assert (await phone.hear_of(old))["error"] == "stale"
         assert await lock.hears_nothing()
 
 
-async def test_only_an_admin_may_mend_it(place: Place) -> None:
-    await poisoned(place)
-    answer = await curl(f"{place.url}/v1/admin/floor", place.tokens["phone"], body={"mend": "yes"})
+async def test_only_an_admin_may_mend_it(local: HubUnderTest) -> None:
+    await poisoned(local)
+    answer = await curl(f"{local.url}/v1/admin/floor", local.tokens["phone"], body={"mend": "yes"})
     assert answer.status == 403
-    assert (await curl(f"{place.url}/v1/health")).status == 503
+    assert (await curl(f"{local.url}/v1/health")).status == 503
 
 
-async def test_a_hub_whose_ledger_is_removed_under_it_accepts_nothing_and_is_unhealthy(place: Place) -> None:
-    async with place.join("lock") as lock, place.join("phone") as phone:
+async def test_a_hub_whose_ledger_is_removed_under_it_accepts_nothing_and_is_unhealthy(
+    local: HubUnderTest,
+) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
         first = await phone.command("lock")
         assert (await phone.hear_of(first))["code"] == 0
         await lock.obey()
-        for file in place._folder.glob("ledger.db*"):
+        for file in local._folder.glob("ledger.db*"):
             file.unlink()
-        assert (await curl(f"{place.url}/v1/health")).status == 503
+        assert (await curl(f"{local.url}/v1/health")).status == 503
         for _ in range(5):
             seq_id = await phone.command("lock")
             assert (await phone.hear_of(seq_id))["code"] != 0
     with pytest.raises(LedgerError):
-        await place.hub.ledger.size()
+        await local.hub.ledger.size()

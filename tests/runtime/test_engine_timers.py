@@ -55,7 +55,7 @@ class Alarm:
         return []
 
 
-class Rig:
+class AlarmRig:
     def __init__(self) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.alarm = Alarm()
@@ -64,7 +64,7 @@ class Rig:
 
 def test_a_timer_set_between_two_steps_rings_in_time() -> None:
     async def program() -> None:
-        rig = Rig()
+        rig = AlarmRig()
         await rig.engine.start()
         await asyncio.sleep(1)
         rig.alarm.due = rig.engine.now() + 5 * SECOND
@@ -81,7 +81,7 @@ def test_a_timer_set_between_two_steps_rings_in_time() -> None:
 
 def test_without_a_word_the_engine_would_sleep_on() -> None:
     async def program() -> None:
-        rig = Rig()
+        rig = AlarmRig()
         await rig.engine.start()
         await asyncio.sleep(1)
         rig.alarm.due = rig.engine.now() + 5 * SECOND
@@ -96,7 +96,7 @@ def test_a_clock_that_was_set_meanwhile_does_not_move_a_new_timer() -> None:
     """The step is noticed when the time is asked for, before the timer is there to be moved."""
 
     async def program() -> None:
-        rig = Rig()
+        rig = AlarmRig()
         await rig.engine.start()
         await asyncio.sleep(1)
         rig.clock.step(48 * HOUR)
@@ -110,7 +110,7 @@ def test_a_clock_that_was_set_meanwhile_does_not_move_a_new_timer() -> None:
 
 def test_a_timer_that_is_waited_for_is_no_oversight() -> None:
     async def program() -> None:
-        rig = Rig()
+        rig = AlarmRig()
         rig.alarm.due = rig.clock.now() + 60 * SECOND
         await rig.engine.start()
         await asyncio.sleep(1)
@@ -126,7 +126,7 @@ def test_a_machine_that_has_slept_has_not_set_its_clock() -> None:
     """What was due meanwhile is due at once; the loop's own time has stood still."""
 
     async def program() -> None:
-        rig = Rig()
+        rig = AlarmRig()
         rig.alarm.due = rig.clock.now() + 60 * SECOND
         await rig.engine.start()
         await asyncio.sleep(1)

@@ -21,7 +21,7 @@ from duly.settings import Settings
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import FILE
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.servers import Postgres
 
 SMTP = "hunter2-planted-smtp-password"
@@ -123,18 +123,18 @@ async def test_a_data_folder_among_other_things_leaves_those_alone(
 
 
 async def test_no_file_but_the_key_gives_a_secret_away(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub", allow_private_webhooks=True)
-    await place.start()
-    await place.hub.alerts.profiles.set("home", DRAFT)
-    assert found_in(place.folder) == {}
-    await place.stop()
-    assert found_in(place.folder) == {}
-    await place.start()
-    label = next(iter(place.hub.alerts.profiles.all()["home"].steps)).to[0]
-    address = place.hub.alerts.profiles.address(label)
+    local = LocalHub(tmp_path / "hub", allow_private_webhooks=True)
+    await local.start()
+    await local.hub.alerts.profiles.set("home", DRAFT)
+    assert found_in(local.folder) == {}
+    await local.stop()
+    assert found_in(local.folder) == {}
+    await local.start()
+    label = next(iter(local.hub.alerts.profiles.all()["home"].steps)).to[0]
+    address = local.hub.alerts.profiles.address(label)
     assert address is not None
     assert SMTP in address.url
-    await place.stop()
+    await local.stop()
 
 
 async def test_secrets_in_plain_are_encrypted_at_the_start_and_their_old_bytes_are_gone(
@@ -146,15 +146,15 @@ async def test_secrets_in_plain_are_encrypted_at_the_start_and_their_old_bytes_a
         await prepare_plain(ledger)
         labels = set(await ledger.bucket(ADDRESSES))
     assert found_in(folder) != {}
-    place = Place(folder)
-    await place.start()
+    local = LocalHub(folder)
+    await local.start()
     try:
         assert found_in(folder) == {}, "nor in the log, while the hub runs"
         assert "encrypted 4 secrets that the ledger held in plain" in caplog.text
-        assert set(place.hub.alerts.profiles._addresses) == labels, "deliveries under way still know theirs"
-        await place.hub.people.log_in("ann", "correct horse", "127.0.0.1", "")
+        assert set(local.hub.alerts.profiles._addresses) == labels, "deliveries under way still know theirs"
+        await local.hub.people.log_in("ann", "correct horse", "127.0.0.1", "")
     finally:
-        await place.stop()
+        await local.stop()
     assert found_in(folder) == {}
     raw = b"".join(path.read_bytes() for path in folder.glob("ledger.db*"))
     assert b"$argon2" not in raw
@@ -170,10 +170,10 @@ async def test_a_dump_of_postgres_gives_no_secret_away(tmp_path: Path, postgres_
     async with await open_ledger(url) as ledger:
         await prepare_plain(ledger)
     assert SMTP.encode().hex().encode() in dump(url, postgres_server)
-    place = Place(tmp_path / "hub", ledger=url)
-    await place.start()
+    local = LocalHub(tmp_path / "hub", ledger=url)
+    await local.start()
     try:
-        await place.hub.alerts.profiles.set("office", DRAFT)
+        await local.hub.alerts.profiles.set("office", DRAFT)
         said = dump(url, postgres_server)
         assert [one for one in PLANTED if one.encode() in said or one.encode().hex().encode() in said] == []
         connection = await asyncpg.connect(url)
@@ -181,36 +181,36 @@ async def test_a_dump_of_postgres_gives_no_secret_away(tmp_path: Path, postgres_
         await connection.close()
         assert [one for one in (*PLANTED, "$argon2", "$2b$") if one in rows] == []
     finally:
-        await place.stop()
+        await local.stop()
 
 
 # ── the key ──────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_hub_without_the_key_of_its_ledger_does_not_start(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub")
-    await place.start()
-    await place.stop()
-    key = place.folder / FILE
+    local = LocalHub(tmp_path / "hub")
+    await local.start()
+    await local.stop()
+    key = local.folder / FILE
     key.rename(tmp_path / "kept")
     with pytest.raises(SecretKeyMissing, match=r"sealed with key [0-9a-f]{8}, and .*secret.key is not there"):
-        await place.start()
+        await local.start()
     key.write_text("0123456789" * 5)
     with pytest.raises(SecretKeyMissing, match="holds key"):
-        await place.start()
+        await local.start()
     (tmp_path / "kept").replace(key)
-    await place.start()
-    await place.stop()
+    await local.start()
+    await local.stop()
 
 
 async def test_hubs_on_one_postgres_need_the_same_key(tmp_path: Path, postgres_server: Postgres) -> None:
     url = postgres_server.create_database("two_keys")
-    first, second = (Place(tmp_path / name, ledger=url) for name in ("first", "second"))
+    first, second = (LocalHub(tmp_path / name, ledger=url) for name in ("first", "second"))
     await first.start()
     try:
         with pytest.raises(SecretKeyMissing, match=r"copy secret\.key from the data folder of a hub"):
             await second.start()
-        third = Place(tmp_path / "third", ledger=url, secret_key=str(first.folder / FILE))
+        third = LocalHub(tmp_path / "third", ledger=url, secret_key=str(first.folder / FILE))
         await third.start()
         await third.stop()
     finally:
@@ -221,9 +221,9 @@ async def test_a_given_key_is_used_and_closed(tmp_path: Path, caplog: pytest.Log
     key = tmp_path / "key"
     key.write_text("correct horse battery staple and more")
     key.chmod(0o644)
-    place = Place(tmp_path / "hub", secret_key=str(key))
+    local = LocalHub(tmp_path / "hub", secret_key=str(key))
     with caplog.at_level(logging.WARNING):
-        await place.start()
-    await place.stop()
+        await local.start()
+    await local.stop()
     assert key.stat().st_mode & 0o777 == 0o600
-    assert not (place.folder / FILE).exists()
+    assert not (local.folder / FILE).exists()

@@ -21,7 +21,7 @@ from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
 from tests import servers
 from tests.certificates import Authority
-from tests.cli.conftest import Place
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_nodes_with_certificates_get_in_and_others_do_not(strict: Strict, 
 
 
 def test_the_same_by_flags(strict: Strict, tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    cli = CommandLine(tmp_path)
     where = f"mqtts://127.0.0.1:{strict.server.port}"
 
     def files(name: str) -> list[str]:
@@ -179,10 +179,10 @@ def test_the_same_by_flags(strict: Strict, tmp_path: Path) -> None:
         return ["--cafile", str(strict.authority.ca), "--cert", str(cert), "--key", str(key)]
 
     try:
-        node = place.start("node", "B", "--url", where, "--run", "echo=cat", *files("B"))
+        node = cli.start("node", "B", "--url", where, "--run", "echo=cat", *files("B"))
         node.line("online")
-        done = place.duly("call", "B", "echo", "7", "--as", "A", "--url", where, *files("A"))
+        done = cli.duly("call", "B", "echo", "7", "--as", "A", "--url", where, *files("A"))
         assert done.returncode == 0, done.stderr
         assert '"payload":7' in done.stdout
     finally:
-        place.end()
+        cli.end()

@@ -13,7 +13,7 @@ from duly.storage.item_loader import ItemLoader
 from duly.storage.memory import MemoryLedger
 
 
-class Slow(MemoryLedger):
+class SlowItems(MemoryLedger):
     """Counts questions; each takes a while, or fails."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Slow(MemoryLedger):
 
 
 async def test_what_is_asked_for_together_is_one_question() -> None:
-    ledger = Slow()
+    ledger = SlowItems()
     await ledger.write(PutItem("s", "a", b"1"))
     loader = ItemLoader(ledger)
     found = await asyncio.gather(*(loader.get(("s", "a"), ("s", str(n % 10))) for n in range(100)))
@@ -40,7 +40,7 @@ async def test_what_is_asked_for_together_is_one_question() -> None:
 
 
 async def test_who_asks_during_a_read_hears_of_what_was_written_before_they_asked() -> None:
-    ledger = Slow()
+    ledger = SlowItems()
     loader = ItemLoader(ledger)
     first = asyncio.create_task(loader.get(("s", "a")))
     while not ledger.questions:
@@ -52,7 +52,7 @@ async def test_who_asks_during_a_read_hears_of_what_was_written_before_they_aske
 
 
 async def test_a_ledger_that_fails_fails_those_who_asked_and_no_others() -> None:
-    ledger = Slow()
+    ledger = SlowItems()
     loader = ItemLoader(ledger)
     ledger.broken = True
     ended = await asyncio.gather(*(loader.get(("s", "a")) for _ in range(3)), return_exceptions=True)
@@ -62,7 +62,7 @@ async def test_a_ledger_that_fails_fails_those_who_asked_and_no_others() -> None
 
 
 async def test_one_who_gives_up_takes_nobody_along() -> None:
-    ledger = Slow()
+    ledger = SlowItems()
     loader = ItemLoader(ledger)
     impatient, patient = (asyncio.create_task(loader.get(("s", "a"))) for _ in range(2))
     await asyncio.sleep(0)

@@ -114,7 +114,7 @@ def a_timer_is_set_without_waking(patch: Patch) -> None:
 def nothing_is_told_again(patch: Patch) -> None:
     """The timers run, and nothing follows from them."""
 
-    async def idle(self: Subscriptions, place: Any) -> None:
+    async def idle(self: Subscriptions, local: Any) -> None:
         return
 
     patch.setattr(Subscriptions, "_tell_again", idle)

@@ -43,7 +43,7 @@ def an_ack_is_its_commands_device(patch: Patch) -> None:
 
 def devices_may_command(patch: Patch) -> None:
     """The broker lets a device publish tasks, as it lets a node."""
-    wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, Whose.ANYBODY, PENDING))
+    wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, Whose.ANY, PENDING))
     patch.setitem(acl.RULES, AccountClass.DEVICE, wider)
 
 

@@ -89,7 +89,7 @@ class Rule(Struct, frozen=True):
                 names = (EVERY_NAME,) if peers is None else peers
             case Whose.ANY:
                 names = (EVERY_NAME,)
-            case Whose.HUB:
+            case Whose.HUB:  # pragma: no branch
                 names = (HUB,)
         return [f"{prefix}/{name}/{self.kind}" for name in names]
 

@@ -203,7 +203,7 @@ class Inbox:
                 return self.outbox.handle(event, now)
             case NumberRefused(scope=scope, n=n, made=made):
                 return self._move_all(self.lanes.arrived(scope, n, made, now), now)
-            case MachineEvent():
+            case MachineEvent():  # pragma: no branch
                 return []
 
     def receive(self, event: Arrived, now: int) -> list[Todo]:

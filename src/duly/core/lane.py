@@ -88,14 +88,12 @@ class Lane:
                 return queued
         return None
 
-    def pop(self) -> Release | None:
-        """Remove and return the next message that has not ended."""
-        while self._queue:
-            queued = self._queue.popleft()
-            if self._waits(queued):
-                del self._waiting[queued.message.key]
-                return queued
-        return None
+    def pop(self) -> Release:
+        """Remove and return the next message that has not ended; the lane must not be empty."""
+        while not self._waits(queued := self._queue.popleft()):
+            pass
+        del self._waiting[queued.message.key]
+        return queued
 
     def _waits(self, queued: Release) -> bool:
         return self._waiting.get(queued.message.key) is queued

@@ -258,7 +258,7 @@ class Verdict(Struct, frozen=True, gc=False):
                 raise Expired(self.reason)
             case Word.REFUSED if self.retry:
                 raise LedgerUnavailable(self.reason)
-            case Word.REFUSED:
+            case Word.REFUSED:  # pragma: no branch
                 raise (FromTheFuture if self.cause == "future" else SenderError)(self.reason)
 
     @property

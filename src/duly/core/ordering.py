@@ -427,9 +427,9 @@ class Lanes:
     def _chain(self, name: str) -> _Chain:
         chain = self._chains.get(name)
         if chain is None:
+            if len(self._chains) >= CHAINS_KEPT:
+                self._drop_idle_chain()  # before the new one is here, which is idle, too
             chain = self._chains[name] = _Chain(-1)
-            if len(self._chains) > CHAINS_KEPT:
-                self._drop_idle_chain()
         return chain
 
     def _drop_idle_chain(self) -> None:
@@ -531,8 +531,6 @@ class Lanes:
     def _take(self, lane: Lane, now: int) -> list[Move]:
         """The next of a queue. Where only the latest counts, one that another follows is superseded by it."""
         queued = lane.pop()
-        if queued is None:
-            return []
         if is_over(queued, now):
             return [queued]  # too late for itself: it supersedes nothing
         if is_latest(queued) and (follows := lane.peek(now)) is not None and is_latest(follows):

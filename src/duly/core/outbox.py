@@ -204,7 +204,7 @@ class Outbox:
                 return self.reached(recipient, now)
             case Unreachable() | NumberRefused() | MachineEvent() | CancelMessages():
                 return []
-            case DeliveriesFound(open_=open_):
+            case DeliveriesFound(open_=open_):  # pragma: no branch
                 return [todo for item in open_ for todo in self.resume(item, now)]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
@@ -539,7 +539,7 @@ def heard(key: bytes, verdict: Verdict) -> Event | None:
             return Answered(key, State.UNKNOWN, Answer(REFUSED, b"", verdict.reason))
         case Word.EXPIRED:
             return Answered(key, State.EXPIRED, Answer(REFUSED, b"", verdict.reason))
-        case Word.CONFLICT | Word.REFUSED:
+        case Word.CONFLICT | Word.REFUSED:  # pragma: no branch
             return (
                 None if verdict.retry else Answered(key, State.FAILED, Answer(REFUSED, b"", verdict.reason))
             )

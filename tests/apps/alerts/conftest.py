@@ -21,14 +21,14 @@ from duly.core.fanout.plan import FanoutPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.identity.accounts import Role
-from tests.places import Place
+from tests.local_hub import LocalHub
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
 from tests.servers import Postgres
 
 SOON = RetryPolicy.exponential(20 * MS, 200 * MS, jitter=0)
 
 
-class Tower(Place):
+class Tower(LocalHub):
     """A hub whose deliveries are tried again soon."""
 
     async def start(self) -> None:
@@ -88,7 +88,7 @@ def quiet_now() -> str:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Tower]:
+async def tower(tmp_path: Path) -> AsyncIterator[Tower]:
     it = Tower(tmp_path / "hub", allow_private_webhooks=True)
     await it.start()
     await it.add(Role.SENTINEL, "gate", "barn")

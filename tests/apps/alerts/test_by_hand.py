@@ -12,53 +12,53 @@ from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 
 
-async def test_trying_again_wakes_nobody_whose_time_has_not_come(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+async def test_trying_again_wakes_nobody_whose_time_has_not_come(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
     hook.words = ["500"]
-    place.hub.alerts._fanout.policy = FanoutPolicy("alert")
-    await place.post(event())
+    tower.hub.alerts._fanout.policy = FanoutPolicy("alert")
+    await tower.post(event())
     await hook.got(1)
-    await place.until(lambda: not place.hub.alerts.tasks.busy)
-    await place.do("deliveries.retry", event="event-1")
-    shown = await place.until_state("event-1", "delivered")
+    await tower.until(lambda: not tower.hub.alerts.tasks.busy)
+    await tower.do("deliveries.retry", event="event-1")
+    shown = await tower.until_state("event-1", "delivered")
     first, boss = sorted(shown["deliveries"], key=lambda one: one["round"])
     assert (first["state"], first["attempts"]) == ("done", 2)
     assert (boss["state"], boss["attempts"]) == ("accepted", 0)
     with pytest.raises(Malformed, match="--to"):
-        await place.do("deliveries.retry", event="event-1")
-    await place.do("deliveries.retry", event="event-1", recipient=boss["recipient"])
-    await place.until_state("event-1", "done")
+        await tower.do("deliveries.retry", event="event-1")
+    await tower.do("deliveries.retry", event="event-1", recipient=boss["recipient"])
+    await tower.until_state("event-1", "done")
     assert len(hook.requests) == 3
 
 
 async def test_what_was_called_off_is_not_tried_again_unless_it_is_named(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
+    await tower.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
     hook.words = ["404"]
-    await place.post(event())
+    await tower.post(event())
     await hook.got(1)
-    await place.do("alert.resolve", event="event-1", by="ann")
-    made = (await place.do("deliveries.retry", event="event-1"))["deliveries"]
+    await tower.do("alert.resolve", event="event-1", by="ann")
+    made = (await tower.do("deliveries.retry", event="event-1"))["deliveries"]
     rounds = sorted((one["round"], one["state"]) for one in made)
     assert rounds[:2] == [(0, "failed"), (1, "cancelled")]
     assert [round_ for round_, _ in rounds[2:]] == [200]
     await hook.got(2)
 
 
-async def test_a_delivery_is_tried_so_often_as_its_profile_says(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url, tries=3)
+async def test_a_delivery_is_tried_so_often_as_its_profile_says(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url, tries=3)
     hook.words = ["500"] * 9
-    await place.post(event())
-    shown = await place.until_state("event-1", "failed")
+    await tower.post(event())
+    shown = await tower.until_state("event-1", "failed")
     assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("failed", 3)]
     assert "given up after 3 attempts" in shown["deliveries"][0]["error"]
     assert len(hook.requests) == 3
 
 
-async def test_silences_of_the_same_moment_are_several(place: Tower) -> None:
+async def test_silences_of_the_same_moment_are_several(tower: Tower) -> None:
     made = await asyncio.gather(
-        *(place.do("alert.silence", device=f"lock-{n}", lasts="60") for n in range(5))
+        *(tower.do("alert.silence", device=f"lock-{n}", lasts="60") for n in range(5))
     )
     assert sorted(one["silence"] for one in made) == ["1", "2", "3", "4", "5"]
-    assert len((await place.do("alert.silences"))["silences"]) == 5
+    assert len((await tower.do("alert.silences"))["silences"]) == 5

@@ -30,9 +30,9 @@ def told(hook: Receiver) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture
-async def tower(place: Tower, hook: Receiver) -> Tower:
-    await place.profile("home", hook.url, grace=0.5)
-    return place
+async def tower(tower: Tower, hook: Receiver) -> Tower:
+    await tower.profile("home", hook.url, grace=0.5)
+    return tower
 
 
 async def test_a_sentinel_that_falls_silent_is_told_of_once_and_so_is_its_return(
@@ -183,8 +183,8 @@ async def test_several_hubs_tell_of_one_silence_once(hubs: list[Tower], hook: Re
     assert [one[0] for one in told(hook)] == ["alert.event", "alert.cancelled"]
 
 
-async def test_a_sentinel_that_only_posts_was_heard(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url)
-    assert (await place.post(event()))[1]["code"] == 0
-    await place.until(lambda: not place.hub.alerts.tasks.busy)
-    assert "gate" in (await presence(place.hub.ledger, {"gate"}))["heard"]
+async def test_a_sentinel_that_only_posts_was_heard(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url)
+    assert (await tower.post(event()))[1]["code"] == 0
+    await tower.until(lambda: not tower.hub.alerts.tasks.busy)
+    assert "gate" in (await presence(tower.hub.ledger, {"gate"}))["heard"]

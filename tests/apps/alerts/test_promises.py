@@ -25,27 +25,27 @@ from tests.receivers import Mailbox, Receiver, receiver
 # ── who said so ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def admin(place: Tower, verb: str, token: str, **wanted: str) -> Any:
+async def admin(tower: Tower, verb: str, token: str, **wanted: str) -> Any:
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         aiohttp.ClientSession() as http,
-        http.post(f"{place.url}/v1/admin/{verb}", json=wanted, headers=headers) as answer,
+        http.post(f"{tower.url}/v1/admin/{verb}", json=wanted, headers=headers) as answer,
     ):
         said = await answer.json()
         assert answer.status == 200, said
         return said
 
 
-async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(place: Tower) -> None:
-    await place.add(Role.ADMIN, "ann")
+async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(tower: Tower) -> None:
+    await tower.add(Role.ADMIN, "ann")
     for n, verb in enumerate(("alert.ack", "alert.resolve")):
-        status, said = await place.post(event(f"event-{n}"))
+        status, said = await tower.post(event(f"event-{n}"))
         assert (status, said["code"]) == (200, 0), said
-        said = await admin(place, verb, place.tokens["ann"], event=f"event-{n}", by="bob", note="on my way")
+        said = await admin(tower, verb, tower.tokens["ann"], event=f"event-{n}", by="bob", note="on my way")
         assert (said["by"], said["claimed"], said["note"]) == ("ann", "bob", "on my way")
-    said = await admin(place, "alert.silence", place.tokens["ann"], device="x", by="bob", lasts="60")
+    said = await admin(tower, "alert.silence", tower.tokens["ann"], device="x", by="bob", lasts="60")
     assert (said["by"], said["claimed"]) == ("ann", "bob")
-    _, (silence,) = (await admin(place, "alert.silences", place.tokens["ann"])).popitem()
+    _, (silence,) = (await admin(tower, "alert.silences", tower.tokens["ann"])).popitem()
     assert (silence["by"], silence["claimed"]) == ("ann", "bob")
 
 
@@ -53,42 +53,42 @@ async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(plac
 
 
 async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    place.hub.alerts._fanout.policy = type(place.hub.alerts._fanout.policy)("alert")  # retries after 5 s
-    await place.profile("home", hook.url, "file:/nowhere/at/all")
-    await place.post(event())
+    tower.hub.alerts._fanout.policy = type(tower.hub.alerts._fanout.policy)("alert")  # retries after 5 s
+    await tower.profile("home", hook.url, "file:/nowhere/at/all")
+    await tower.post(event())
     await hook.got(1)
     async with asyncio.timeout(10):
         while not any(
-            one["attempts"] and one["error"] for one in (await place.show("event-1"))["deliveries"]
+            one["attempts"] and one["error"] for one in (await tower.show("event-1"))["deliveries"]
         ):
             await asyncio.sleep(0.01)
-    await place.do("alert.ack", event="event-1")
-    states = {one["recipient"][:5]: one["state"] for one in (await place.show("event-1"))["deliveries"]}
+    await tower.do("alert.ack", event="event-1")
+    states = {one["recipient"][:5]: one["state"] for one in (await tower.show("event-1"))["deliveries"]}
     assert states == {"http:": "done", "file:": "cancelled"}
-    await place.until_state("event-1", "done")
+    await tower.until_state("event-1", "done")
 
 
 async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
-    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+    tower: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The delivery is claimed, and somebody takes care before it goes out."""
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     opened, go_on = asyncio.Event(), asyncio.Event()
-    channel = place.hub.alerts._sender._channel
+    channel = tower.hub.alerts._sender._channel
 
     async def slow(label: str) -> Any:
         opened.set()
         await go_on.wait()
         return await channel(label)
 
-    monkeypatch.setattr(place.hub.alerts._sender, "_channel", slow)
-    await place.post(event())
+    monkeypatch.setattr(tower.hub.alerts._sender, "_channel", slow)
+    await tower.post(event())
     await opened.wait()
-    await place.do("alert.ack", event="event-1")
+    await tower.do("alert.ack", event="event-1")
     go_on.set()
-    shown = await place.until_state("event-1", "cancelled")
+    shown = await tower.until_state("event-1", "cancelled")
     assert [one["state"] for one in shown["deliveries"]] == ["cancelled"]
     assert hook.requests == []
 
@@ -96,10 +96,10 @@ async def test_an_acknowledgement_between_claim_and_sending_is_heeded(
 # ── when it happened ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_mail_says_when_it_happened_and_when_it_was_received(place: Tower, box: Mailbox) -> None:
-    await place.profile("home", mail_to(box), zone="Asia/Shanghai")
+async def test_a_mail_says_when_it_happened_and_when_it_was_received(tower: Tower, box: Mailbox) -> None:
+    await tower.profile("home", mail_to(box), zone="Asia/Shanghai")
     three_hours_ago = (time.time_ns() // 1_000_000) - 3 * 3_600_000 - 120_000
-    await place.post(event(timestamp=three_hours_ago), query="?wait=5")
+    await tower.post(event(timestamp=three_hours_ago), query="?wait=5")
     (mail,) = box.mails
     content = mail.get_payload(decode=True)
     assert isinstance(content, bytes)
@@ -112,10 +112,10 @@ async def test_a_mail_says_when_it_happened_and_when_it_was_received(place: Towe
 
 
 async def test_a_webhook_is_told_when_it_happened_and_when_it_was_received(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url)
-    await place.post(event(timestamp=1_794_786_893_877), query="?wait=5")
+    await tower.profile("home", hook.url)
+    await tower.post(event(timestamp=1_794_786_893_877), query="?wait=5")
     body = json.loads(hook.requests[0][1])
     assert body["timestamp"] == body["data"]["happened"] == "2026-11-15T23:54:53.877+00:00"
     assert body["data"]["time"] == 1_794_786_893_877 < body["data"]["received"]
@@ -137,29 +137,29 @@ def test_many_alerts_in_one_notice_say_when_each_happened() -> None:
 # ── what is critical ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_silence_covers_what_is_critical_only_if_it_says_so(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url)
-    await place.do("alert.silence", device="AA:*", lasts="60")
-    await place.post(event("event-1"), query="?wait=5")
+async def test_a_silence_covers_what_is_critical_only_if_it_says_so(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url)
+    await tower.do("alert.silence", device="AA:*", lasts="60")
+    await tower.post(event("event-1"), query="?wait=5")
     assert hook.requests == []
-    await place.post(event("event-2", severity="critical"), query="?wait=5")
+    await tower.post(event("event-2", severity="critical"), query="?wait=5")
     assert hook.events == ["event-2"]
-    await place.do("alert.silence", device="AA:*", lasts="60", critical="yes")
-    await place.post(event("event-3", severity="critical"), query="?wait=5")
+    await tower.do("alert.silence", device="AA:*", lasts="60", critical="yes")
+    await tower.post(event("event-3", severity="critical"), query="?wait=5")
     assert hook.events == ["event-2"]
 
 
 async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profile_and_is_recorded(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
     async with Refusing() as refusing:
-        await place.profile("default", hook.url + "/default")
-        await place.profile("home", refusing)
-        await place.post(event("event-1"), query="?wait=5")
-        await place.post(event("event-2", severity="critical"), query="?wait=5")
-        await place.until(lambda: hook.events == ["event-2"])
-    assert place.hub.alerts.state()["critical_untold"] == 1
-    refused = await place.hub.ledger.refusals(10)
+        await tower.profile("default", hook.url + "/default")
+        await tower.profile("home", refusing)
+        await tower.post(event("event-1"), query="?wait=5")
+        await tower.post(event("event-2", severity="critical"), query="?wait=5")
+        await tower.until(lambda: hook.events == ["event-2"])
+    assert tower.hub.alerts.state()["critical_untold"] == 1
+    refused = await tower.hub.ledger.refusals(10)
     assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
 
 
@@ -167,25 +167,25 @@ async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profi
     "named", [True, False], ids=["its address refused", "its profile names no recipient"]
 )
 async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
-    place: Tower, hook: Receiver, named: bool, monkeypatch: pytest.MonkeyPatch
+    tower: Tower, hook: Receiver, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end is committed, and the process is gone before anything follows from it."""
     async with Refusing() as refusing:
-        await place.profile("default", hook.url + "/default")
-        await place.profile("home", *([refusing] if named else []))
-        monkeypatch.setattr(place.hub.alerts, "_spawn", _unless_it_follows(place.hub.alerts._spawn))
-        await place.post(event(severity="critical"))
-        await place.until_state("event-1", "failed")
+        await tower.profile("default", hook.url + "/default")
+        await tower.profile("home", *([refusing] if named else []))
+        monkeypatch.setattr(tower.hub.alerts, "_spawn", _unless_it_follows(tower.hub.alerts._spawn))
+        await tower.post(event(severity="critical"))
+        await tower.until_state("event-1", "failed")
         assert hook.requests == []
-        await place.stop()
-        await place.start()
+        await tower.stop()
+        await tower.start()
         await hook.got(1)
-        await place.until_state("event-1", "failed")
+        await tower.until_state("event-1", "failed")
     assert hook.events == ["event-1"]
-    refused = await place.hub.ledger.refusals(10)
+    refused = await tower.hub.ledger.refusals(10)
     assert [(one.id, one.word) for one in refused] == [("event-1", "untold")]
-    await place.hub.alerts._unnotified.catch_up()
-    assert len(await place.hub.ledger.refusals(10)) == 1, "once"
+    await tower.hub.alerts._unnotified.catch_up()
+    assert len(await tower.hub.ledger.refusals(10)) == 1, "once"
 
 
 def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
@@ -214,32 +214,32 @@ class Refusing:
 
 
 async def test_critical_alerts_of_one_episode_do_not_wait_for_each_other(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     for n in range(3):
-        said = await place.post(event(f"e-{n}", severity="critical", session_id="s"), query="?wait=5")
+        said = await tower.post(event(f"e-{n}", severity="critical", session_id="s"), query="?wait=5")
         assert said[1]["ack"]["state"] == "done"
     assert len(hook.requests) == 3
 
 
-async def test_every_critical_alert_is_told_at_once_whatever_the_limit(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url, most=2)
-    await place.post([event(f"warning-{n}") for n in range(5)])
-    await place.post([event(f"critical-{n}", severity="critical") for n in range(20)])
-    await place.until(lambda: sum(one.startswith("critical") for one in hook.events) == 20)
+async def test_every_critical_alert_is_told_at_once_whatever_the_limit(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url, most=2)
+    await tower.post([event(f"warning-{n}") for n in range(5)])
+    await tower.post([event(f"critical-{n}", severity="critical") for n in range(20)])
+    await tower.until(lambda: sum(one.startswith("critical") for one in hook.events) == 20)
     types = [json.loads(body)["type"] for _, body in hook.requests]
     assert types == ["alert.event"] * 22, "two warnings, and each critical one alone"
 
 
-async def test_what_has_become_critical_waits_for_no_limit_any_more(place: Tower, hook: Receiver) -> None:
+async def test_what_has_become_critical_waits_for_no_limit_any_more(tower: Tower, hook: Receiver) -> None:
     """Also its later steps, which were planned when it was a warning."""
-    await place.profile("home", hook.url, escalate=((2, hook.url + "/boss"),), most=1)
-    await place.post(event("event-1"))
-    await place.post(event("event-2", device_address="CC"))
+    await tower.profile("home", hook.url, escalate=((2, hook.url + "/boss"),), most=1)
+    await tower.post(event("event-1"))
+    await tower.post(event("event-2", device_address="CC"))
     await hook.got(1)
     worse = {"type": "alert_update", "seq_id": "u", "data": {"event": "event-2", "severity": "critical"}}
-    await place.post(worse)
+    await tower.post(worse)
     await hook.got(2)
     assert hook.events == ["event-1", "event-2"]
     await hook.got(4)
@@ -248,11 +248,11 @@ async def test_what_has_become_critical_waits_for_no_limit_any_more(place: Tower
 
 
 async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     ahead = (time.time_ns() // 1_000_000) + 400 * 86_400_000
-    _, said = await place.post(event(timestamp=ahead), query="?wait=5")
+    _, said = await tower.post(event(timestamp=ahead), query="?wait=5")
     assert said["ack"]["state"] == "done"
 
 
@@ -260,16 +260,16 @@ async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
 
 
 async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(
-    place: Tower, hook: Receiver
+    tower: Tower, hook: Receiver
 ) -> None:
-    await place.profile("home", hook.url, tries=4)
+    await tower.profile("home", hook.url, tries=4)
     hook.words = ["500"] * 4
-    await place.post(event("event-1"), query="?wait=5")
-    state = place.hub.alerts.state()
+    await tower.post(event("event-1"), query="?wait=5")
+    state = tower.hub.alerts.state()
     assert (state["retry_attempts"], state["retry_successes"], state["average_retries"]) == (3, 0, 0.0)
     hook.words = ["500", "500"]
-    await place.post(event("event-2"), query="?wait=5")
-    assert place.hub.alerts.state()["average_retries"] == 2.0
+    await tower.post(event("event-2"), query="?wait=5")
+    assert tower.hub.alerts.state()["average_retries"] == 2.0
 
 
 # ── several hubs ─────────────────────────────────────────────────────────────────────────────────

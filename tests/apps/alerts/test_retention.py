@@ -31,7 +31,7 @@ from duly.core.units import DAY
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 
 class Office:
@@ -269,10 +269,10 @@ async def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> 
 
 
 async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub")
-    await place.start()
+    tower = LocalHub(tmp_path / "hub")
+    await tower.start()
     try:
-        ledger, clock = place.hub.ledger, ManualClock()
+        ledger, clock = tower.hub.ledger, ManualClock()
         ledger.clock = clock
         ledger._witness = TrustedClock(clock.now(), clock.steady())
         now = clock.now()
@@ -282,15 +282,15 @@ async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: P
         clock.advance(2 * 86_400)
         folder = tmp_path / "hub" / "archive"
         folder.write_text("somebody's file")
-        await place.hub._prune()
-        assert "nothing was forgotten" in str(place.hub.state()["unforgotten"])
+        await tower.hub._prune()
+        assert "nothing was forgotten" in str(tower.hub.state()["unforgotten"])
         assert await ledger.find(message.key) is not None
         folder.unlink()
-        await place.hub._prune()
-        assert place.hub.state()["unforgotten"] is None
+        await tower.hub._prune()
+        assert tower.hub.state()["unforgotten"] is None
         assert await ledger.find(message.key) is None
     finally:
-        await place.stop()
+        await tower.stop()
 
 
 async def test_whoever_wants_no_archive_has_none(tmp_path: Path) -> None:

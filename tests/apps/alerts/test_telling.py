@@ -21,60 +21,60 @@ def mail_to(box: Mailbox, more: str = "") -> str:
     "words", [["500"], ["close"], ["close after"], ["503", "close after", "500", "close"]]
 )
 async def test_a_bad_webhook_receiver_gets_each_event_once(
-    place: Tower, hook: Receiver, words: list[str]
+    tower: Tower, hook: Receiver, words: list[str]
 ) -> None:
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     hook.words = list(words)
-    await place.post(event())
-    await place.until_state("event-1", "done")
+    await tower.post(event())
+    await tower.until_state("event-1", "done")
     assert len(hook.requests) == len(words) + 1
     assert len({headers["webhook-id"] for headers, _ in hook.requests}) == 1, "the same key in every attempt"
     assert hook.events == ["event-1"]
 
 
 async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(
-    place: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+    tower: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.apps.alerts.channels.webhook.SECONDS", 0.2)
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     hook.words = ["hang"]
-    await place.post(event())
-    shown = await place.until_state("event-1", "done")
+    await tower.post(event())
+    shown = await tower.until_state("event-1", "done")
     assert shown["deliveries"][0]["attempts"] == 2
     assert hook.events == ["event-1"]
 
 
-async def test_retry_after_is_respected(place: Tower, hook: Receiver) -> None:
-    await place.profile("home", hook.url)
+async def test_retry_after_is_respected(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url)
     hook.words = ["429 1"]
     began = time.monotonic()
-    await place.post(event())
+    await tower.post(event())
     await hook.got(2)
     assert time.monotonic() - began >= 0.95
 
 
 @pytest.mark.parametrize("status", ["400", "401", "404", "410", "302"])
 async def test_what_a_receiver_will_never_take_is_a_dead_letter_that_can_be_sent_elsewhere(
-    place: Tower, hook: Receiver, status: str
+    tower: Tower, hook: Receiver, status: str
 ) -> None:
-    await place.profile("home", hook.url)
+    await tower.profile("home", hook.url)
     hook.words = [status]
-    await place.post(event())
-    await place.until_state("event-1", "failed")
-    (dead,) = (await place.do("deliveries.list", state="dead"))["deliveries"]
+    await tower.post(event())
+    await tower.until_state("event-1", "failed")
+    (dead,) = (await tower.do("deliveries.list", state="dead"))["deliveries"]
     assert status in dead["error"]
-    await place.do("deliveries.edit", event="event-1", recipient=dead["recipient"], url=hook.url + "/other")
+    await tower.do("deliveries.edit", event="event-1", recipient=dead["recipient"], url=hook.url + "/other")
     await hook.got(2)
-    await place.until(lambda: hook.events == ["event-1"])
+    await tower.until(lambda: hook.events == ["event-1"])
 
 
-async def test_a_receiver_that_is_down_gets_it_when_it_is_back(place: Tower) -> None:
+async def test_a_receiver_that_is_down_gets_it_when_it_is_back(tower: Tower) -> None:
     async with receiver() as gone:
         url = gone.url
-    await place.profile("home", url)
-    await place.post(event())
-    await place.until(lambda: place.hub.alerts._fanout.counts.attempts >= 2)
-    (waiting,) = (await place.do("deliveries.list", state="open"))["deliveries"]
+    await tower.profile("home", url)
+    await tower.post(event())
+    await tower.until(lambda: tower.hub.alerts._fanout.counts.attempts >= 2)
+    (waiting,) = (await tower.do("deliveries.list", state="open"))["deliveries"]
     assert waiting["error"] == "it cannot be reached"
 
 
@@ -95,12 +95,12 @@ async def test_a_receiver_that_is_down_gets_it_when_it_is_back(place: Tower) -> 
     ],
 )
 async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
-    place: Tower, box: Mailbox, words: list[str], mails: int, state: str
+    tower: Tower, box: Mailbox, words: list[str], mails: int, state: str
 ) -> None:
-    await place.profile("home", mail_to(box))
+    await tower.profile("home", mail_to(box))
     box.words = list(words)
-    await place.post(event())
-    await place.until_state("event-1", state)
+    await tower.post(event())
+    await tower.until_state("event-1", state)
     assert len(box.mails) == mails
     assert len({mail["Message-ID"] for mail in box.mails}) <= 1
     for mail in box.mails[1:]:
@@ -109,35 +109,35 @@ async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
 
 
 async def test_a_mail_server_that_hangs_is_given_up_and_brings_at_most_one_repeat(
-    place: Tower, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+    tower: Tower, box: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("duly.apps.alerts.channels.mail.SECONDS", 0.2)
-    await place.profile("home", mail_to(box))
+    await tower.profile("home", mail_to(box))
     box.words = ["hang"]
-    await place.post(event())
-    shown = await place.until_state("event-1", "done")
+    await tower.post(event())
+    shown = await tower.until_state("event-1", "done")
     (mail,) = box.mails
     assert mail["Subject"].startswith("Repeat? "), "nobody can tell what became of the first"
     assert shown["deliveries"][0]["attempts"] == 2
     box.words = ["hang", "hang"]
-    await place.post(event("event-2"))
-    await place.until_state("event-2", "unknown")
+    await tower.post(event("event-2"))
+    await tower.until_state("event-2", "unknown")
     assert len(box.mails) == 1
 
 
-async def test_a_mail_address_can_declare_that_doubt_means_stop(place: Tower, box: Mailbox) -> None:
-    await place.profile("home", mail_to(box, "&doubt=stop"))
+async def test_a_mail_address_can_declare_that_doubt_means_stop(tower: Tower, box: Mailbox) -> None:
+    await tower.profile("home", mail_to(box, "&doubt=stop"))
     box.words = ["close after"]
-    await place.post(event())
-    shown = await place.until_state("event-1", "unknown")
+    await tower.post(event())
+    shown = await tower.until_state("event-1", "unknown")
     assert len(box.mails) == 1
     assert shown["deliveries"][0]["error"].startswith("in doubt")
 
 
-async def test_mail_that_looks_like_smtp_arrives_whole(place: Tower, box: Mailbox) -> None:
-    await place.profile("home", mail_to(box))
-    await place.post(event(trigger_reason="line\r\n.\r\nBcc: all@example.org", device_address="Tür"))
-    await place.until_state("event-1", "done")
+async def test_mail_that_looks_like_smtp_arrives_whole(tower: Tower, box: Mailbox) -> None:
+    await tower.profile("home", mail_to(box))
+    await tower.post(event(trigger_reason="line\r\n.\r\nBcc: all@example.org", device_address="Tür"))
+    await tower.until_state("event-1", "done")
     (mail,) = box.mails
     assert mail["Bcc"] is None
     text = mail.get_payload(decode=True)

@@ -37,11 +37,11 @@ class Brokered:
     def node(self, name: str, **more: Any) -> Node:
         return Node(self.server.url(name), name=name, **({"resend": SOON} | more))
 
-    def peer(self, name: str) -> Peer:
-        return Peer(BrokerAddress.parse(self.server.url(f"{name}-peer")), name)
+    def peer(self, name: str) -> PahoPeer:
+        return PahoPeer(BrokerAddress.parse(self.server.url(f"{name}-peer")), name)
 
 
-class Peer:
+class PahoPeer:
     """Somebody who knows the seed and MQTT, and nothing of duly."""
 
     def __init__(self, address: BrokerAddress, name: str) -> None:
@@ -57,7 +57,7 @@ class Peer:
         self._ready = asyncio.Event()
         self._address = address
 
-    async def __aenter__(self) -> Peer:
+    async def __aenter__(self) -> PahoPeer:
         self._client.connect(self._address.host, self._address.port)
         self._client.loop_start()
         kinds = ("pending", "ack", "complete", "failed")

@@ -26,7 +26,7 @@ def redis_server() -> Iterator[servers.Redis]:
         server.remove()
 
 
-class Hub:
+class NotifiedHub:
     """A hub with a notifier, and the hints that it has heard."""
 
     def __init__(self, notifier: Notifier) -> None:
@@ -43,22 +43,24 @@ class Hub:
                 await asyncio.sleep(0.02)
 
 
-class House:
+class NotifierBus:
     """Where the notifiers meet; the server behind them can be stopped and started."""
 
     def __init__(self, url: str, server: servers.Redis | servers.Postgres | None) -> None:
         self.url, self.server = url, server
-        self._street = LocalBus()
-        self._hubs: list[Hub] = []
+        self._local_bus = LocalBus()
+        self._hubs: list[NotifiedHub] = []
 
-    async def join(self) -> Hub:
+    async def join(self) -> NotifiedHub:
         name = secrets.token_hex(4)
-        hub = Hub(LocalNotifier(name, self._street) if self.server is None else open_notifier(self.url, name))
+        hub = NotifiedHub(
+            LocalNotifier(name, self._local_bus) if self.server is None else open_notifier(self.url, name)
+        )
         await hub.notifier.start()
         self._hubs.append(hub)
         return hub
 
-    async def pair(self) -> tuple[Hub, Hub]:
+    async def pair(self) -> tuple[NotifiedHub, NotifiedHub]:
         """Two who hear each other."""
         one, other = await self.join(), await self.join()
         await other.hears("hello", lambda: one.notifier.hint("device", "hello"))
@@ -71,18 +73,18 @@ class House:
 
 
 @pytest.fixture(params=["local", "redis", "postgres"])
-async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+async def bus(request: pytest.FixtureRequest) -> AsyncIterator[NotifierBus]:
     match request.param:
         case "redis":
             server = request.getfixturevalue("redis_server")
-            house = House(server.url, server)
+            bus = NotifierBus(server.url, server)
         case "postgres":
             server = request.getfixturevalue("postgres_server")
-            house = House(server.create_database(f"t{secrets.token_hex(6)}"), server)
+            bus = NotifierBus(server.create_database(f"t{secrets.token_hex(6)}"), server)
         case _:
-            house = House("local", None)
-    yield house
-    await house.close()
+            bus = NotifierBus("local", None)
+    yield bus
+    await bus.close()
 
 
 def restart(server: servers.Redis | servers.Postgres, how: signal.Signals) -> None:

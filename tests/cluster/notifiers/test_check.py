@@ -11,11 +11,11 @@ import pytest
 from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers import open_notifier
 from tests import servers
-from tests.cluster.notifiers.conftest import House
+from tests.cluster.notifiers.conftest import NotifierBus
 
 
-async def test_a_hub_that_checks_hears_itself_and_the_others_do_not(house: House) -> None:
-    one, other = await house.pair()
+async def test_a_hub_that_checks_hears_itself_and_the_others_do_not(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
     assert 0 <= await one.notifier.check(10) < 10
     one.notifier.hint("device", "after")
     await other.hears("after")

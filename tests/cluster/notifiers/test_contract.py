@@ -11,28 +11,28 @@ import pytest
 from duly.cluster.notifier import UNSENT
 from duly.cluster.notifiers import open_notifier
 from duly.errors import Malformed
-from tests.cluster.notifiers.conftest import House, restart
+from tests.cluster.notifiers.conftest import NotifierBus, restart
 
 
-async def test_a_ring_is_heard_by_the_others_and_not_by_who_rang(house: House) -> None:
-    one, other = await house.pair()
-    third = await house.join()
+async def test_a_ring_is_heard_by_the_others_and_not_by_who_rang(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
+    third = await bus.join()
     one.notifier.hint("device", "lock/1 …")
     await other.hears("lock/1 …")
     await third.hears("here", lambda: one.notifier.hint("device", "here"))
     assert "lock/1 …" not in one.heard
 
 
-async def test_only_those_hear_it_who_listen_for_that_kind(house: House) -> None:
-    one, other = await house.pair()
+async def test_only_those_hear_it_who_listen_for_that_kind(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
     one.notifier.hint("chat", "room")
     one.notifier.hint("device", "last")
     await other.hears("last")
     assert "room" not in other.heard
 
 
-async def test_hints_of_one_moment_go_out_together_each_once(house: House) -> None:
-    one, other = await house.pair()
+async def test_hints_of_one_moment_go_out_together_each_once(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
     names = [f"device-{n:04}" + "x" * 60 for n in range(500)]
     for name in names * 3:
         one.notifier.hint("device", name)
@@ -40,8 +40,8 @@ async def test_hints_of_one_moment_go_out_together_each_once(house: House) -> No
     assert [name for name in other.heard if name in names] == names
 
 
-async def test_a_ring_takes_no_longer_than_a_blink(house: House) -> None:
-    one, other = await house.pair()
+async def test_a_ring_takes_no_longer_than_a_blink(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
     took = []
     for n in range(20):
         began = time.perf_counter()
@@ -54,20 +54,22 @@ async def test_a_ring_takes_no_longer_than_a_blink(house: House) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_after_its_server_was_down_the_notifier_works_again_by_itself(
-    house: House, how: signal.Signals
+    bus: NotifierBus, how: signal.Signals
 ) -> None:
-    one, other = await house.pair()
-    if house.server is None:
+    one, other = await bus.pair()
+    if bus.server is None:
         return
-    await asyncio.to_thread(restart, house.server, signal.SIGINT if how is signal.SIGTERM else how)
+    await asyncio.to_thread(restart, bus.server, signal.SIGINT if how is signal.SIGTERM else how)
     await other.hears("back", lambda: one.notifier.hint("device", "back"))
     await one.hears("back too", lambda: other.notifier.hint("device", "back too"))
 
 
-async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is_down(house: House) -> None:
-    one, _ = await house.pair()
-    if house.server is not None:
-        await asyncio.to_thread(house.server.stop, signal.SIGKILL)
+async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is_down(
+    bus: NotifierBus,
+) -> None:
+    one, _ = await bus.pair()
+    if bus.server is not None:
+        await asyncio.to_thread(bus.server.stop, signal.SIGKILL)
     try:
         began = time.perf_counter()
         for n in range(2 * UNSENT):
@@ -75,12 +77,12 @@ async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is
         assert time.perf_counter() - began < 1
         assert len(one.notifier._unsent) <= UNSENT
     finally:
-        if house.server is not None:
-            await asyncio.to_thread(house.server.start)
+        if bus.server is not None:
+            await asyncio.to_thread(bus.server.start)
 
 
-async def test_what_others_say_on_our_channel_is_not_for_us(house: House) -> None:
-    one, other = await house.pair()
+async def test_what_others_say_on_our_channel_is_not_for_us(bus: NotifierBus) -> None:
+    one, other = await bus.pair()
     for noise in (b"", b"hello", b"{}", b'["x"]', b"[1,2]", b"[]", b'["x",["no one/a"]]'):
         await one.notifier._send(noise)
     one.notifier.hint("device", "still here")

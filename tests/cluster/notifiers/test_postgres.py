@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from duly.cluster.notifiers import postgres
-from tests.cluster.notifiers.conftest import House
+from tests.cluster.notifiers.conftest import NotifierBus
 from tests.servers import Postgres
 
 
@@ -26,19 +26,19 @@ async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connectio
 
     monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.001)
     monkeypatch.setattr(asyncpg, "connect", counted)
-    house = House(postgres_server.create_database("turns"), postgres_server)
-    one, other = await house.pair()
+    bus = NotifierBus(postgres_server.create_database("turns"), postgres_server)
+    one, other = await bus.pair()
     for n in range(300):
         one.notifier.hint("device", f"{n}")
         await asyncio.sleep(0.001)
     await other.hears("last", lambda: one.notifier.hint("device", "last"))
     assert connects == 2, "a statement in the way of another one cost a connection"
-    await house.close()
+    await bus.close()
 
 
 async def test_a_listener_that_fails_does_not_end_the_notifier(postgres_server: Postgres) -> None:
-    house = House(postgres_server.create_database("bugs"), postgres_server)
-    one, other = await house.pair()
+    bus = NotifierBus(postgres_server.create_database("bugs"), postgres_server)
+    one, other = await bus.pair()
 
     def broken(_: str) -> None:
         raise KeyError("a bug")
@@ -47,14 +47,14 @@ async def test_a_listener_that_fails_does_not_end_the_notifier(postgres_server: 
     one.notifier.hint("chat", "x")
     await other.hears("after", lambda: one.notifier.hint("device", "after"))
     assert other.notifier.tasks.failures["notifier"] == 1
-    await house.close()
+    await bus.close()
 
 
 async def test_whatever_asyncpg_fails_of_the_notifier_listens_again(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(postgres_server.create_database("again"), postgres_server)
-    one, other = await house.pair()
+    bus = NotifierBus(postgres_server.create_database("again"), postgres_server)
+    one, other = await bus.pair()
     assert isinstance(other.notifier, postgres.PostgresNotifier)
     line = other.notifier._connected
     assert line is not None
@@ -66,4 +66,4 @@ async def test_whatever_asyncpg_fails_of_the_notifier_listens_again(
     monkeypatch.setattr(line, "execute", odd)
     line._connection.terminate()
     await other.hears("back", lambda: one.notifier.hint("device", "back"))
-    await house.close()
+    await bus.close()

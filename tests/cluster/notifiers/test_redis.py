@@ -7,13 +7,13 @@ import os
 import signal
 import time
 
-from tests.cluster.notifiers.conftest import House
+from tests.cluster.notifiers.conftest import NotifierBus
 from tests.servers import Redis
 
 
 async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redis) -> None:
-    house = House(redis_server.url, redis_server)
-    one, other = await house.pair()
+    bus = NotifierBus(redis_server.url, redis_server)
+    one, other = await bus.pair()
     os.kill(redis_server.pid, signal.SIGSTOP)
     try:
         began = time.perf_counter()
@@ -24,4 +24,4 @@ async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redi
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
     await other.hears("awake", lambda: one.notifier.hint("device", "awake"))
-    await house.close()
+    await bus.close()

@@ -49,7 +49,7 @@ from tests.core.driving import Driver, only
 STEADY = RetryPolicy.exponential(5 * SECOND, HOUR, jitter=0)
 
 
-class Tower:
+class FanoutTower:
     """A fanout with a profile that a test can change."""
 
     def __init__(
@@ -133,7 +133,7 @@ def verdicts(effects: list[Effect]) -> list[str]:
 
 
 def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
-    tower = Tower("mail", "hook")
+    tower = FanoutTower("mail", "hook")
     effects = tower.report()
     assert verdicts(effects) == ["fresh"]
     assert isinstance(effects[0], Reply)
@@ -143,7 +143,7 @@ def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None
 
 
 def test_the_same_event_again_is_one_event_and_gets_its_state() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     again = tower.report()
     assert (verdicts(again), parcels(again)) == (["duplicate"], [])
@@ -153,13 +153,13 @@ def test_the_same_event_again_is_one_event_and_gets_its_state() -> None:
 
 
 def test_other_content_under_the_same_id_is_a_conflict() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     tower.report()
     assert verdicts(tower.report(tower.event(body=b'{"other":1}'))) == ["conflict"]
 
 
 def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     message = tower.event()
     now = tower.clock.now()
     first = tower.fanout.handle(Arrived(message, "a"), now)
@@ -171,7 +171,7 @@ def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> Non
 
 
 def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
-    tower = Tower("mail", "hook")
+    tower = FanoutTower("mail", "hook")
     one, other = parcels(tower.report())
     assert only(ReportOutcome, tower.went(one)) == []
     assert tower.state() == "delivered"
@@ -181,7 +181,7 @@ def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None
 
 
 def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() -> None:
-    tower = Tower("hook")
+    tower = FanoutTower("hook")
     (parcel,) = parcels(tower.report())
     waits: list[int] = []
     while True:
@@ -201,7 +201,7 @@ def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() ->
 
 
 def test_after_the_last_allowed_attempt_it_is_a_dead_letter() -> None:
-    tower = Tower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=3, jitter=0))
+    tower = FanoutTower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=3, jitter=0))
     (parcel,) = parcels(tower.report())
     for _ in range(2):
         tower.went(parcel, AttemptResult.NOT_SENT, "no")
@@ -213,14 +213,14 @@ def test_after_the_last_allowed_attempt_it_is_a_dead_letter() -> None:
 
 
 def test_what_the_other_side_will_never_take_is_not_tried_again() -> None:
-    tower = Tower("hook")
+    tower = FanoutTower("hook")
     (parcel,) = parcels(tower.report())
     (report,) = only(ReportOutcome, tower.went(parcel, AttemptResult.REFUSED, "HTTP status 410"))
     assert (report.state, report.answer.reason) == (State.FAILED, "HTTP status 410")
 
 
 def test_a_recipient_that_wants_to_be_left_alone_is() -> None:
-    tower = Tower("hook")
+    tower = FanoutTower("hook")
     (parcel,) = parcels(tower.report())
     tower.went(parcel, AttemptResult.NOT_SENT, "HTTP status 429", 120 * SECOND)
     assert parcels(tower.driver.wait(119)) == []
@@ -228,7 +228,7 @@ def test_a_recipient_that_wants_to_be_left_alone_is() -> None:
 
 
 def test_a_channel_that_works_again_is_used_at_once_for_all_its_recipients() -> None:
-    tower = Tower("mail:host#1", "mail:host#2", "mail:other#3")
+    tower = FanoutTower("mail:host#1", "mail:host#2", "mail:other#3")
     for parcel in parcels(tower.report()):
         tower.went(parcel, AttemptResult.NOT_SENT, "down")
     works, *others = parcels(tower.driver.wait(5))
@@ -241,9 +241,9 @@ def test_a_channel_that_works_again_is_used_at_once_for_all_its_recipients() -> 
 
 @pytest.mark.parametrize("doubt", [DoubtPolicy.RESEND, DoubtPolicy.REPEAT, DoubtPolicy.STOP])
 def test_an_attempt_that_a_crash_cut_off_is_handled_as_the_channel_declares(doubt: DoubtPolicy) -> None:
-    before = Tower("hook", doubt=doubt)
+    before = FanoutTower("hook", doubt=doubt)
     (parcel,) = parcels(before.report())
-    after = Tower("hook", doubt=doubt, disk=before.disk, clock=before.clock, worker="next")
+    after = FanoutTower("hook", doubt=doubt, disk=before.disk, clock=before.clock, worker="next")
     again = parcels(after.driver.wait(0))
     if doubt is DoubtPolicy.STOP:
         assert again == []
@@ -259,17 +259,17 @@ def test_an_attempt_that_a_crash_cut_off_is_handled_as_the_channel_declares(doub
 
 
 def test_where_a_repeat_cannot_be_told_there_is_at_most_one_across_crashes() -> None:
-    tower = Tower("mail", doubt=DoubtPolicy.REPEAT)
+    tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT)
     tower.report()
-    tower = Tower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="second")
+    tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="second")
     assert [load.repeat for p in parcels(tower.driver.wait(0)) for load in p.loads] == [True]
-    tower = Tower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="third")
+    tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="third")
     assert parcels(tower.driver.wait(100)) == []
     assert tower.state() == "unknown"
 
 
 def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
-    tower = Tower("mail", doubt=DoubtPolicy.REPEAT)
+    tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT)
     (parcel,) = parcels(tower.report())
     tower.went(parcel, AttemptResult.IN_DOUBT, "the connection broke")
     (delivery,) = tower.disk.deliveries.values()
@@ -281,9 +281,9 @@ def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
 
 
 def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> None:
-    one = Tower("hook", sole=False)
+    one = FanoutTower("hook", sole=False)
     (parcel,) = parcels(one.report())
-    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
     assert parcels(other.driver.wait(59)) == []
     (again,) = parcels(other.driver.wait(2))
     assert (again.loads[0].ref, again.loads[0].attempt) == (parcel.loads[0].ref, 2)
@@ -293,10 +293,10 @@ def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> Non
 
 
 def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
-    one = Tower("hook", sole=False)
+    one = FanoutTower("hook", sole=False)
     (parcel,) = parcels(one.report())
     one.went(parcel, AttemptResult.NOT_SENT, "no")
-    other = Tower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
     (again,) = parcels(other.driver.wait(5))
     assert parcels(one.driver.wait(0)) == []
     other.went(again)
@@ -304,17 +304,17 @@ def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
 
 
 def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:
-    before = Tower("hook")
+    before = FanoutTower("hook")
     (parcel,) = parcels(before.report())
     before.went(parcel, AttemptResult.NOT_SENT, "no")
-    after = Tower("hook", disk=before.disk, clock=before.clock, worker="next")
+    after = FanoutTower("hook", disk=before.disk, clock=before.clock, worker="next")
     assert parcels(after.driver.wait(4)) == []
     (again,) = parcels(after.driver.wait(1))
     assert again.loads[0].attempt == 2
 
 
 def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     tower.later = (("boss", 10 * MINUTE),)
     (first,) = parcels(tower.report())
     tower.went(first)
@@ -325,7 +325,7 @@ def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
 
 
 def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     tower.later = (("boss", 10 * MINUTE),)
     tower.report()
     ref = DeliveryRef(tower.event().key, "alert", "boss", 1)
@@ -335,7 +335,7 @@ def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
 
 
 def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
-    tower = Tower("hook", "mail")
+    tower = FanoutTower("hook", "mail")
     hook, mail = parcels(tower.report())
     tower.went(mail, AttemptResult.NOT_SENT, "down")
     tower.unwanted = {hook.loads[0].ref, mail.loads[0].ref}
@@ -348,7 +348,7 @@ def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
 
 
 def test_a_delivery_that_somebody_added_goes_out() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.went(parcel)
     ref = DeliveryRef(tower.event().key, "alert", "other", 200)
@@ -361,7 +361,7 @@ def test_a_delivery_that_somebody_added_goes_out() -> None:
 
 
 def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correction() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.cancelled.add(tower.event().key)
     effects = tower.went(parcel)
@@ -372,7 +372,7 @@ def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correct
 
 
 def test_a_message_about_another_is_stored_once_with_what_it_changes() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     change = Message("gate", "change-1", "alert_update", "event-0", b"{}", tower.clock.now())
     amend = Amendment(change, "here", (PutItem("alerts", "x", b"new"),))
     first = tower.driver.give(MachineEvent(amend))
@@ -387,7 +387,7 @@ def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_t
     seen: bytes | None, found: bytes | None
 ) -> None:
     """Another hub has changed it between the look and the commit."""
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     alerts = tower.disk.buckets.setdefault("alerts", {})
     if found is not None:
         alerts["x"] = found
@@ -403,7 +403,7 @@ def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_t
 
 
 def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
-    tower = Tower()
+    tower = FanoutTower()
     tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))
     (report,) = only(ReportOutcome, tower.report())
     assert (report.state, report.answer.reason) == (State.FAILED, "there is no such profile")
@@ -413,7 +413,7 @@ def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
 
 
 def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends() -> None:
-    tower = Tower("mail", most=10)
+    tower = FanoutTower("mail", most=10)
     carried: list[int] = []
 
     def deliver(effects: list[Effect]) -> None:
@@ -438,7 +438,7 @@ def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends
 )
 def test_what_is_urgent_is_never_held_back_by_a_limit(most: int, gaps: list[tuple[float, bool]]) -> None:
     """However many of whatever kind have gone before, as long as their recipient takes them."""
-    tower = Tower("mail", most=most)
+    tower = FanoutTower("mail", most=most)
     for n, (gap, urgent) in enumerate(gaps):
         told = parcels(tower.driver.wait(gap)) if gap else []
         tower.traits = GroupingTraits(urgent=urgent)
@@ -451,7 +451,7 @@ def test_what_is_urgent_is_never_held_back_by_a_limit(most: int, gaps: list[tupl
 
 
 def test_what_becomes_urgent_leaves_the_way_where_it_waits() -> None:
-    tower = Tower("mail", most=1)
+    tower = FanoutTower("mail", most=1)
     (first,) = parcels(tower.report(tower.event(0)))
     tower.went(first)
     assert parcels(tower.report(tower.event(1))) == [], "the limit"
@@ -464,7 +464,7 @@ def test_what_becomes_urgent_leaves_the_way_where_it_waits() -> None:
 
 
 def test_what_becomes_urgent_on_its_way_tries_again_on_the_other_way() -> None:
-    tower = Tower("mail", most=1)
+    tower = FanoutTower("mail", most=1)
     (first,) = parcels(tower.report(tower.event(0)))
     tower.traits = GroupingTraits(urgent=True)
     tower.look(0)
@@ -477,7 +477,7 @@ def test_what_becomes_urgent_on_its_way_tries_again_on_the_other_way() -> None:
 
 
 def test_an_event_from_the_far_future_or_past_is_refused_and_recorded() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     now = tower.clock.now()
     for n, time in enumerate((now + 2 * DAY, now - 31 * DAY)):
         message = Message("gate", f"odd-{n}", "alert_event", "home", b"{}", time)
@@ -495,7 +495,7 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
 
 
 def test_it_says_what_is_open_and_answers_repeats_from_memory() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     tower.report()
     assert tower.fanout.keys == [tower.event().key]
     assert tower.driver.give(Reachable("mail")) == [], "recipients do not connect"
@@ -507,7 +507,7 @@ def test_it_says_what_is_open_and_answers_repeats_from_memory() -> None:
 
 
 def test_an_attempt_that_was_called_off_ends_as_cancelled_and_says_nothing_of_the_recipient() -> None:
-    tower = Tower("mail", "sms")
+    tower = FanoutTower("mail", "sms")
     first, second = parcels(tower.report())
     tower.went(first, AttemptResult.CALLED_OFF, "nobody is to be told")
     tower.went(second)
@@ -516,7 +516,7 @@ def test_an_attempt_that_was_called_off_ends_as_cancelled_and_says_nothing_of_th
 
 
 def test_what_expires_while_its_attempt_fails_ends_as_expired() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.clock.advance(2 * 86_400)
     tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
@@ -525,7 +525,7 @@ def test_what_expires_while_its_attempt_fails_ends_as_expired() -> None:
 
 
 def test_a_clock_that_was_set_moves_the_next_attempt_with_it() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
     due = tower.fanout.next_wake()
@@ -535,7 +535,7 @@ def test_a_clock_that_was_set_moves_the_next_attempt_with_it() -> None:
 
 
 def test_a_delivery_whose_due_was_moved_forward_is_tried_now() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.went(parcel, AttemptResult.NOT_SENT, "no answer", HOUR)
     for ref, one in tower.disk.deliveries.items():
@@ -545,7 +545,7 @@ def test_a_delivery_whose_due_was_moved_forward_is_tried_now() -> None:
 
 
 def test_an_attempt_goes_on_while_the_ledger_is_read_anew() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     open_ = tower.driver._open()
     tower.driver.carry_out(tower.fanout.restore(open_, (), {}, tower.clock.now()))
@@ -555,11 +555,47 @@ def test_an_attempt_goes_on_while_the_ledger_is_read_anew() -> None:
 
 
 def test_what_is_not_wanted_any_more_is_cancelled_after_a_restart() -> None:
-    first = Tower("mail")
+    first = FanoutTower("mail")
     first.later = (("sms", HOUR),)
     (parcel,) = parcels(first.report())
     first.went(parcel)
     unwanted = {ref for ref in first.disk.deliveries if ref.recipient == "sms"}
-    second = Tower("mail", disk=first.disk, clock=first.clock, unwanted=unwanted)
+    second = FanoutTower("mail", disk=first.disk, clock=first.clock, unwanted=unwanted)
     assert second.states() == {("mail", 0): "done", ("sms", 1): "cancelled"}
     assert second.state() == "done"
+
+
+def test_a_repeat_of_what_some_have_heard_says_that_it_was_delivered() -> None:
+    tower = FanoutTower("mail", "sms")
+    first, _ = parcels(tower.report())
+    tower.went(first)
+    (reply,) = only(Reply, tower.report())
+    assert (reply.verdict.word, reply.verdict.state) == (Word.DUPLICATE, State.DELIVERED)
+
+
+def test_an_amendment_that_comes_too_late_is_refused() -> None:
+    tower = FanoutTower("mail")
+    old = Message("gate", "change-1", "alert_change", "home", b"{}", tower.clock.now() - 40 * DAY)
+    (reply,) = only(Reply, tower.driver.give(MachineEvent(Amendment(old, "c1", ()))))
+    assert reply.verdict.word is Word.STALE
+
+
+def test_a_delivery_that_was_ended_in_the_ledger_ends_its_message_when_its_attempt_fails() -> None:
+    tower = FanoutTower("mail")
+    (parcel,) = parcels(tower.report())
+    for ref, one in tower.disk.deliveries.items():
+        tower.disk.deliveries[ref] = replace(one, state=State.CANCELLED)
+    (end,) = only(ReportOutcome, tower.went(parcel, AttemptResult.NOT_SENT, "no answer"))
+    assert end.state is State.CANCELLED
+    assert tower.fanout.keys == []
+
+
+def test_who_asks_nothing_wants_every_delivery_and_cancels_none() -> None:
+    asks = FanoutQueries(
+        plan=lambda message, now: DeliveryPlan(()),
+        traits=lambda message: GroupingTraits(),
+        route=lambda recipient: RecipientPolicy(),
+        doubt=lambda recipient: DoubtPolicy.RESEND,
+    )
+    assert asks.wanted(DeliveryRef(b"key", "alert", "mail"))
+    assert not asks.cancelled(b"key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from duly.core.fanout import recipient_queue
 from duly.core.fanout.recipient_queue import PARCEL, QueuedDelivery, RecipientPolicy, RecipientQueue
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
@@ -132,3 +133,28 @@ def test_a_policy_that_makes_no_sense_is_refused() -> None:
     for wrong in ({"most": -1}, {"window": 0}, {"together": -1}, {"abreast": 0}):
         with pytest.raises(Malformed):
             RecipientPolicy(**wrong)
+
+
+def test_nothing_goes_out_at_once_before_what_is_due_already() -> None:
+    route = RecipientQueue(RecipientPolicy(most=5))
+    route.add(item(0))
+    assert not route.admits(item(1), NOW)
+
+
+def test_what_is_under_way_by_itself_is_not_collected_too() -> None:
+    route = RecipientQueue(RecipientPolicy(most=5))
+    first = item(0)
+    assert route.admits(first, NOW)
+    route.add(first)
+    assert route.collect(NOW) == []
+
+
+def test_episodes_that_are_over_are_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recipient_queue, "EPISODES", 2)
+    route = RecipientQueue(RecipientPolicy(most=0, together=MINUTE))
+    for n in range(5):
+        assert route.admits(item(n, episode=f"walk {n}"), NOW + n * MINUTE)
+        route.arrived()
+    assert len(route._episodes) <= 2

@@ -19,7 +19,7 @@ from duly.core.steps import MachineEffect, MachineEvent, Reachable, Transmit, Un
 from duly.core.units import DAY, HOUR, SECOND
 from duly.storage import open_ledger
 from tests.core.driving import only
-from tests.core.fanout.test_machine import Tower, parcels, verdicts
+from tests.core.fanout.test_machine import FanoutTower, parcels, verdicts
 from tests.core.monitor.watching import Watch
 
 AT_ONCE = SentinelPolicy(countdown=0)
@@ -65,7 +65,7 @@ def test_1_c_a_disconnect_after_a_cancel_obeys_the_cooldown() -> None:
 
 
 def test_2_a_the_same_event_id_sent_again_is_processed_once() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     first = tower.report()
     again = [effect for _ in range(5) for effect in tower.report()]
     assert (len(parcels(first)), parcels(again)) == (1, [])
@@ -97,7 +97,7 @@ async def test_2_c_concurrent_uploads_of_one_event_are_one_event(tmp_path: Path)
 
 
 def test_3_a_a_network_that_fails_is_tried_again_ever_more_slowly() -> None:
-    tower = Tower("hook")
+    tower = FanoutTower("hook")
     (parcel,) = parcels(tower.report())
     for wait in (5, 10, 20, 40, 80):
         tower.went(parcel, AttemptResult.NOT_SENT, "no network")
@@ -110,15 +110,15 @@ def test_3_b_the_queues_of_both_survive_a_restart() -> None:
     event = watch.signal().event
     watch = watch.restarted()
     assert [message.id for message in watch.sent()] == [event]
-    before = Tower("hook")
+    before = FanoutTower("hook")
     (parcel,) = parcels(before.report())
     before.went(parcel, AttemptResult.NOT_SENT, "no network")
-    after = Tower("hook", disk=before.disk, clock=before.clock, worker="next")
+    after = FanoutTower("hook", disk=before.disk, clock=before.clock, worker="next")
     assert [one.loads[0].attempt for one in parcels(after.driver.wait(5))] == [2]
 
 
 def test_3_c_after_the_last_allowed_attempt_it_stops_and_says_so() -> None:
-    tower = Tower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=10, jitter=0))
+    tower = FanoutTower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=10, jitter=0))
     (parcel,) = parcels(tower.report())
     for _ in range(9):
         tower.went(parcel, AttemptResult.NOT_SENT, "no network")
@@ -132,7 +132,7 @@ def test_3_c_after_the_last_allowed_attempt_it_stops_and_says_so() -> None:
 
 
 def test_4_fm_d2_an_event_that_is_sent_twice_is_recorded_once() -> None:
-    watch, tower = Watch(AT_ONCE), Tower("mail")
+    watch, tower = Watch(AT_ONCE), FanoutTower("mail")
     watch.signal()
     watch.wait(6)  # the answer was lost
     sent = [one.message for one in only(Transmit, watch.effects)]
@@ -142,7 +142,7 @@ def test_4_fm_d2_an_event_that_is_sent_twice_is_recorded_once() -> None:
 
 
 def test_4_fm_n1_without_a_network_for_a_day_the_event_arrives_in_the_end() -> None:
-    watch, tower = Watch(AT_ONCE, online=False), Tower("mail")
+    watch, tower = Watch(AT_ONCE, online=False), FanoutTower("mail")
     watch.signal()
     watch.wait(86_400)
     tower.clock.set(watch.clock.now())
@@ -151,11 +151,11 @@ def test_4_fm_n1_without_a_network_for_a_day_the_event_arrives_in_the_end() -> N
 
 
 def test_4_fm_d1_a_crash_on_either_side_of_the_answer_leaves_both_in_agreement() -> None:
-    watch, tower = Watch(AT_ONCE), Tower("mail")
+    watch, tower = Watch(AT_ONCE), FanoutTower("mail")
     watch.signal()
     (message,) = watch.sent()
     (parcel,) = parcels(tower.report(message))
-    tower = Tower("mail", disk=tower.disk, clock=tower.clock, worker="next")
+    tower = FanoutTower("mail", disk=tower.disk, clock=tower.clock, worker="next")
     watch = watch.restarted()
     assert [verdicts(tower.report(one)) for one in watch.sent()] == [["duplicate"]]
     (again,) = parcels(tower.driver.wait(0))
@@ -180,14 +180,14 @@ def test_5_sentinel_c2_an_event_keeps_the_id_it_was_made_with_until_the_tower_ha
 
 
 def test_5_tower_c2_what_comes_again_gets_the_state_it_has_come_to() -> None:
-    tower = Tower("mail")
+    tower = FanoutTower("mail")
     (parcel,) = parcels(tower.report())
     tower.went(parcel)
     assert (tower.state(), verdicts(tower.report())) == ("done", ["duplicate"])
 
 
 def test_5_r4_over_a_bad_network_each_of_five_alarms_is_told_once_and_in_order() -> None:
-    watch, tower = Watch(AT_ONCE, online=False), Tower("mail")
+    watch, tower = Watch(AT_ONCE, online=False), FanoutTower("mail")
     ids = [watch.signal(device=f"band-{n}").event for n in range(5)]
     told: list[str] = []
     for taken in range(5):  # each time the network holds for one answer only

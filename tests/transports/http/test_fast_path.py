@@ -18,7 +18,7 @@ from duly.identity.accounts import Role
 from duly.transports.connections import ClientConnection, ClientConnections
 from duly.transports.http import messages as http
 from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath
-from tests.places import Place
+from tests.local_hub import LocalHub
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer me\r\nContent-Length: %d\r\n\r\n%b"
 
@@ -224,14 +224,14 @@ async def test_a_bug_ends_its_connection_and_nothing_else(caplog: pytest.LogCapt
 
 async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BATCH_LIMIT", 3)
-    place = Place(tmp_path)
-    await place.start()
+    local = LocalHub(tmp_path)
+    await local.start()
     try:
-        await place.add(Role.SENTINEL, "gate")
-        await place.add(Role.DEVICE, "lock")
-        await place.add(Role.APP, "phone")
-        await place.hub.accounts.grant("phone", "lock")
-        await place.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+        await local.add(Role.SENTINEL, "gate")
+        await local.add(Role.DEVICE, "lock")
+        await local.add(Role.APP, "phone")
+        await local.hub.accounts.grant("phone", "lock")
+        await local.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
         now = time.time_ns() // 1_000_000
         data = {"profile_id": "home", "trigger_reason": "smoke", "timestamp": now}
         alert = {"type": "alert_event", "seq_id": "WAY", "data": data}
@@ -244,12 +244,12 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
         ]  # fmt: skip
         found: dict[bytes, list[tuple[int, dict[str, str | None], bytes]]] = {}
         for way in (b"", b"X-Other: 1\r\n"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", local.port)
             found[way] = []
             for who, what in asked:
                 body = what if isinstance(what, bytes) else json.dumps(what).encode()
                 body = body.replace(b"WAY", b"other" if way else b"plain")
-                token = place.tokens.get(who, who).encode()
+                token = local.tokens.get(who, who).encode()
                 head = b"Authorization: Bearer %b\r\nContent-Length: %d\r\n%b\r\n" % (token, len(body), way)
                 writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n" + head + body)
                 status, heads, said = await answer(reader)
@@ -260,4 +260,4 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
         statuses = [status for status, _, _ in found[b""]]
         assert statuses == [200, 200, 422, 200, 413, 400, 503, 403, 401, 401, 400, 400]
     finally:
-        await place.stop()
+        await local.stop()

@@ -43,7 +43,7 @@ def said(rng: random.Random) -> Iterator[bytes]:
         yield bytes(piece)
 
 
-class Broker:
+class HostileBroker:
     """Answers each connection as the test wants."""
 
     def __init__(self) -> None:
@@ -80,15 +80,15 @@ class Broker:
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    it = Broker()
+async def broker() -> AsyncIterator[HostileBroker]:
+    it = HostileBroker()
     server = await asyncio.start_server(it, "127.0.0.1", 0)
     it.port = server.sockets[0].getsockname()[1]
     yield it
     server.close()
 
 
-def link_to(broker: Broker) -> MqttLink:
+def link_to(broker: HostileBroker) -> MqttLink:
     return MqttLink(
         f"mqtt://hub:x@127.0.0.1:{broker.port}",
         lambda topic, payload, old, ack: ack(),
@@ -99,7 +99,7 @@ def link_to(broker: Broker) -> MqttLink:
 
 @pytest.mark.parametrize("words", [b"\xb0\x00", *KNOWN], ids=lambda w: w.hex())
 async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
-    broker: Broker, words: bytes
+    broker: HostileBroker, words: bytes
 ) -> None:
     for first in (b"", CONNACK):
 
@@ -121,7 +121,7 @@ async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
 @TWO_SIZES
 @pytest.mark.parametrize("seed", range(2))
 async def test_after_thousands_of_hostile_sessions_the_link_is_up_with_a_good_broker(
-    broker: Broker, seed: int, whole: bool
+    broker: HostileBroker, seed: int, whole: bool
 ) -> None:
     broker.hostile(random.Random(seed))
     link = link_to(broker)

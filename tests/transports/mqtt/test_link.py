@@ -66,7 +66,7 @@ async def until(true: Callable[[], Any], within: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
-class Place:
+class LinkBroker:
     """A broker, and names nobody else uses on it."""
 
     def __init__(self, server: servers.MqttServer) -> None:
@@ -100,82 +100,82 @@ def server(request: pytest.FixtureRequest) -> servers.MqttServer:
 
 
 @pytest.fixture
-async def place(server: servers.MqttServer) -> AsyncIterator[Place]:
-    place = Place(server)
-    yield place
-    await place.clean()
+async def broker(server: servers.MqttServer) -> AsyncIterator[LinkBroker]:
+    broker = LinkBroker(server)
+    yield broker
+    await broker.clean()
 
 
 @pytest.fixture
-async def mosquitto(mosquitto_server: servers.Mosquitto) -> AsyncIterator[Place]:
-    place = Place(mosquitto_server)
-    yield place
-    await place.clean()
+async def mosquitto(mosquitto_server: servers.Mosquitto) -> AsyncIterator[LinkBroker]:
+    broker = LinkBroker(mosquitto_server)
+    yield broker
+    await broker.clean()
 
 
 # ── the contract ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_carries_bytes(place: Place) -> None:
+async def test_carries_bytes(broker: LinkBroker) -> None:
     ear = Ear()
-    await place.link("bob", ear, subscriptions=[place.topic("bob")])
-    alice = await place.link("alice")
+    await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
+    alice = await broker.link("alice")
     sent = [b"{}", bytes(range(256)), "短信 ✓".encode(), b"x" * 200_000, b"last"]
     for payload in sent:
-        await alice.publish(place.topic("bob"), payload)
+        await alice.publish(broker.topic("bob"), payload)
     await ear.until(len(sent))
-    assert ear.heard == [(place.topic("bob"), payload, False) for payload in sent]
+    assert ear.heard == [(broker.topic("bob"), payload, False) for payload in sent]
 
 
-async def test_names_need_not_be_ascii(place: Place) -> None:
+async def test_names_need_not_be_ascii(broker: LinkBroker) -> None:
     ear = Ear()
-    bob = await place.link("b.öb-锁", ear, subscriptions=[place.topic("b.öb-锁")])
-    await bob.publish(place.topic("b.öb-锁"), b"!")
+    bob = await broker.link("b.öb-锁", ear, subscriptions=[broker.topic("b.öb-锁")])
+    await bob.publish(broker.topic("b.öb-锁"), b"!")
     await ear.until(1)
-    await bob.unsubscribe(place.topic("b.öb-锁"))
-    await bob.publish(place.topic("b.öb-锁"), b"?")
+    await bob.unsubscribe(broker.topic("b.öb-锁"))
+    await bob.publish(broker.topic("b.öb-锁"), b"?")
     await asyncio.sleep(0.1)
     assert ear.payloads == [b"!"]
     assert bob.connections == 1
 
 
-async def test_keeps_order_and_loses_nothing_in_a_crowd(place: Place) -> None:
+async def test_keeps_order_and_loses_nothing_in_a_crowd(broker: LinkBroker) -> None:
     ear = Ear()
-    await place.link("bob", ear, subscriptions=[place.topic("bob")])
-    alice = await place.link("alice", in_flight=100)
-    await asyncio.gather(*(alice.publish(place.topic("bob"), b"%d" % n) for n in range(2000)))
+    await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
+    alice = await broker.link("alice", in_flight=100)
+    await asyncio.gather(*(alice.publish(broker.topic("bob"), b"%d" % n) for n in range(2000)))
     await ear.until(2000)
     assert ear.payloads == [b"%d" % n for n in range(2000)]
 
 
-async def test_keeps_messages_for_who_is_away(place: Place) -> None:
-    bob = await place.link("bob", subscriptions=[place.topic("bob")])
+async def test_keeps_messages_for_who_is_away(broker: LinkBroker) -> None:
+    bob = await broker.link("bob", subscriptions=[broker.topic("bob")])
     await bob.stop()
-    alice = await place.link("alice")
+    alice = await broker.link("alice")
     for n in range(50):
-        await alice.publish(place.topic("bob"), b"%d" % n)
+        await alice.publish(broker.topic("bob"), b"%d" % n)
     ear, present = Ear(), list[bool]()
-    await place.link("bob", ear, subscriptions=[place.topic("bob")], on_connect=present.append)
+    await broker.link("bob", ear, subscriptions=[broker.topic("bob")], on_connect=present.append)
     await ear.until(50)
     assert ear.payloads == [b"%d" % n for n in range(50)]
     assert present == [True]
 
 
-async def test_tells_whether_the_session_was_kept(place: Place) -> None:
+async def test_tells_whether_the_session_was_kept(broker: LinkBroker) -> None:
     present: list[bool] = []
     for _ in range(2):
-        bob = await place.link("bob", subscriptions=[place.topic("bob")], on_connect=present.append)
+        bob = await broker.link("bob", subscriptions=[broker.topic("bob")], on_connect=present.append)
         await bob.stop()
     assert present == [False, True]
 
 
-async def test_nothing_is_acknowledged_before_the_handler_says_so(place: Place) -> None:
-    async with Proxy(place.server.port) as proxy:
+async def test_nothing_is_acknowledged_before_the_handler_says_so(broker: LinkBroker) -> None:
+    async with Proxy(broker.server.port) as proxy:
         ear = Ear(acks=False)
-        await place.link("bob", ear, proxy.port, subscriptions=[place.topic("bob")])
-        alice = await place.link("alice")
+        await broker.link("bob", ear, proxy.port, subscriptions=[broker.topic("bob")])
+        alice = await broker.link("alice")
         for n in range(5):
-            await alice.publish(place.topic("bob"), b"%d" % n)
+            await alice.publish(broker.topic("bob"), b"%d" % n)
         await ear.until(5)
         await asyncio.sleep(0.1)
         assert proxy.pubacks(1) == []
@@ -191,13 +191,13 @@ async def test_nothing_is_acknowledged_before_the_handler_says_so(place: Place) 
         assert proxy.pubacks(1) == proxy.arrivals(1)
 
 
-async def test_what_was_not_acknowledged_comes_again_and_only_that(place: Place) -> None:
-    async with Proxy(place.server.port) as proxy:
+async def test_what_was_not_acknowledged_comes_again_and_only_that(broker: LinkBroker) -> None:
+    async with Proxy(broker.server.port) as proxy:
         ear = Ear(acks=False)
-        bob = await place.link("bob", ear, proxy.port, subscriptions=[place.topic("bob")])
-        alice = await place.link("alice")
+        bob = await broker.link("bob", ear, proxy.port, subscriptions=[broker.topic("bob")])
+        alice = await broker.link("alice")
         for n in range(4):
-            await alice.publish(place.topic("bob"), b"%d" % n)
+            await alice.publish(broker.topic("bob"), b"%d" % n)
         await ear.until(4)
         ear.acks[0]()
         ear.acks[1]()
@@ -211,12 +211,12 @@ async def test_what_was_not_acknowledged_comes_again_and_only_that(place: Place)
         assert [old for *_, old in ear.heard[4:]] == [True, True], "they may have been said long ago"
 
 
-async def test_a_late_ack_does_not_reach_the_next_connection(place: Place) -> None:
-    async with Proxy(place.server.port) as proxy:
+async def test_a_late_ack_does_not_reach_the_next_connection(broker: LinkBroker) -> None:
+    async with Proxy(broker.server.port) as proxy:
         ear = Ear(acks=False)
-        bob = await place.link("bob", ear, proxy.port, subscriptions=[place.topic("bob")])
-        alice = await place.link("alice")
-        await alice.publish(place.topic("bob"), b"0")
+        bob = await broker.link("bob", ear, proxy.port, subscriptions=[broker.topic("bob")])
+        alice = await broker.link("alice")
+        await alice.publish(broker.topic("bob"), b"0")
         await ear.until(1)
         proxy.cut()
         await until(lambda: bob.connections == 2)
@@ -228,16 +228,16 @@ async def test_a_late_ack_does_not_reach_the_next_connection(place: Place) -> No
         await until(lambda: proxy.pubacks(2) == proxy.arrivals(2))
 
 
-async def test_killed_in_the_handler_it_is_delivered_again(place: Place, tmp_path: Path) -> None:
+async def test_killed_in_the_handler_it_is_delivered_again(broker: LinkBroker, tmp_path: Path) -> None:
     """A process of its own, SIGKILL inside its handler, before the ack."""
     log = tmp_path / "log"
-    bob = await place.link("bob", subscriptions=[place.topic("bob")])
+    bob = await broker.link("bob", subscriptions=[broker.topic("bob")])
     await bob.stop()
-    alice = await place.link("alice")
-    await alice.publish(place.topic("bob"), b"task")
+    alice = await broker.link("alice")
+    await alice.publish(broker.topic("bob"), b"task")
 
     async def life(what: str, until_log: str) -> None:
-        process = _receiver(place.url("bob"), place.topic("bob"), log, what)
+        process = _receiver(broker.url("bob"), broker.topic("bob"), log, what)
         try:
             await until(lambda: log.exists() and until_log in log.read_text(), 20)
             await asyncio.sleep(0.2)
@@ -260,12 +260,12 @@ def _receiver(url: str, topic: str, log: Path, what: str) -> subprocess.Popen[by
     return subprocess.Popen([sys.executable, script, url, topic, log, what])
 
 
-async def test_an_unconfirmed_publish_fails_when_the_connection_is_lost(place: Place) -> None:
-    async with Proxy(place.server.port) as proxy:
+async def test_an_unconfirmed_publish_fails_when_the_connection_is_lost(broker: LinkBroker) -> None:
+    async with Proxy(broker.server.port) as proxy:
         lost: list[str] = []
-        alice = await place.link("alice", None, proxy.port, on_disconnect=lost.append)
+        alice = await broker.link("alice", None, proxy.port, on_disconnect=lost.append)
         proxy.flowing.clear()
-        waiting = [alice.publish_nowait(place.topic("bob"), b"?") for _ in range(3)]
+        waiting = [alice.publish_nowait(broker.topic("bob"), b"?") for _ in range(3)]
         await asyncio.sleep(0.05)
         assert not any(future.done() for future in waiting)
         proxy.cut()
@@ -274,18 +274,18 @@ async def test_an_unconfirmed_publish_fails_when_the_connection_is_lost(place: P
                 await future
         proxy.flowing.set()
         await until(lambda: alice.connections == 2)
-        await alice.publish(place.topic("bob"), b"!")
+        await alice.publish(broker.topic("bob"), b"!")
         assert len(lost) == 1
 
 
-async def test_no_more_than_so_many_wait_for_their_confirmation(place: Place) -> None:
-    async with Proxy(place.server.port) as proxy:
-        alice = await place.link("alice", None, proxy.port, in_flight=3)
+async def test_no_more_than_so_many_wait_for_their_confirmation(broker: LinkBroker) -> None:
+    async with Proxy(broker.server.port) as proxy:
+        alice = await broker.link("alice", None, proxy.port, in_flight=3)
         proxy.flowing.clear()
-        waiting = [alice.publish_nowait(place.topic("bob"), b"?") for _ in range(3)]
+        waiting = [alice.publish_nowait(broker.topic("bob"), b"?") for _ in range(3)]
         with pytest.raises(Overloaded):
-            alice.publish_nowait(place.topic("bob"), b"?")
-        patient = asyncio.create_task(alice.publish(place.topic("bob"), b"!"))
+            alice.publish_nowait(broker.topic("bob"), b"?")
+        patient = asyncio.create_task(alice.publish(broker.topic("bob"), b"!"))
         await asyncio.sleep(0.05)
         assert not patient.done()
         proxy.flowing.set()
@@ -293,87 +293,87 @@ async def test_no_more_than_so_many_wait_for_their_confirmation(place: Place) ->
         await asyncio.gather(*waiting)
 
 
-async def test_retained_and_removed(place: Place) -> None:
-    alice = await place.link("alice")
-    await alice.publish(place.topic("alice"), b"here", retain=True)
+async def test_retained_and_removed(broker: LinkBroker) -> None:
+    alice = await broker.link("alice")
+    await alice.publish(broker.topic("alice"), b"here", retain=True)
     ear = Ear()
-    bob = await place.link("bob", ear)
-    await bob.subscribe(place.topic("alice"))
+    bob = await broker.link("bob", ear)
+    await bob.subscribe(broker.topic("alice"))
     await ear.until(1)
-    assert ear.heard == [(place.topic("alice"), b"here", True)]
-    await alice.publish(place.topic("alice"), b"", retain=True)
+    assert ear.heard == [(broker.topic("alice"), b"here", True)]
+    await alice.publish(broker.topic("alice"), b"", retain=True)
     await ear.until(2)
-    await bob.unsubscribe(place.topic("alice"))
+    await bob.unsubscribe(broker.topic("alice"))
     late = Ear()
-    await place.link("carol", late, subscriptions=[place.topic("alice")])
+    await broker.link("carol", late, subscriptions=[broker.topic("alice")])
     await asyncio.sleep(0.2)
     assert late.heard == []
 
 
-async def test_of_what_only_the_latest_counts_nothing_waits(place: Place) -> None:
+async def test_of_what_only_the_latest_counts_nothing_waits(broker: LinkBroker) -> None:
     ear = Ear()
-    bob = await place.link("bob", ear, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
-    alice = await place.link("alice")
-    await alice.publish(place.topic("alice"), b"1", retain=True)
+    bob = await broker.link("bob", ear, subscriptions=[broker.topic("bob")], latest=[broker.topic("alice")])
+    alice = await broker.link("alice")
+    await alice.publish(broker.topic("alice"), b"1", retain=True)
     await ear.until(1)
     await bob.stop()
     for payload in (b"2", b"3"):
-        await alice.publish(place.topic("alice"), payload, retain=True)
+        await alice.publish(broker.topic("alice"), payload, retain=True)
     back = Ear()
-    await place.link("bob", back, subscriptions=[place.topic("bob")], latest=[place.topic("alice")])
+    await broker.link("bob", back, subscriptions=[broker.topic("bob")], latest=[broker.topic("alice")])
     await back.until(1)
-    await alice.publish(place.topic("bob"), b"last")
+    await alice.publish(broker.topic("bob"), b"last")
     await back.until(2)
     assert back.payloads == [b"3", b"last"], "2 was not kept for him"
-    await alice.publish(place.topic("alice"), b"", retain=True)
+    await alice.publish(broker.topic("alice"), b"", retain=True)
 
 
-async def test_the_will_is_for_accidents_only(place: Place) -> None:
+async def test_the_will_is_for_accidents_only(broker: LinkBroker) -> None:
     ear = Ear()
-    await place.link("bob", ear, subscriptions=[place.topic("alice")])
+    await broker.link("bob", ear, subscriptions=[broker.topic("alice")])
     count = itertools.count()
-    async with Proxy(place.server.port) as proxy:
-        alice = await place.link(
-            "alice", None, proxy.port, will=lambda: Will(place.topic("alice"), b"gone %d" % next(count))
+    async with Proxy(broker.server.port) as proxy:
+        alice = await broker.link(
+            "alice", None, proxy.port, will=lambda: Will(broker.topic("alice"), b"gone %d" % next(count))
         )
         proxy.cut()
         await ear.until(1)
         assert ear.payloads == [b"gone 0"], "as it was asked for at that connect"
         await until(lambda: alice.connections == 2)
-        await alice.publish(place.topic("alice"), b"back")
+        await alice.publish(broker.topic("alice"), b"back")
         await ear.until(2)
         await alice.stop()
         await asyncio.sleep(0.3)
         assert ear.payloads == [b"gone 0", b"back"]
 
 
-async def test_stop_waits_for_what_is_under_way(place: Place) -> None:
+async def test_stop_waits_for_what_is_under_way(broker: LinkBroker) -> None:
     ear = Ear()
-    await place.link("bob", ear, subscriptions=[place.topic("bob")])
-    alice = await place.link("alice")
-    waiting = [alice.publish_nowait(place.topic("bob"), b"%d" % n) for n in range(200)]
+    await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
+    alice = await broker.link("alice")
+    waiting = [alice.publish_nowait(broker.topic("bob"), b"%d" % n) for n in range(200)]
     await alice.stop()
     assert all(future.done() and future.exception() is None for future in waiting)
     await ear.until(200)
     with pytest.raises(ConnectionLost, match="stopped"):
-        alice.publish_nowait(place.topic("bob"), b"")
+        alice.publish_nowait(broker.topic("bob"), b"")
 
 
-async def test_answers_at_once(place: Place) -> None:
+async def test_answers_at_once(broker: LinkBroker) -> None:
     """Nagle's algorithm would make it 44 ms."""
     ear = Ear()
-    await place.link("bob", ear, subscriptions=[place.topic("bob")])
-    alice = await place.link("alice")
+    await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
+    alice = await broker.link("alice")
     took = []
     for n in range(1, 31):
         began = time.perf_counter()
-        await alice.publish(place.topic("bob"), b"?")
+        await alice.publish(broker.topic("bob"), b"?")
         await ear.until(n)
         took.append(time.perf_counter() - began)
     assert sorted(took)[15] < 0.03
 
 
-async def test_a_handler_that_fails_is_reported_and_gets_it_again(place: Place) -> None:
+async def test_a_handler_that_fails_is_reported_and_gets_it_again(broker: LinkBroker) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     heard: list[bytes] = []
@@ -384,9 +384,9 @@ async def test_a_handler_that_fails_is_reported_and_gets_it_again(place: Place) 
             raise ZeroDivisionError
         ack()
 
-    bob = await place.link("bob", buggy, subscriptions=[place.topic("bob")])
-    alice = await place.link("alice")
-    await alice.publish(place.topic("bob"), b"1")
+    bob = await broker.link("bob", buggy, subscriptions=[broker.topic("bob")])
+    alice = await broker.link("alice")
+    await alice.publish(broker.topic("bob"), b"1")
     await until(lambda: heard == [b"1", b"1"])
     await until(lambda: bob.connections == 2)
     assert [type(context["exception"]) for context in reported] == [ZeroDivisionError]
@@ -401,30 +401,30 @@ def test_is_a_link() -> None:
 
 async def test_comes_back_when_the_broker_does(tmp_path: Path) -> None:
     server = servers.Mosquitto()
-    place = Place(server)
+    broker = LinkBroker(server)
     try:
         server.start()
         ear = Ear()
-        bob = await place.link("bob", ear, subscriptions=[place.topic("bob")])
-        alice = await place.link("alice")
+        bob = await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
+        alice = await broker.link("alice")
         server.stop(signal.SIGKILL)
         await until(lambda: not bob.up and not alice.up)
         with pytest.raises(ConnectionLost):
-            await alice.publish(place.topic("bob"), b"?")
+            await alice.publish(broker.topic("bob"), b"?")
         await asyncio.sleep(0.1)
         assert "cannot reach" in bob.problem
         server.start()
         await bob.connected()
         await alice.connected()
-        await alice.publish(place.topic("bob"), b"!")
+        await alice.publish(broker.topic("bob"), b"!")
         await ear.until(1)
         assert ear.payloads == [b"!"], "subscribed again, though the broker had forgotten everything"
     finally:
-        await place.clean()
+        await broker.clean()
         server.remove()
 
 
-async def test_two_programs_with_one_name_do_not_spin(mosquitto: Place) -> None:
+async def test_two_programs_with_one_name_do_not_spin(mosquitto: LinkBroker) -> None:
     calm = RetryPolicy.exponential(20 * MS, 10_000 * MS, jitter=0.0)
     links = [MqttLink(mosquitto.url("bob"), Ear(), retry=calm) for _ in range(2)]
     for link in links:
@@ -554,7 +554,7 @@ async def test_a_broker_that_falls_silent_is_asked_and_then_left() -> None:
     assert lost[0] == "the broker has been silent for 2 s"
 
 
-async def test_a_connection_where_nothing_happens_is_kept(mosquitto: Place) -> None:
+async def test_a_connection_where_nothing_happens_is_kept(mosquitto: LinkBroker) -> None:
     """Mosquitto hangs up on who says nothing for one and a half times the keepalive."""
     ear = Ear()
     link = MqttLink(f"{mosquitto.url('bob')}?keepalive=1", ear, subscriptions=["idle"], retry=QUICK)
@@ -671,7 +671,7 @@ async def test_a_session_needs_a_name() -> None:
         MqttLink("mqtt://127.0.0.1", Ear())
 
 
-async def test_bad_topics(mosquitto: Place) -> None:
+async def test_bad_topics(mosquitto: LinkBroker) -> None:
     alice = await mosquitto.link("alice")
     for topic in ("", "a/+", "#", "a\0", "a" * 70_000):
         with pytest.raises(Malformed):
@@ -681,7 +681,7 @@ async def test_bad_topics(mosquitto: Place) -> None:
     assert alice.up
 
 
-async def test_no_delay_is_set(mosquitto: Place) -> None:
+async def test_no_delay_is_set(mosquitto: LinkBroker) -> None:
     alice = await mosquitto.link("alice")
     assert alice._session is not None
     assert alice._session._transport is not None

@@ -130,7 +130,7 @@ class Attempts:
                     ends.append(given_up(item, State.CANCELLED, reason))
                 case AttemptResult.NOT_SENT:
                     todo += self._again(item, reason, carried.rest, now, ends)
-                case AttemptResult.IN_DOUBT:
+                case AttemptResult.IN_DOUBT:  # pragma: no branch
                     todo += self._in_doubt(item, reason, carried.rest, now, ends)
         todo += self.end_all(ends, now)
         self._active.queues.schedule(where)

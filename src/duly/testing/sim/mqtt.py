@@ -103,7 +103,7 @@ class MqttHub(GatewayHub):
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
     def _heard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
-        self.devices.arrived(topic, payload, old, self.world.overheard(topic, payload, old, ack))
+        self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
         super().die()

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import asyncpg
 import pytest
-from deploy.town import HubServer, Town
+from deploy.cluster import Cluster, HubServer
 
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
@@ -168,7 +168,7 @@ async def stored(ledger_url: str) -> dict[str, dict[int, Line]]:
     return found
 
 
-async def trouble(town: Town, dice: random.Random, deaths: int, until: float) -> Counter[str]:
+async def trouble(cluster: Cluster, dice: random.Random, deaths: int, until: float) -> Counter[str]:
     """Something dies, again and again."""
     done: Counter[str] = Counter()
     while done.total() < deaths or time.monotonic() < until:
@@ -176,18 +176,18 @@ async def trouble(town: Town, dice: random.Random, deaths: int, until: float) ->
         what = dice.choice(["hub", "hub", "redis", "postgres"])
         done[what] += 1
         if what == "hub":
-            hub = dice.choice(town.hubs)
+            hub = dice.choice(cluster.hubs)
             await asyncio.to_thread(hub.stop, signal.SIGKILL)
             await asyncio.sleep(dice.uniform(0, 1))
             await asyncio.to_thread(hub.start)
         elif what == "redis":
-            assert town.redis is not None
-            await asyncio.to_thread(town.redis.stop, signal.SIGKILL)
+            assert cluster.redis is not None
+            await asyncio.to_thread(cluster.redis.stop, signal.SIGKILL)
             await asyncio.sleep(dice.uniform(0, 1))
-            await asyncio.to_thread(town.redis.start)
+            await asyncio.to_thread(cluster.redis.start)
         else:
-            await asyncio.to_thread(town.postgres.stop, signal.SIGQUIT)
-            await asyncio.to_thread(town.postgres.start)
+            await asyncio.to_thread(cluster.postgres.stop, signal.SIGQUIT)
+            await asyncio.to_thread(cluster.postgres.start)
     return done
 
 
@@ -217,16 +217,16 @@ def wrong(talkers: list[Talker], there: dict[str, dict[int, Line]], groups: dict
 async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path, whole: bool) -> None:
     size = WHOLE if whole else ONE_ROUND
     dice = random.Random(5)
-    town = await asyncio.to_thread(lambda: Town(mqtt=False))
+    cluster = await asyncio.to_thread(lambda: Cluster(mqtt=False))
     try:
-        tokens = await settle(town.ledger, size.people)
-        await asyncio.to_thread(town.start)
-        groups = await make_groups(town.hubs[0], tokens, dice)
-        talkers = [Talker(name, token, town.hubs, dice) for name, token in tokens.items()]
+        tokens = await settle(cluster.ledger, size.people)
+        await asyncio.to_thread(cluster.start)
+        groups = await make_groups(cluster.hubs[0], tokens, dice)
+        talkers = [Talker(name, token, cluster.hubs, dice) for name, token in tokens.items()]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             lives = [asyncio.create_task(one.live(http)) for one in talkers]
             until = time.monotonic() + (SECONDS if whole else 0)
-            breaking = asyncio.create_task(trouble(town, dice, size.deaths, until))
+            breaking = asyncio.create_task(trouble(cluster, dice, size.deaths, until))
             said = 0
             while not breaking.done() or said <= size.lines:
                 one = dice.choice(talkers)
@@ -246,7 +246,7 @@ async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path, who
                 await asyncio.sleep(RESEND)
                 for one in talkers:
                     await one.press()
-                differences = wrong(talkers, await stored(town.ledger), groups)
+                differences = wrong(talkers, await stored(cluster.ledger), groups)
                 if not differences:
                     break
             for life in lives:
@@ -256,8 +256,8 @@ async def test_everybody_sees_the_same_while_everything_dies(tmp_path: Path, who
         assert differences == []
         assert said > size.lines
         assert sum(one.connections for one in talkers) > size.people
-        assert all("Traceback" not in hub.errors for hub in town.hubs), [
-            hub.errors[-2000:] for hub in town.hubs
+        assert all("Traceback" not in hub.errors for hub in cluster.hubs), [
+            hub.errors[-2000:] for hub in cluster.hubs
         ]
     finally:
-        await asyncio.to_thread(town.stop)
+        await asyncio.to_thread(cluster.stop)

@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from deploy.town import HubServer, Town
+from deploy.cluster import Cluster, HubServer
 
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
@@ -55,21 +55,21 @@ class Hubs:
 
 
 class Scene:
-    """A town with a lock on a WebSocket, a lamp behind the broker, and two apps that press."""
+    """Hubs with a lock on a WebSocket, a lamp behind the broker, and two apps that press."""
 
-    def __init__(self, town: Town, folder: Path, tokens: dict[str, str]) -> None:
-        self.town, self.tokens = town, tokens
-        self.lock = Lock(Hubs(town.hubs, 1), tokens["lock"], folder / "lock")
-        assert town.broker is not None
-        self.lamp = DeviceProcess(folder / "lamp", "lamp", town.broker.url("lamp"))
+    def __init__(self, cluster: Cluster, folder: Path, tokens: dict[str, str]) -> None:
+        self.cluster, self.tokens = cluster, tokens
+        self.lock = Lock(Hubs(cluster.hubs, 1), tokens["lock"], folder / "lock")
+        assert cluster.broker is not None
+        self.lamp = DeviceProcess(folder / "lamp", "lamp", cluster.broker.url("lamp"))
         self.remotes = [
-            Remote(Hubs(town.hubs, 0), "phone", tokens["phone"], ordered=True),
-            Remote(Hubs(town.hubs, 2), "tablet", tokens["tablet"], ordered=False),
+            Remote(Hubs(cluster.hubs, 0), "phone", tokens["phone"], ordered=True),
+            Remote(Hubs(cluster.hubs, 2), "tablet", tokens["tablet"], ordered=False),
         ]
 
     async def judge(self, *, unknown: int = 0) -> None:
         # While a ring is not heard everything takes a second or two, so there is less of it.
-        await judge(Hubs(self.town.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
+        await judge(Hubs(self.cluster.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
 
 
 async def people(ledger_url: str) -> dict[str, str]:
@@ -85,17 +85,17 @@ async def people(ledger_url: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def scene(folder: Path, **settings: Any) -> AsyncIterator[Scene]:
-    town = await asyncio.to_thread(lambda: Town(**settings))
+    cluster = await asyncio.to_thread(lambda: Cluster(**settings))
     it: Scene | None = None
     try:
-        it = Scene(town, folder, await people(town.ledger))
-        await asyncio.to_thread(town.start)
+        it = Scene(cluster, folder, await people(cluster.ledger))
+        await asyncio.to_thread(cluster.start)
         await it.lamp.start()
         yield it
     finally:
         if it is not None:
             await it.lamp.kill()
-        await asyncio.to_thread(town.stop)
+        await asyncio.to_thread(cluster.stop)
 
 
 async def replace(hub: HubServer, rest: float = 0.0) -> None:
@@ -111,7 +111,7 @@ async def test_hubs_die_one_after_the_other(tmp_path: Path, whole: bool) -> None
     async with scene(tmp_path) as it:
         async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
-            for hub in (*it.town.hubs, *it.town.hubs) if whole else it.town.hubs[:2]:
+            for hub in (*it.cluster.hubs, *it.cluster.hubs) if whole else it.cluster.hubs[:2]:
                 await replace(hub, dice.uniform(0, 1.5))
                 await asyncio.sleep(dice.uniform(0.2, 1))
         await it.judge()
@@ -121,7 +121,7 @@ async def test_hubs_die_one_after_the_other(tmp_path: Path, whole: bool) -> None
 @pytest.mark.timeout(120)
 async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -> None:
     async with scene(tmp_path) as it:
-        redis = it.town.redis
+        redis = it.cluster.redis
         assert redis is not None
         async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
@@ -142,7 +142,7 @@ async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -
 @pytest.mark.timeout(120)
 async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: Path, whole: bool) -> None:
     async with scene(tmp_path, notifier="postgres") as it:
-        postgres, hubs = it.town.postgres, it.town.hubs
+        postgres, hubs = it.cluster.postgres, it.cluster.hubs
         async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             for how in (signal.SIGINT, signal.SIGKILL) if whole else (signal.SIGKILL,):
@@ -170,14 +170,14 @@ async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
     tmp_path: Path, whole: bool
 ) -> None:
     async with scene(tmp_path) as it:
-        balancer = it.town.balancer
+        balancer = it.cluster.balancer
         assert balancer is not None
         clients: list[Lock | Remote] = [it.lock, *it.remotes]
         for client in clients:
             client._hub = balancer
         async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
-            for hub in it.town.hubs[:2] if whole else it.town.hubs[:1]:
+            for hub in it.cluster.hubs[:2] if whole else it.cluster.hubs[:1]:
                 await replace(hub, 1 if whole else 0)
             await load.more(BEGUN)
         await it.judge()
@@ -188,27 +188,27 @@ async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
 async def test_everything_dies_at_random(tmp_path: Path) -> None:
     dice = random.Random(os.environ.get("DULY_KILL_SEED", "31"))
     async with scene(tmp_path) as it:
-        town, deaths = it.town, 0
-        assert town.redis is not None
+        cluster, deaths = it.cluster, 0
+        assert cluster.redis is not None
         async with pressed(it.remotes, it.lock):
             until = time.monotonic() + SECONDS
             while time.monotonic() < until:
                 await asyncio.sleep(dice.uniform(0.2, 2))
                 match dice.choice(("hub", "hub", "redis", "postgres", "lamp", "broker")):
                     case "hub":
-                        await replace(dice.choice(town.hubs), dice.uniform(0, 1))
+                        await replace(dice.choice(cluster.hubs), dice.uniform(0, 1))
                     case "redis":
-                        await asyncio.to_thread(town.redis.stop, signal.SIGKILL)
-                        await asyncio.to_thread(town.redis.start)
+                        await asyncio.to_thread(cluster.redis.stop, signal.SIGKILL)
+                        await asyncio.to_thread(cluster.redis.start)
                     case "postgres":
                         await asyncio.to_thread(
-                            town.postgres.stop, dice.choice((signal.SIGINT, signal.SIGKILL))
+                            cluster.postgres.stop, dice.choice((signal.SIGINT, signal.SIGKILL))
                         )
-                        await asyncio.to_thread(town.postgres.start)
+                        await asyncio.to_thread(cluster.postgres.start)
                     case "broker":
-                        assert town.broker is not None
-                        await asyncio.to_thread(town.broker.stop, signal.SIGKILL)
-                        await asyncio.to_thread(town.broker.start)
+                        assert cluster.broker is not None
+                        await asyncio.to_thread(cluster.broker.stop, signal.SIGKILL)
+                        await asyncio.to_thread(cluster.broker.start)
                     case _:
                         deaths += 1
                         await it.lamp.kill()
@@ -217,11 +217,11 @@ async def test_everything_dies_at_random(tmp_path: Path) -> None:
 
 
 async def test_a_hub_that_died_is_missed_and_its_devices_are_said_to_be_gone(tmp_path: Path) -> None:
-    town = await asyncio.to_thread(lambda: Town(2, notifier="postgres", mqtt=False))
+    cluster = await asyncio.to_thread(lambda: Cluster(2, notifier="postgres", mqtt=False))
     try:
-        tokens = await people(town.ledger)
-        await asyncio.to_thread(town.start)
-        one, other = town.hubs
+        tokens = await people(cluster.ledger)
+        await asyncio.to_thread(cluster.start)
+        one, other = cluster.hubs
         async with join(one.url, tokens["phone"]) as phone:
             phone.presence = True
             async with join(other.url, tokens["lock"]):
@@ -231,12 +231,12 @@ async def test_a_hub_that_died_is_missed_and_its_devices_are_said_to_be_gone(tmp
             seq_id = await phone.command("lock")
             assert (await phone.hear_of(seq_id))["error"] == "offline"
     finally:
-        await asyncio.to_thread(town.stop)
+        await asyncio.to_thread(cluster.stop)
 
 
 async def test_the_script_starts_everything_and_says_where() -> None:
     script = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "deploy.town", cwd=ROOT, stdout=subprocess.PIPE
+        sys.executable, "-m", "deploy.cluster", cwd=ROOT, stdout=subprocess.PIPE
     )
     try:
         assert script.stdout is not None

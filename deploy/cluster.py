@@ -1,7 +1,7 @@
 """The set of `compose.yaml` as plain processes: PostgreSQL, Redis, a broker, three hubs and a balancer.
 
-    python -m deploy.town                       # until Ctrl-C; what is where is printed
-    python -m deploy.town --notifier postgres   # without Redis
+    python -m deploy.cluster                       # until Ctrl-C; what is where is printed
+    python -m deploy.cluster --notifier postgres   # without Redis
 
 Everything is on free ports of this machine, in a folder that goes with it. The tests kill its parts in turn.
 """
@@ -86,11 +86,11 @@ class Balancer:
             self._process = None
 
 
-class Town:
+class Cluster:
     """All of it. Its parts can be stopped and started one by one."""
 
     def __init__(self, hubs: int = 3, *, notifier: str = "redis", mqtt: bool = True, **settings: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="duly-town-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="duly-cluster-"))
         self._closing = contextlib.ExitStack()
         self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
         try:
@@ -140,15 +140,15 @@ def main() -> None:
     told.add_argument("--notifier", choices=["redis", "postgres"], default="redis")
     wanted = told.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    town = Town(notifier=wanted.notifier)
+    cluster = Cluster(notifier=wanted.notifier)
     try:
-        town.start()
+        cluster.start()
         lines = {
-            "balancer": town.balancer.url if town.balancer else "",
-            "hubs": town.urls,
-            "mqtt": f"mqtt://127.0.0.1:{town.broker.port}" if town.broker else "",
-            "ledger": town.ledger,
-            "accounts": f"duly add device lock --data {town.hubs[0].folder}",
+            "balancer": cluster.balancer.url if cluster.balancer else "",
+            "hubs": cluster.urls,
+            "mqtt": f"mqtt://127.0.0.1:{cluster.broker.port}" if cluster.broker else "",
+            "ledger": cluster.ledger,
+            "accounts": f"duly add device lock --data {cluster.hubs[0].folder}",
         }
         for name, value in lines.items():
             sys.stdout.write(f"{name:9} {value}\n")
@@ -156,7 +156,7 @@ def main() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
     finally:
-        town.stop()
+        cluster.stop()
 
 
 if __name__ == "__main__":

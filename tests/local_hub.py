@@ -10,7 +10,7 @@ from duly.server.hub import Hub
 from duly.settings import Settings
 
 
-class Place:
+class LocalHub:
     """A hub with an app and devices that may use each other; it can be stopped and started again."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
