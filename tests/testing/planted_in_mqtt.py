@@ -16,7 +16,6 @@ from duly.core.acl import PENDING, AccountClass, Act, Rule, Whose
 from duly.core.messages import key_of
 from duly.identity.accounts import Principal, Role
 from duly.runtime.fair_reader import FairReader
-from duly.transports.mqtt.link import MqttLink
 from duly.wire.frames import Frame
 from duly.wire.task_ids import TaskIds
 
@@ -89,24 +88,11 @@ def pushes_go_out_at_once(patch: Patch) -> None:
     patch.setattr(MqttDeviceLink, "connected", property(lambda self: True))
 
 
-def tasks_are_sent_once(patch: Patch) -> None:
-    """What was on its way when the connection broke is not sent again."""
-    post = MqttLink.post
-
-    def once(self: MqttLink, topic: str, payload: bytes, **more: Any) -> None:
-        sent = self.__dict__.setdefault("sent", set())
-        if not topic.endswith(PENDING) or payload not in sent:
-            sent.add(payload)
-            post(self, topic, payload, **more)
-
-    patch.setattr(MqttLink, "post", once)
-
-
 PLANTED: dict[str, Callable[[Patch], None]] = {
     bug.__name__: bug
     for bug in (
         any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
         bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-        only_wills_are_heard, pushes_go_out_at_once, tasks_are_sent_once,
+        only_wills_are_heard, pushes_go_out_at_once,
     )
 }  # fmt: skip

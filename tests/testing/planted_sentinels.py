@@ -15,7 +15,7 @@ from duly.core.messages import Message
 from duly.core.monitor import machine as monitors
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
-from duly.core.monitor.suppression import Ruling
+from duly.core.monitor.suppression import Ruling, SuppressionDecision, Suppressor
 from duly.core.operations import DropItem, PutItem
 from duly.core.outbox import Outbox
 from duly.core.steps import Step, Todo
@@ -84,6 +84,24 @@ def forgotten_at_the_windows_end(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
+def critical_ones_wait(patch: Patch) -> None:
+    """The cooldown and the hourly limit hold critical signals back like any other."""
+    signal = Suppressor.signal
+
+    def equal(
+        self: Suppressor,
+        device: str,
+        now: int,
+        critical: bool = False,
+        reason: str = "",
+        *,
+        limit: bool = True,
+    ) -> SuppressionDecision:
+        return signal(self, device, now, False, reason, limit=limit)
+
+    patch.setattr(Suppressor, "signal", equal)
+
+
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
     hold = Monitor._hold
@@ -126,6 +144,6 @@ PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
     for bug in (
         queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
         called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        return_not_told, silence_not_noticed, silence_not_told,
+        return_not_told, critical_ones_wait, silence_not_noticed, silence_not_told,
     )
 }  # fmt: skip
