@@ -15,7 +15,7 @@ from duly.apps.gateway.pushes import PushService
 from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
 from duly.core.retry import RetryPolicy
 from duly.core.units import SECOND
-from duly.errors import DulyError
+from duly.errors import LedgerError
 from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
@@ -25,8 +25,9 @@ PRESENT: Final = "present"
 """The bucket of the devices that apps believe to be online."""
 GRACE: Final = 30.0
 """Seconds that a device has to come back after its hub has started."""
-RETRY: Final = RetryPolicy.fixed(5 * SECOND, tries=None)
-"""When a ledger that failed is asked again."""
+RETRY_SECONDS: Final = 5.0
+"""Seconds until a ledger that failed is asked again."""
+RETRY: Final = RetryPolicy.fixed(round(RETRY_SECONDS * SECOND), tries=None)
 ONLINE: Final = dump({"online": True})
 OFFLINE: Final = dump({"online": False})
 
@@ -38,14 +39,16 @@ class DevicePresence:
         self._ledger = ledger
         self._pushes = pushes
         self._missing: set[str] = set()
-        """devices that were online when the hub died, and have not come back"""
+        """devices that are gone, of which apps have not been told: they were online when the hub died, or the
+        ledger failed when they went"""
         self.tasks = Supervisor()
+        self._reporting = False
 
     async def start(self) -> None:
         """Read which devices were online when the hub last stopped."""
         self._missing = set(await self._ledger.bucket(PRESENT))
         if self._missing:
-            self.tasks.after("report of devices that did not come back", GRACE, self._give_up)
+            self._report_after(GRACE)
 
     async def stop(self) -> None:
         """Stop waiting for devices that have not come back."""
@@ -58,7 +61,14 @@ class DevicePresence:
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
     async def went(self, device: str) -> None:
-        """Tell apps that a device is gone, unless they know."""
+        """Tell apps that a device is gone, unless they know; later, if the ledger cannot note it now."""
+        try:
+            await self._tell_gone(device)
+        except LedgerError:
+            self._missing.add(device)
+            self._report_after(RETRY_SECONDS)
+
+    async def _tell_gone(self, device: str) -> None:
         entry = self._pushes.entry(device, DEVICE_STATUS, OFFLINE)
         await self._note(device, CheckItem(PRESENT, device, then=(DropItem(PRESENT, device), entry)), entry)
 
@@ -67,14 +77,20 @@ class DevicePresence:
         if n is not None:
             await self._pushes.tell(device, n, entry.body)
 
-    async def _give_up(self) -> None:
-        """Report the devices that did not come back."""
+    def _report_after(self, seconds: float) -> None:
+        if not self._reporting:
+            self._reporting = True
+            self.tasks.after("report of devices that are gone", seconds, self._report_missing)
+
+    async def _report_missing(self) -> None:
+        """Report the devices that are gone and have not come back."""
         backoff = Backoff(RETRY)
         while self._missing:
             device = next(iter(self._missing))
             try:
-                await self.went(device)
-            except DulyError:
+                await self._tell_gone(device)
+            except LedgerError:
                 await backoff.wait()
             else:
                 self._missing.discard(device)
+        self._reporting = False
