@@ -1,9 +1,9 @@
 """A device's pushes: kept until the hub has stored them.
 
 The laws. A push has an id, and is kept in the device's own ledger (a file, if it has one) until the hub has
-stored or refused it. While there is no connection it waits; after a reconnect every push that was not
-acknowledged is sent again, in order, and the hub stores it once. At most 64 pushes are unacknowledged at a
-time, and a full backlog refuses further ones.
+stored or refused it. While there is no connection it waits; after a reconnect, and when no answer comes,
+every push that was not acknowledged is sent again, in order, and the hub stores it once. At most 64 pushes
+are unacknowledged at a time, and a full backlog refuses further ones.
 """
 
 from __future__ import annotations
@@ -154,8 +154,18 @@ class PushOutbox:
     def _offer(self, event: Event) -> None:
         offer(self.engine, event)
 
+    def _repeat(self, message: Message) -> None:
+        """Send again what was not acknowledged, in order. Only the timer of the first one counts: one that is
+        repeated alone would overtake those before it, if they were lost."""
+        waiting = self._inbox.all_under_way(HUB)
+        if waiting and waiting[0].key == message.key:
+            for each in waiting:
+                self._send(each.body)
+
     def _perform(self, effect: Effect) -> None:
         match effect:
+            case Transmit(message=message, again=True):
+                self._repeat(message)
             case Transmit(message=message):
                 self._send(message.body)
             case ReportOutcome(key=key):
