@@ -103,6 +103,8 @@ class MultiHubLog(WorldLog):
         self.usurped: list[bytes] = []
         """messages that were given up by a hub that had not made the newest attempt"""
         self.unregistered: list[tuple[float, str]] = []
+        self.registrations: list[tuple[float, str, str]] = []
+        """when a device was registered, and at which hub"""
         """devices whose hub was removed from the registry"""
         self.seized: list[bytes] = []
         """messages that a hub without their device took from a living one"""
@@ -241,6 +243,8 @@ class MultiHubWorld(GatewayWorld):
                 log.holders[ref] = worker
             case w.Finish(ref=ref, error=SILENT.reason), True if log.holders[ref] != node.ledger.worker:
                 log.usurped.append(ref.key)
+            case w.PutItem(bucket="registry", name=device), _:
+                log.registrations.append((self.loop.time(), device, node.name))
             case w.DropItem(bucket="registry", name=device), True:
                 log.unregistered.append((self.loop.time(), device))
             case w.DropItem(bucket="grants"), True:
@@ -302,12 +306,17 @@ def reachable(world: World) -> Iterator[Finding]:
 
 
 def registered(world: World) -> Iterator[Finding]:
-    """A device that is connected to a hub that is well stays registered there."""
+    """A device that is connected to a hub that is well stays registered there, until it moves to another."""
     assert isinstance(world, MultiHubWorld)
-    for at, device in world.hubs_log.unregistered:
-        for stay in world.hubs_log.stays.values():
+    log = world.hubs_log
+    for at, device in log.unregistered:
+        for stay in log.stays.values():
             here = stay.device == device and stay.since + SURE < at < stay.until
-            if here and stay.hub.well(stay.since, at):
+            moved = any(
+                stay.since < when <= at and who == device and hub != stay.hub.name
+                for when, who, hub in log.registrations
+            )
+            if here and not moved and stay.hub.well(stay.since, at):
                 yield f"{device} was removed from the registry while it was connected", b""
 
 
