@@ -83,7 +83,8 @@ def answer_table(answer: Answer | None, language: str) -> str:
     rows = [row(answer.question, figure, text) for figure in answer.report.figures]
     head = words["head"]
     assert isinstance(head, tuple)
-    return f"{where}\n\n{table(head, rows)}"
+    notes = "\n".join(f"{note.rstrip('.')}." for note in answer.report.notes)
+    return f"{where}\n\n{table(head, rows)}\n\n{notes}".rstrip()
 
 
 def summary(results: Mapping[str, Answer], language: str) -> str:
