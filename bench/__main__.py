@@ -10,7 +10,7 @@ import asyncio
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import document, plots, record
@@ -102,7 +102,7 @@ async def ask_all(run: Run, console: Console, *, resume: bool, publish: bool) ->
         for name in run.questions:
             step = bar.add_task(name, total=None)
 
-            def told(line: Line, name: str = name, step: int = step) -> None:
+            def told(line: Line, name: str = name, step: TaskID = step) -> None:
                 bar.update(
                     step, completed=line.done, total=line.of or None, description=f"{name}: {line.label}"
                 )

@@ -16,8 +16,9 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -71,11 +72,11 @@ class Client(asyncio.Protocol):
         self.ready = asyncio.get_running_loop().create_future()
         self.broken: asyncio.Future[None] | None = None
         """what is told if the server closes the connection"""
-        self.heard = lambda mark: None
+        self.heard: Callable[[str], None] = lambda mark: None
         self.acks: dict[bytes, bytes] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self.greet()
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -172,7 +173,7 @@ class Xmpp(Client):
     )
 
     def greet(self) -> None:
-        self.stage = 0
+        self.stage = 0.0
         self.transport.write(self.OPEN)
 
     def send(self, to: str, mark: str) -> None:
@@ -214,7 +215,7 @@ class Xmpp(Client):
             self.transport.write(
                 b"<iq type='set' id='bind'><bind xmlns='urn:ietf:params:xml:ns:xmpp-bind'/></iq>"
             )
-            self.stage = 3.5  # type: ignore[assignment]
+            self.stage = 3.5
         elif self.stage == 3.5 and b"</iq>" in buffer:
             self.stage = 4
             session = b"<session xmlns='urn:ietf:params:xml:ns:xmpp-session'/>"
@@ -238,7 +239,9 @@ async def join(work: Work, person: Person, url: str = "") -> Client:
         client.host = parts.netloc
         return client
 
-    _, client = await asyncio.get_running_loop().create_connection(made, parts.hostname, parts.port)
+    _, client = await asyncio.get_running_loop().create_connection(
+        made, parts.hostname or "", parts.port or 80
+    )
     return client
 
 

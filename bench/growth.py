@@ -145,7 +145,7 @@ async def run(options: Options) -> Report:
     by_size = [cost[f"{size:,} ids"] for size in sizes]
     figures: list[Figure] = []
     for size, each in zip(sizes, by_size, strict=True):
-        base = None if size == sizes[0] else by_size[0]
+        base: float | None = None if size == sizes[0] else by_size[0]
         figures.append(
             figure(f"cost at {size:,} ids", each, "µs/msg", base, f"at {sizes[0]:,}" if base else "")
         )

@@ -128,7 +128,7 @@ async def rival(name: str, port: int, seconds: float) -> Found:
     env = {"RIVAL_PORT": str(port)}
     async with started(*WORKERS[name], ready=False, **env) as worker:
         load_of = ("-m", "bench.rivals", name, "load", str(DEPTH), str(seconds))
-        found = await answer_of(*load_of, seconds=seconds, servers=[worker], **env)
+        found = await answer_of(*load_of, seconds=seconds, servers=[worker], env=env)
     return msgspec.json.decode(found, type=Found)
 
 

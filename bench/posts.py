@@ -116,7 +116,9 @@ class Poster(asyncio.Protocol):
 
 async def connect(work: Work) -> Poster:
     parts = urlsplit(work.url)
-    _, poster = await asyncio.get_running_loop().create_connection(Poster, parts.hostname, parts.port)
+    _, poster = await asyncio.get_running_loop().create_connection(
+        Poster, parts.hostname or "", parts.port or 80
+    )
     return poster
 
 

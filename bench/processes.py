@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +130,8 @@ class Load:
                 raise NoAnswer(f"{self.name} did not answer within {within:g} s")
             return reading.result()
         finally:
-            for task in (reading, *watching):
+            reading.cancel()
+            for task in watching:
                 task.cancel()
             await asyncio.gather(reading, *watching, return_exceptions=True)
 
@@ -145,14 +146,16 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def load(*command: str, servers: Sequence[Server] = (), **env: str) -> AsyncIterator[Load]:
+async def load(
+    *command: str, servers: Sequence[Server] = (), env: Mapping[str, str] | None = None
+) -> AsyncIterator[Load]:
     """A load process (`python` with these arguments) that is gone afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | env,
+        env={**os.environ, **(env or {})},
         limit=1 << 24,
     )
     try:
@@ -165,10 +168,14 @@ async def load(*command: str, servers: Sequence[Server] = (), **env: str) -> Asy
 
 
 async def answer_of(
-    *command: str, work: bytes = b"", seconds: float, servers: Sequence[Server] = (), **env: str
+    *command: str,
+    work: bytes = b"",
+    seconds: float,
+    servers: Sequence[Server] = (),
+    env: Mapping[str, str] | None = None,
 ) -> bytes:
     """What a load finds that is given this work and measures for so many seconds: a line of JSON."""
-    async with load(*command, servers=servers, **env) as child:
+    async with load(*command, servers=servers, env=env) as child:
         if work:
             await child.tell(work)
         return await child.line(GRACE + seconds, begins=b"{")

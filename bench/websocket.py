@@ -10,6 +10,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 TEXT, CLOSE, PING = 0x81, 0x88, 0x89
@@ -78,8 +79,8 @@ class WebSocketClient(asyncio.Protocol):
         """The server closed the connection, and we did not."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        transport.write(upgrade(self.host, self.token))  # type: ignore[attr-defined]  # uvloop's is no Transport by type
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport.write(upgrade(self.host, self.token))
 
     def connection_lost(self, problem: Exception | None) -> None:
         if not self.ready.done():
@@ -91,11 +92,13 @@ class WebSocketClient(asyncio.Protocol):
         rest = self._rest + data if self._rest else data
         if not self._upgraded:
             head, found, rest = rest.partition(b"\r\n\r\n")
-            if not found or b" 101 " not in head[:20]:
+            if not found:
                 self._rest = head
                 return
+            if b" 101 " not in head[:20] and not self.ready.done():
+                self.ready.set_exception(RuntimeError(f"not welcome: {head[:300]!r} {rest[:300]!r}"))
             self._upgraded = True
-        self._rest = read_frames(rest, self._text, lambda payload: self._transport.write(pong(payload)))  # type: ignore[attr-defined]  # see above
+        self._rest = read_frames(rest, self._text, lambda payload: self._transport.write(pong(payload)))
 
     def _text(self, buffer: bytes, start: int, end: int) -> None:
         payload = buffer[start:end]
@@ -113,7 +116,7 @@ class WebSocketClient(asyncio.Protocol):
         self._sending.append(frame(payload))
 
     def _flush(self) -> None:
-        self._transport.write(b"".join(self._sending))  # type: ignore[attr-defined]  # see above
+        self._transport.write(b"".join(self._sending))
         self._sending.clear()
 
     def close(self) -> None:
@@ -126,6 +129,6 @@ async def connect(url: str, client: WebSocketClient) -> None:
     """Connects, and returns when the server has said `welcome`."""
     parts = urlsplit(url)
     client.host = parts.netloc
-    await client.loop.create_connection(lambda: client, parts.hostname, parts.port)
+    await client.loop.create_connection(lambda: client, parts.hostname or "", parts.port or 80)
     async with asyncio.timeout(60):
         await client.ready
