@@ -56,11 +56,14 @@ async def test_a_question_that_makes_no_step_is_ended(tmp_path: Path) -> None:
 
 async def test_a_run_that_was_stopped_goes_on_with_what_has_no_answer(tmp_path: Path) -> None:
     stopped = run(tmp_path, "raises", "answers")
-    first = await ask_all(stopped, QUIET, resume=False, publish=False)
-    first[1].report.figures[0].value = 43.0
-    record.keep(first[1], tmp_path)
-    _, again = await ask_all(stopped, QUIET, resume=True, publish=False)
-    assert again.report.figures[0].value == 43.0
+    failed, answered = await ask_all(stopped, QUIET, resume=False, publish=False)
+    failed.error = "of the run that was stopped"
+    answered.report.figures[0].value = 43.0
+    for answer in (failed, answered):
+        record.keep(answer, tmp_path)
+    asked_again, kept = await ask_all(stopped, QUIET, resume=True, publish=False)
+    assert asked_again.error == "RuntimeError: the disk is full"
+    assert kept.report.figures[0].value == 43.0
 
 
 async def test_an_answer_to_other_options_or_of_another_commit_is_not_kept(tmp_path: Path) -> None:
