@@ -68,7 +68,10 @@ def show(console: Console, answer: Answer) -> None:
     for figure in answer.report.figures:
         table.add_row(*row(answer.question, figure))
     console.print(table)
-    notes = [*answer.report.notes, *(f"not measured: {each.figure} {each}" for each in answer.missing)]
+    notes = [
+        *answer.report.notes,
+        *(f"not measured: {each.figure}: {each} {each.of}".rstrip() for each in answer.missing),
+    ]
     for note in notes:
         console.print(f"  {note}", highlight=False)
     console.print()
