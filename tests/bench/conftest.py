@@ -1,4 +1,4 @@
-"""The bench reads processor times and deaths of processes from Linux; elsewhere only its documents are tested."""
+"""The bench reads processor times and deaths from Linux; elsewhere only its documents are tested."""
 
 from __future__ import annotations
 
