@@ -70,6 +70,14 @@ def row(question: str, figure: Figure, words: Mapping[str, str]) -> tuple[str, .
     return figure.name, value, ratio, str(target or ""), word
 
 
+def without_repeats(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A figure that is compared with several contenders is named once."""
+    before = [("", ""), *(each[:2] for each in rows)]
+    return [
+        ("", "", *each[2:]) if each[:2] == last else each for last, each in zip(before, rows, strict=False)
+    ]
+
+
 def answer_table(answer: Answer | None, language: str) -> str:
     """What is recorded of one question."""
     words = WORDS[language]
@@ -80,7 +88,7 @@ def answer_table(answer: Answer | None, language: str) -> str:
         date=answer.date[:10], commit=answer.commit, quick=quick, machine=answer.machine
     )
     text = {key: word for key, word in words.items() if isinstance(word, str)}
-    rows = [row(answer.question, figure, text) for figure in answer.report.figures]
+    rows = without_repeats([row(answer.question, figure, text) for figure in answer.report.figures])
     head = words["head"]
     assert isinstance(head, tuple)
     notes = "\n".join(f"{note.rstrip('.')}." for note in answer.report.notes)
