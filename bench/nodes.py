@@ -31,9 +31,10 @@ from bench.processes import GRACE, ProcessDied, Server, answer_of, load
 from bench.rivals import WORKERS
 from bench.servers import free_port, redis_server
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import BrokerUser
+from duly.broker.rules import NODES, BrokerUser
 
 DEPTH = 100
+USER = "bench"
 GMQTT, PAHO, DULY = "gmqtt by hand", "paho by hand", "duly"
 KINDS = {GMQTT: "gmqtt", PAHO: "paho", DULY: "duly"}
 PACKAGES = {
@@ -66,10 +67,11 @@ async def embedded(place: Path) -> AsyncIterator[Work]:
     """The broker that a hub brings along."""
     await asyncio.to_thread(place.mkdir)
     broker = EmbeddedBroker(place, free_port())
-    await broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
+    users = [BrokerUser(f"{USER}-{side}", "secret", ["#"], ["#"], NODES) for side in ("a", "b")]
+    await broker.set_users(users)
     await broker.start()
     try:
-        yield Work("127.0.0.1", broker.port, "anybody", "secret")
+        yield Work("127.0.0.1", broker.port, USER, "secret")
     finally:
         await broker.stop()
 
