@@ -27,7 +27,7 @@ from bench.gateway import CLIENT_BOUND
 from bench.load import Found
 from bench.measure import Figure, Median, Options, Report, figure, folder, progress
 from bench.peers import Work
-from bench.processes import GRACE, ProcessDied, Server, answer_of, load
+from bench.processes import GRACE, NoAnswer, ProcessDied, Server, answer_of, load
 from bench.rivals import WORKERS
 from bench.servers import free_port, redis_server
 from duly.broker.embedded import EmbeddedBroker
@@ -186,27 +186,38 @@ class Broker:
         ]
 
 
-async def rivals(
-    best: float, mqtt: Work | None, place: Path, seconds: float, notes: list[str]
-) -> list[Figure]:
-    """duly beside what people use instead; one that fails is noted, and the others go on."""
-    made: list[Figure] = []
-    progress.plan(len(WORKERS))
-    with redis_server(place) as redis:
+class Rivals:
+    """What people use instead, taking turns with the nodes; one that fails is noted, and the others go on."""
+
+    def __init__(self, mqtt: Work | None, redis: Server | None, notes: list[str]) -> None:
         redis_port = int(redis.url.rpartition(":")[2].partition("/")[0]) if redis else None
-        for name in WORKERS:
-            port = (mqtt.port if mqtt else None) if name == "FastStream" else redis_port
+        ports = dict.fromkeys(WORKERS, redis_port) | {"FastStream": mqtt.port if mqtt else None}
+        self.ports: dict[str, int] = {}
+        for name, port in ports.items():
             if port is None or importlib.util.find_spec(PACKAGES[name]) is None:
                 notes.append(f"{name} or its server is not installed: no comparison with it")
-                continue
+            else:
+                self.ports[name] = port
+        self._notes = notes
+        self._rates: dict[str, list[float]] = {name: [] for name in self.ports}
+
+    async def turn(self, seconds: float) -> None:
+        """Every one of them once."""
+        for name, port in list(self.ports.items()):
             try:
-                found = await rival(name, port, seconds)
-            except Exception as problem:  # a rival that fails is no answer of ours
-                notes.append(f"{name} did not finish: {problem}")
-                continue
-            made += [figure(name, found.rate, "tasks/s"), figure("duly", best, "tasks/s", found.rate, name)]
+                self._rates[name].append((await rival(name, port, seconds)).rate)
+            except (ProcessDied, NoAnswer) as problem:
+                self._notes.append(f"{name} did not finish: {problem}")
+                del self.ports[name]
             progress.step(name)
-    return made
+
+    def figures(self, best: float) -> list[Figure]:
+        """duly beside each of them."""
+        made: list[Figure] = []
+        for name in self.ports:
+            rate = Median(self._rates[name])
+            made += [figure(name, rate, "tasks/s"), figure("duly", best, "tasks/s", rate, name)]
+        return made
 
 
 async def run(options: Options) -> Report:
@@ -224,16 +235,17 @@ async def run(options: Options) -> Report:
         notes += [
             f"{name} is not installed: nothing measured there" for name, work in works.items() if not work
         ]
-        progress.plan(len(brokers) * (turns * len(KINDS) + max(1, turns // 2)))
+        rivals = Rivals(works["Mosquitto"], running.enter_context(redis_server(next(places))), notes)
+        progress.plan(len(brokers) * (turns * len(KINDS) + max(1, turns // 2)) + turns * len(rivals.ports))
         for turn in range(turns):
             for broker in brokers:
                 await broker.turn(seconds)
                 if turn < max(1, turns // 2):
                     await broker.catch_up(waiting)
+            await rivals.turn(seconds)
         for broker in brokers:
             figures += broker.figures()
-        best = max(broker.rates[DULY] for broker in brokers)
-        figures += await rivals(best, works["Mosquitto"], next(places), seconds, notes)
+        figures += rivals.figures(max(broker.rates[DULY] for broker in brokers))
     bound = [each for broker in brokers for each in broker.client_bound]
     if bound:
         notes.append(f"the client, which is a node itself, used a whole core: {', '.join(bound)}")
