@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bench import document, plots, record
 from bench.measure import OUT, Figure, Options
+from bench.processes import end_as_interrupted
 from bench.record import Answer
 from bench.run import Line, Run
 from bench.targets import target_of
@@ -145,6 +146,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    end_as_interrupted()
     asked = arguments()
     run = Run(
         {name: QUESTIONS[name] for name in asked.only}, Options(asked.quick, asked.long, asked.before), OUT

@@ -12,9 +12,11 @@ import sys
 import msgspec
 
 from bench.measure import Options, Report
+from bench.processes import end_as_interrupted
 
 
 def main() -> None:
+    end_as_interrupted()
     module, _, function = sys.argv[1].partition(":")
     ask = getattr(importlib.import_module(module), function or "run")
     report: Report = asyncio.run(ask(msgspec.json.decode(sys.argv[2], type=Options)))

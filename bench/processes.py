@@ -80,6 +80,11 @@ def children(pid: int) -> list[int]:
     return found + [each for child in found for each in children(child)]
 
 
+def end_as_interrupted() -> None:
+    """Makes SIGTERM end this process as Ctrl-C does: what it has started ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+
+
 def ending(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:

@@ -43,6 +43,14 @@ async def makes_no_step(options: Options) -> Report:
     return Report("Not reached")
 
 
+async def serves_for_ever(options: Options) -> Report:
+    """Starts a server, says which, and waits for ever."""
+    with TemporaryDirectory() as place, relay("bare", Path(place)) as server:
+        progress.step(str(server.pid))
+        await asyncio.Event().wait()
+    return Report("Not reached")
+
+
 async def raises(options: Options) -> Report:
     """Finds that it can't be answered."""
     raise RuntimeError("the disk is full")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from bench.__main__ import ask_all
-from bench.measure import Options
+from bench.measure import ROOT, Options
 from bench.run import Line, Run
 from rich.console import Console
 
@@ -52,6 +57,19 @@ async def test_what_dies_ends_its_question_and_the_run_goes_on(
 async def test_a_question_that_makes_no_step_is_ended(tmp_path: Path) -> None:
     answer = await run(tmp_path, "makes_no_step", silence=0.1).ask("makes_no_step")
     assert answer.error == "it made no step for 0.1 s"
+
+
+async def test_a_question_that_is_terminated_ends_its_servers() -> None:
+    question = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.ask", "tests.bench.questions:serves_for_ever", "{}",
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    assert question.stdout is not None
+    server = int(msgspec.json.decode(await question.stdout.readline(), type=Line).label)
+    question.terminate()
+    await question.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
 
 
 async def test_a_run_that_was_stopped_goes_on_with_what_has_no_answer(tmp_path: Path) -> None:
