@@ -1,9 +1,8 @@
 """What does admission cost beyond the disk?
 
-Against the durable floor: a bare apsw loop that inserts the same prebuilt rows into the same table with the
-same statement, WAL and synchronous=FULL, in groups as large as the concurrency gives the ledger. It has no
-event loop, no threads, no verdicts and nobody waiting for an answer. And against one commit per call, which
-is what one writes first.
+Against the durable floor: a bare apsw loop that inserts rows of the same content into one table, WAL and
+synchronous=FULL, in groups as large as the concurrency gives the ledger. It has no event loop, no threads, no
+verdicts and nobody waiting for an answer. And against one commit per call, which is what one writes first.
 
 Each contender gets a new file every round, and its clock starts when the WAL has been filled once and is
 written over, as for the rest of its life: a commit that makes the file longer takes several times as long,
@@ -16,19 +15,41 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import Any
 
 import apsw
 
 import duly
-from bench.measure import Figure, Report, batches, folder, messages, rounds, spread
-from duly.core import horizon
-from duly.core.operations import Admit
-from duly.storage import sql
-from duly.storage.sql import rows
+from bench.measure import Options, Report, batches, figure, folder, messages, rounds, spread
 
 WARM = 16_000
 """Messages that fill the WAL once, in groups; one by one 3,000 do."""
+TABLE = (
+    "CREATE TABLE messages (key BLOB PRIMARY KEY, scope TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, "
+    "recipient TEXT NOT NULL, body BLOB NOT NULL, state INT NOT NULL, accepted_at INT NOT NULL, "
+    "expires INT NOT NULL) WITHOUT ROWID"
+)
+INSERT = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+
+Row = tuple[bytes, str, str, str, str, bytes, int, int, int]
+
+
+def prebuilt(count: int) -> list[Row]:
+    """The rows of so many messages."""
+    now = time.time_ns() // 1_000
+    return [
+        (
+            f"{m.scope}\0{m.id}".encode(),
+            m.scope,
+            m.id,
+            m.kind,
+            m.recipient,
+            m.body,
+            0,
+            now,
+            now + 86_400_000_000,
+        )
+        for m in messages(count)
+    ]
 
 
 def bare(path: Path, count: int, group: int, warm: int) -> float:
@@ -38,31 +59,25 @@ def bare(path: Path, count: int, group: int, warm: int) -> float:
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA wal_autocheckpoint = 2000")
-    for migration in sql.pending("sqlite", 0):
-        db.execute(migration.sql)
-    insert = sql.queries("sqlite")["admit"]
-    now = time.time_ns() // 1_000
-    prebuilt = [
-        rows.admission_row(Admit(m, horizon.remember_until(m, horizon.DEFAULT), now))
-        for m in messages(warm + count)
-    ]
+    db.execute(TABLE)
+    rows = prebuilt(warm + count)
 
-    def insert_all(work: list[Any]) -> None:
+    def insert_all(work: list[Row]) -> None:
         for some in batches(work, group):
             db.execute("BEGIN IMMEDIATE")
-            db.executemany(insert, some)
+            db.executemany(INSERT, some)
             db.execute("COMMIT")
 
-    insert_all(prebuilt[:warm])
+    insert_all(rows[:warm])
     began = time.perf_counter()
-    insert_all(prebuilt[warm:])
+    insert_all(rows[warm:])
     took = time.perf_counter() - began
     db.close()
     return count / took
 
 
-async def run(quick: bool) -> Report:
-    count = 16_000 if quick else 48_000
+async def run(options: Options) -> Report:
+    count = options.pick(16_000, 48_000)
     with folder() as place:
         files = (place / f"{n}.db" for n in itertools.count())
 
@@ -93,23 +108,19 @@ async def run(quick: bool) -> Report:
                 "floor_1600": floor_1600,
                 "commit_each": commit_each,
             },
-            5 if quick else 9,
+            options.pick(3, 9),
         )
     single, many = rate["admit"], rate["admit_many"]
     return Report(
         "Admission on SQLite, a flush before every answer",
         [
-            Figure("bare apsw, groups of 200", rate["floor_200"], "msg/s"),
-            Figure("bare apsw, groups of 1600", rate["floor_1600"], "msg/s"),
-            Figure("bare apsw, a commit each", rate["commit_each"], "msg/s"),
-            Figure("admit, 200 callers", single, "msg/s", single / rate["floor_200"], "bare groups", 0.6),
-            Figure("admit, 200 callers", single, "msg/s", single / rate["commit_each"], "a commit each", 10),
-            Figure(
-                "admit_many, 100 callers × 16", many, "msg/s", many / rate["floor_1600"], "bare groups", 0.6
-            ),
-            Figure(
-                "admit_many, 100 callers × 16", many, "msg/s", many / rate["commit_each"], "a commit each", 10
-            ),
+            figure("bare apsw, groups of 200", rate["floor_200"], "msg/s"),
+            figure("bare apsw, groups of 1600", rate["floor_1600"], "msg/s"),
+            figure("bare apsw, a commit each", rate["commit_each"], "msg/s"),
+            figure("admit, 200 callers", single, "msg/s", rate["floor_200"], "bare groups"),
+            figure("admit, 200 callers", single, "msg/s", rate["commit_each"], "a commit each"),
+            figure("admit_many, 100 callers × 16", many, "msg/s", rate["floor_1600"], "bare groups"),
+            figure("admit_many, 100 callers × 16", many, "msg/s", rate["commit_each"], "a commit each"),
         ],
-        {"rates": rate},
+        dict(rate),
     )

@@ -14,16 +14,17 @@ import gc
 import itertools
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 import duly
-from bench.measure import Figure, Median, Report, folder
+from bench.gateway import CLIENT_BOUND
+from bench.measure import Figure, Median, Options, Report, figure, folder, progress
 from bench.posts import Found, Work
-from bench.servers import Server, free_port, hub, until_open
+from bench.processes import GRACE, Server, load
+from bench.servers import free_port, hub, running, until_open
 from duly.apps.alerts.profiles import ProfileDraft, Profiles
 from duly.identity.accounts import Accounts, Role
 
@@ -48,12 +49,9 @@ def alertmanager(place: Path) -> Iterator[Server | None]:
         f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=error",
     ]  # fmt: skip
     process = subprocess.Popen(command)
-    try:
-        until_open(port, process)
-        yield Server(f"http://127.0.0.1:{port}/api/v2/alerts", process.pid)
-    finally:
-        process.terminate()
-        process.wait(10)
+    with running(process):
+        until_open(port, process, RIVAL)
+        yield Server(f"http://127.0.0.1:{port}/api/v2/alerts", process.pid, RIVAL)
 
 
 async def sentinel(place: Path) -> str:
@@ -65,25 +63,16 @@ async def sentinel(place: Path) -> str:
         return await Accounts(ledger).add(Role.SENTINEL, "gate")
 
 
-async def post(work: Work) -> Found:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.posts", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        async with asyncio.timeout(60 + work.seconds):
-            child.stdin.write(msgspec.json.encode(work) + b"\n")
-            if work.pace:
-                hook = (await child.stdout.readline()).decode().strip()
-                await tell(work, hook)
-                child.stdin.write(b"\n")
-            found = msgspec.json.decode(await child.stdout.readline(), type=Found)
-            await child.wait()
-            return found
-    finally:
-        if child.returncode is None:
-            child.kill()
+async def post(work: Work, server: Server) -> Found:
+    """What the load finds at this server."""
+    within = GRACE + work.seconds
+    async with load("-m", "bench.posts", servers=[server]) as child:
+        await child.tell(msgspec.json.encode(work))
+        if work.pace:
+            hook = await child.line(within, begins=b"http")
+            await tell(work, hook.decode())
+            await child.tell(b"")
+        return msgspec.json.decode(await child.line(within, begins=b"{"), type=Found)
 
 
 async def tell(work: Work, hook: str) -> None:
@@ -102,61 +91,82 @@ async def tell(work: Work, hook: str) -> None:
         answer.raise_for_status()
 
 
-async def run(quick: bool) -> Report:
-    turns, seconds = (3, 1.0) if quick else (5, 2.0)
+Rates = dict[tuple[str, str, bool], list[float]]
+Costs = dict[tuple[str, str], list[float]]
+
+
+async def run(options: Options) -> Report:
+    turns, seconds = options.pick((3, 1.0), (5, 2.0))
     notes: list[str] = []
-    with contextlib.ExitStack() as running:
-        place = running.enter_context(folder())
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(folder())
         places = (place / f"{n}" for n in itertools.count())
         home = next(places)
         token = await sentinel(home)
-        tower = running.enter_context(hub("duly", home))
-        servers = {DULY: tower}
-        contenders = {DULY: (tower.url + "/v1/messages", token)}
-        rival = running.enter_context(alertmanager(next(places)))
+        tower = stack.enter_context(hub(home, "--allow-private-webhooks"))
+        posts = f"{tower.url}/v1/messages"
+        contenders = {DULY: (tower, posts, token)}
+        rival = stack.enter_context(alertmanager(next(places)))
         if rival is None:
             notes.append("prometheus-alertmanager is not installed: no comparison with it")
         else:
-            servers[RIVAL] = rival
-            contenders[RIVAL] = (rival.url, "")
-        rates: dict[tuple[str, str, bool], list[float]] = {}
-        work_of: dict[tuple[str, str], list[float]] = {}
-        for _ in range(turns):
-            for shape, (connections, batch) in SHAPES.items():
-                for repeats in (False, True):
-                    for name, (url, who) in contenders.items():
-                        gc.collect()
-                        kind = "alertmanager" if name == RIVAL else "duly"
-                        work = Work(url, kind, who, connections, batch, seconds, repeats)
-                        before = servers[name].worked
-                        found = await post(work)
-                        if not repeats:
-                            used = (servers[name].worked - before) / max(1, found.count) * 1e6
-                            work_of.setdefault((name, shape), []).append(used)
-                        if found.refused:
-                            raise RuntimeError(f"{name} refused {found.refused} requests")
-                        rates.setdefault((name, shape, repeats), []).append(found.rate)
-        url, _ = contenders[DULY]
+            contenders[RIVAL] = (rival, rival.url, "")
+        rates: Rates = {}
+        costs: Costs = {}
+        busy: set[str] = set()
+        progress.plan(turns * len(SHAPES) * 2 * len(contenders) + 1)
+        for _, (shape, (connections, batch)), repeats, (name, (server, url, who)) in itertools.product(
+            range(turns), SHAPES.items(), (False, True), contenders.items()
+        ):
+            gc.collect()
+            kind = "alertmanager" if name == RIVAL else "duly"
+            before = server.worked
+            found = await post(Work(url, kind, who, connections, batch, seconds, repeats), server)
+            if found.refused:
+                raise RuntimeError(f"{name} refused {found.refused} requests")
+            if not repeats:
+                used = (server.worked - before) / max(1, found.count) * 1e6
+                costs.setdefault((name, shape), []).append(used)
+            if found.busy > CLIENT_BOUND:
+                busy.add(f"{name}, {shape}, {'repeats' if repeats else 'new'}")
+            rates.setdefault((name, shape, repeats), []).append(found.rate)
+            progress.step(f"{name}, {shape}")
         admin = msgspec.json.decode((home / "hub.json").read_bytes())["token"]
-        soon = await post(Work(url, "duly", admin, seconds=3.0 if quick else 10.0, pace=100))
-    rate = {key: Median(values) for key, values in rates.items()}
-    figures: list[Figure] = []
-    for shape in SHAPES:
-        new, again = rate[DULY, shape, False], rate[DULY, shape, True]
-        if rival is not None:
-            other, other_again = rate[RIVAL, shape, False], rate[RIVAL, shape, True]
-            figures.append(Figure(f"{RIVAL}, {shape}, new", other, "alerts/s"))
-            figures.append(Figure(f"{RIVAL}, {shape}, repeats", other_again, "alerts/s"))
-            figures.append(Figure(f"duly, {shape}, new", new, "alerts/s", new / other, RIVAL, 1))
-        else:
-            figures.append(Figure(f"duly, {shape}, new", new, "alerts/s"))
-        figures.append(Figure(f"duly, {shape}, repeats", again, "alerts/s", again / new, "new", 2))
-    figures += [
-        Figure(f"{name}, {shape}, new, processor time", Median(found), "µs/alert")
-        for (name, shape), found in work_of.items()
-    ]
-    figures.append(Figure("post to webhook, 100/s, p50", soon.p50, "ms", soon.p50 / 10, "10 ms", at_most=1))
-    figures.append(Figure("post to webhook, 100/s, p99", soon.p99, "ms"))
+        soon = await post(Work(posts, "duly", admin, seconds=options.pick(3.0, 10.0), pace=100), tower)
+        progress.step("post to webhook")
+    if busy:
+        notes.append(f"the client is the limit of: {'; '.join(sorted(busy))}")
     if soon.refused:
         notes.append(f"{soon.refused} webhooks did not come")
-    return Report("Alerts accepted", figures, {"rates": {str(k): v for k, v in rate.items()}}, notes)
+    rate = {key: Median(values) for key, values in rates.items()}
+    named = {
+        f"{name}, {shape}{', repeats' if again else ''}": value
+        for (name, shape, again), value in rate.items()
+    }
+    return Report("Alerts accepted", [*figures(rate, costs), *webhook(soon)], dict(named), notes=notes)
+
+
+def figures(rate: dict[tuple[str, str, bool], Median], costs: Costs) -> list[Figure]:
+    """Alerts a second in each shape, beside Alertmanager; repeats beside new ones."""
+    made: list[Figure] = []
+    for shape in SHAPES:
+        new, again = rate[DULY, shape, False], rate[DULY, shape, True]
+        other = rate.get((RIVAL, shape, False))
+        if other is not None:
+            made.append(figure(f"{RIVAL}, {shape}, new", other, "alerts/s"))
+            made.append(figure(f"{RIVAL}, {shape}, repeats", rate[RIVAL, shape, True], "alerts/s"))
+        made.append(figure(f"duly, {shape}, new", new, "alerts/s", other, RIVAL if other is not None else ""))
+        made.append(figure(f"duly, {shape}, repeats", again, "alerts/s", new, "new"))
+    made += [
+        figure(f"{name}, {shape}, new, processor time", Median(found), "µs/alert")
+        for (name, shape), found in costs.items()
+    ]
+    return made
+
+
+def webhook(soon: Found) -> list[Figure]:
+    """How soon the webhook of an alert is there."""
+    return [
+        figure("post to webhook, 100/s, p50", soon.p50, "ms"),
+        figure("post to webhook, 100/s, p99", soon.p99, "ms"),
+    ]

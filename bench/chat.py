@@ -5,7 +5,8 @@ anything to the disk. duly stores every line with a flush before it is acknowled
 one process with the same bare sockets for all (`bench.chat_load`).
 
 A group of a thousand is compared with a bare aiohttp broadcast, which keeps nothing; the drain of ten
-thousand lines with what the others do at login; and duly with itself, as what it has stored grows.
+thousand lines with what the others do at login; and duly with itself, as what it has stored grows. Last, two
+hubs on PostgreSQL and Redis, with every line going from one to the other: what they ask of those servers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import statistics
-import sys
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,33 +24,30 @@ from msgspec import Struct
 
 import duly
 from bench.chat_load import Found, Person, Work
-from bench.measure import Figure, Median, Report, folder
-from bench.servers import Server, hub
+from bench.gateway import CLIENT_BOUND
+from bench.measure import Figure, Median, Options, Report, figure, folder, progress
+from bench.processes import Server, answer_of
+from bench.servers import hub, postgres_server, redis_server, relay, shared_hub
 from bench.xmpp import ejabberd, prosody
 from duly.apps.chat import conversations as c
-from duly.core.messages import Message
 from duly.core.operations import PutItem, Write
-from duly.core.units import FOREVER
 from duly.identity.accounts import Accounts, Role
-from duly.wire.frames import Frame
 
 PEOPLE = 100
 CROWD = 1_000
 LINES = 10_000
+AT_A_TIME = 5.0
+"""Seconds of lines between two looks at how many are stored."""
 
 Running = Callable[[Path], AbstractContextManager[Server | None]]
 
 
-async def load(work: Work) -> Found:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.chat_load", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+async def load(work: Work, *servers: Server) -> Found:
+    """What the people find at these servers."""
+    found = await answer_of(
+        "-m", "bench.chat_load", work=msgspec.json.encode(work), seconds=work.seconds, servers=servers
     )
-    out, _ = await process.communicate(msgspec.json.encode(work) + b"\n")
-    return msgspec.json.decode(out, type=Found)
-
-
-def duly_hub(place: Path) -> AbstractContextManager[Server]:
-    return hub("duly", place)
+    return msgspec.json.decode(found, type=Found)
 
 
 RIVALS: dict[str, Running] = {
@@ -61,11 +58,11 @@ RIVALS: dict[str, Running] = {
 }
 
 
-async def people(place: Path, count: int, *, group: str = "", stored: int = 0) -> list[Person]:
-    """Accounts in a hub's ledger, in a group if one is named, beside so many lines of others."""
-    await asyncio.to_thread(place.mkdir, exist_ok=True)
-    async with await duly.open_ledger(f"sqlite:///{place}/ledger.db") as ledger:
-        book = Accounts(ledger)
+async def people(place: Path, count: int, *, group: str = "", ledger: str = "") -> list[Person]:
+    """Accounts in a hub's ledger, in a group if one is named."""
+    await asyncio.to_thread(place.mkdir, 0o700, exist_ok=True)
+    async with await duly.open_ledger(ledger or f"sqlite:///{place}/ledger.db") as opened:
+        book = Accounts(opened)
         found = [Person(f"u{i}", await book.add(Role.USER, f"u{i}")) for i in range(count)]
         if group:
             writes: list[Write] = [PutItem(c.GROUPS, group, b'{"name":"crowd","made_by":"u0"}')]
@@ -74,19 +71,8 @@ async def people(place: Path, count: int, *, group: str = "", stored: int = 0) -
                     PutItem(c.members(group), person.name, c.Rank.MEMBER.body),
                     PutItem(c.convs(person.name), group, b""),
                 )
-            await ledger.write(*writes)
-        for start in range(0, stored, 2_000):
-            await ledger.commit([_old(i, count) for i in range(start, min(stored, start + 2_000))])
+            await opened.write(*writes)
     return found
-
-
-def _old(i: int, count: int) -> tuple[Write, ...]:
-    """A line from before, of people who read everything since."""
-    sender, other = f"old{i % count}", f"old{(i + 1) % count}"
-    ms = 1_700_000_000_000 + i
-    message = Message(sender, f"{ms}_{i}", "one_chat", other, b"x" * 16)
-    line = c.line_of(Frame("one_chat", message.id, data=msgspec.Raw(b'{"text":"%b"}' % (b"x" * 110))), sender)
-    return c.Request(message, c.direct(sender, other), line).writes(FOREVER, ms * 1000)
 
 
 # ── talking ──────────────────────────────────────────────────────────────────────────────────────
@@ -98,48 +84,51 @@ class Talked(Struct):
     rate: float
     p99: float
     cost: float
+    busy: float
 
 
-async def talk(place: Path, rounds: int, seconds: float) -> dict[str, list[Talked]]:
-    """Everybody takes turns; whoever is not measured sits idle."""
+async def talk(place: Path, rounds: int, seconds: float, notes: list[str]) -> dict[str, list[Talked]]:
+    """All servers take turns; the others are idle meanwhile."""
     found: dict[str, list[Talked]] = {}
     with contextlib.ExitStack() as stack:
         servers: dict[str, tuple[Server, list[Person]]] = {}
         ours = await people(place / "duly", PEOPLE)
-        servers["duly"] = (stack.enter_context(duly_hub(place / "duly")), ours)
+        servers["duly"] = (stack.enter_context(hub(place / "duly")), ours)
         for i, (name, running) in enumerate(RIVALS.items()):
             server = stack.enter_context(running(place / f"rival{i}"))
-            if server is not None:
+            if server is None:
+                notes.append(f"{name} is not installed: no comparison with it")
+            else:
                 servers[name] = (server, [Person(f"u{n}") for n in range(PEOPLE)])
-        for _ in range(rounds):
-            for name, (server, who) in servers.items():
-                gc.collect()
-                before = server.worked
-                one = await load(Work(server.url, who, seconds=seconds))
-                cost = (server.worked - before) / one.all * 1e6
-                found.setdefault(name, []).append(Talked(one.rate, one.p99, cost))
+        progress.plan(rounds * len(servers))
+        for _, (name, (at, who)) in itertools.product(range(rounds), servers.items()):
+            gc.collect()
+            before = at.worked
+            one = await load(Work(at.url, who, seconds=seconds), at)
+            cost = (at.worked - before) / one.all * 1e6
+            found.setdefault(name, []).append(Talked(one.rate, one.p99, cost, one.busy))
+            progress.step(name)
+    bound = [name for name, each in found.items() if Median([one.busy for one in each]) > CLIENT_BOUND]
+    if bound:
+        notes.append(f"the client is the limit of: {', '.join(bound)}")
     return found
 
 
 def talked(found: dict[str, list[Talked]]) -> list[Figure]:
+    """duly beside the others."""
     rates = {name: Median([one.rate for one in each]) for name, each in found.items()}
     lates = {name: Median([one.p99 for one in each]) for name, each in found.items()}
-    bounds = {"Prosody": 1.0, "Prosody with archive": 4.0}
-    figures = []
-    for name, rate in rates.items():
-        figures.append(Figure(f"{name}, delivered", rate, "a second"))
-        figures.append(Figure(f"{name}, p99", lates[name], "ms"))
-        cost = Median([one.cost for one in found[name]])
-        figures.append(Figure(f"{name}, a line", cost, "µs of processor"))
-    for name, rate in rates.items():
-        if name != "duly":
-            least = bounds.get(name)
-            figures.append(
-                Figure("duly", rates["duly"], "a second", rates["duly"] / rate, name, at_least=least)
-            )
-    if "Prosody" in rates:
-        ratio = lates["duly"] / lates["Prosody"]
-        figures.append(Figure("duly, p99", lates["duly"], "ms", ratio, "Prosody", at_most=1.0))
+    others = [name for name in found if name != "duly"]
+    figures: list[Figure] = []
+    for name in others or ["duly"]:
+        figures.append(figure(f"{name}, delivered", rates[name], "a second"))
+        figures.append(figure(f"{name}, p99", lates[name], "ms"))
+    figures += [figure("duly, delivered", rates["duly"], "a second", rates[name], name) for name in others]
+    figures += [figure("duly, p99", lates["duly"], "ms", lates[name], name) for name in others]
+    figures += [
+        figure(f"{name}, a line", Median([one.cost for one in each]), "µs of processor")
+        for name, each in found.items()
+    ]
     return figures
 
 
@@ -147,19 +136,22 @@ def talked(found: dict[str, list[Talked]]) -> list[Figure]:
 
 
 async def crowd(place: Path, rounds: int, seconds: float) -> list[Figure]:
+    """A group of a thousand who are here."""
     group = "#crowd"
     who = await people(place / "crowd", CROWD, group=group)
     rates: dict[str, list[float]] = {"duly": [], "bare broadcast": []}
-    with duly_hub(place / "crowd") as ours, hub("broadcast", place / "bare") as bare:
+    progress.plan(2 * rounds)
+    with hub(place / "crowd") as ours, relay("broadcast", place / "bare") as bare:
         for _ in range(rounds):
-            for name, url in (("duly", ours.url), ("bare broadcast", bare.url.replace("http:", "bare:"))):
-                work = Work(url, who, "crowd", seconds, group=group)
-                rates[name].append((await load(work)).rate)
-    ours_rate, bare_rate = Median(rates["duly"]), Median(rates["bare broadcast"])
-    ratio = ours_rate / bare_rate
+            for name, server in (("duly", ours), ("bare broadcast", bare)):
+                url = server.url.replace("http:", "bare:") if server is bare else server.url
+                found = await load(Work(url, who, "crowd", seconds, group=group), server)
+                rates[name].append(found.rate)
+                progress.step(f"a group, {name}")
+    base, ours_rate = Median(rates["bare broadcast"]), Median(rates["duly"])
     return [
-        Figure(f"a group of {CROWD:,}: bare broadcast", bare_rate, "deliveries a second"),
-        Figure(f"a group of {CROWD:,}: duly", ours_rate, "deliveries a second", ratio, "bare", at_least=0.5),
+        figure("bare broadcast, a group of 1,000", base, "deliveries a second"),
+        figure("duly, a group of 1,000", ours_rate, "deliveries a second", base, "bare broadcast"),
     ]
 
 
@@ -167,70 +159,153 @@ async def crowd(place: Path, rounds: int, seconds: float) -> list[Figure]:
 
 
 async def drain(place: Path, rounds: int) -> list[Figure]:
+    """Ten thousand lines for somebody who comes back."""
     rates: dict[str, list[float]] = {}
+    others = {name: running for name, running in RIVALS.items() if "archive" not in name}
+    progress.plan(rounds)
     for i in range(rounds):
         ours = place / f"drain{i}"
         who = await people(ours, 2)
-        with duly_hub(ours) as server:
-            work = Work(server.url, who, "drain", 2.0, LINES)
-            rates.setdefault("duly", []).append((await load(work)).rate)
-        for k, (name, running) in enumerate(RIVALS.items()):
-            if "archive" in name:
-                continue
-            with running(place / f"drain{i}-{k}") as server:
-                if server is not None:
-                    work = Work(server.url, [Person("u0"), Person("u1")], "drain", 6.0, LINES)
-                    rates.setdefault(name, []).append((await load(work)).rate)
-    figures = [
-        Figure(f"{LINES:,} lines at login: {name}", Median(r), "a second") for name, r in rates.items()
+        with hub(ours) as server:
+            found = await load(Work(server.url, who, "drain", 2.0, LINES), server)
+            rates.setdefault("duly", []).append(found.rate)
+        for k, (name, running) in enumerate(others.items()):
+            with running(place / f"drain{i}-{k}") as other:
+                if other is not None:
+                    work = Work(other.url, [Person("u0"), Person("u1")], "drain", 6.0, LINES)
+                    rates.setdefault(name, []).append((await load(work, other)).rate)
+        progress.step("lines at login")
+    medians = {name: Median(found) for name, found in rates.items()}
+    what = f"{LINES:,} lines at login"
+    compared = [name for name in medians if name != "duly"]
+    figures = [figure(f"{name}, {what}", medians[name], "a second") for name in compared or ["duly"]]
+    return figures + [
+        figure(f"duly, {what}", medians["duly"], "a second", medians[name], name) for name in compared
     ]
-    if "ejabberd" in rates:
-        ratio = statistics.median(rates["duly"]) / statistics.median(rates["ejabberd"])
-        figures.append(
-            Figure("duly at login", Median(rates["duly"]), "a second", ratio, "ejabberd", at_least=1.0)
-        )
-    return figures
 
 
 # ── growth ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def growth(
-    place: Path, rounds: int, seconds: float, largest: int
-) -> tuple[list[Figure], list[list[float]]]:
-    """Processor time of the hub per line, by how many lines it has stored."""
-    sizes = [10**3, largest]
-    servers: list[tuple[Server, list[Person]]] = []
+async def stored(place: Path, size: int) -> list[Person]:
+    """Fills a hub's folder with so many lines, and ends the hub."""
+    who = await people(place, PEOPLE)
+    done = 0
+    with hub(place) as server:
+        while done < size:
+            progress.plan(1)
+            seconds = 0.2 if size <= 1_000 else AT_A_TIME
+            done += (await load(Work(server.url, who, seconds=seconds), server)).all
+            progress.step(f"{done:,} of {size:,} lines")
+    return who
+
+
+async def growth(place: Path, rounds: int, seconds: float, largest: int) -> list[Figure]:
+    """Processor time of the hub per line and its memory, by how many lines it has stored."""
+    sizes = [1_000, largest]
     costs: list[list[float]] = [[] for _ in sizes]
     with contextlib.ExitStack() as stack:
+        servers: list[tuple[Server, list[Person]]] = []
         for size in sizes:
-            at = place / f"grown{size}"
-            who = await people(at, PEOPLE, stored=size)
-            servers.append((stack.enter_context(duly_hub(at)), who))
+            who = await stored(place / f"grown{size}", size)
+            servers.append((stack.enter_context(hub(place / f"grown{size}")), who))
+        progress.plan(rounds * len(sizes))
         for _ in range(rounds):
             for cost, (server, who) in zip(costs, servers, strict=True):
                 before = server.worked
-                found = await load(Work(server.url, who, seconds=seconds))
+                found = await load(Work(server.url, who, seconds=seconds), server)
                 cost.append((server.worked - before) / found.all * 1e6)
+                progress.step("growth")
+        small_memory, large_memory = (server.memory for server, _ in servers)
     small, large = (Median(cost) for cost in costs)
-    figures = [
-        Figure(f"a line, {sizes[0]:,} stored", small, "µs of processor"),
-        Figure(
-            f"a line, {largest:,} stored", large, "µs of processor", large / small, "at 1,000", at_most=1.3
-        ),
+    per_id = (large_memory - small_memory) / (largest - sizes[0])
+    return [
+        figure("a line, 1,000 stored", small, "µs of processor"),
+        figure("a line, most stored", large, "µs of processor", small, "at 1,000"),
+        figure("memory, 1,000 stored", small_memory / 1e6, "MB"),
+        figure("memory, most stored", large_memory / 1e6, "MB", small_memory / 1e6, "at 1,000"),
+        figure("memory per remembered id", per_id, "bytes"),
     ]
-    return figures, [[float(size), cost] for size, cost in zip(sizes, (small, large), strict=True)]
 
 
-async def run(quick: bool) -> Report:
-    rounds, seconds = (3, 2.0) if quick else (5, 4.0)
+# ── what is asked of PostgreSQL and Redis ────────────────────────────────────────────────────────
+
+SETTLING = 1.5
+"""Seconds until PostgreSQL has counted what its sessions did: they tell it once a second."""
+
+
+class Asked(Struct):
+    """What PostgreSQL and Redis have done so far, and the processor time of all, in seconds."""
+
+    transactions: float
+    commands: float
+    postgres: float
+    redis: float
+    hubs: float
+
+
+async def asked(postgres: Server, redis: Server, hubs: list[Server]) -> Asked:
+    """Reads their own counters."""
+    import asyncpg
+    from redis.asyncio import Redis
+
+    await asyncio.sleep(SETTLING)
+    link = await asyncpg.connect(postgres.url)
+    try:
+        transactions = await link.fetchval("SELECT sum(xact_commit) FROM pg_stat_database")
+    finally:
+        await link.close()
+    async with Redis.from_url(redis.url) as client:
+        commands = (await client.info("stats"))["total_commands_processed"]
+    used = sum(server.worked for server in hubs)
+    return Asked(float(transactions), float(commands), postgres.worked, redis.worked, used)
+
+
+async def asked_per_line(place: Path, seconds: float, notes: list[str]) -> list[Figure]:
+    """Two hubs; each line goes from one to the other."""
+    with contextlib.ExitStack() as stack:
+        postgres = stack.enter_context(postgres_server())
+        redis = stack.enter_context(redis_server(place / "redis"))
+        if postgres is None or redis is None:
+            notes.append("PostgreSQL or Redis is not installed: what hubs ask of them was not measured")
+            return []
+        who = await people(place / "shared", PEOPLE, ledger=postgres.url)
+        notifier = ("--notifier", redis.url)
+        hubs = [
+            stack.enter_context(shared_hub(place / "shared" / f"{n}", postgres.url, *notifier))
+            for n in range(2)
+        ]
+        progress.plan(1)
+        first = await asked(postgres, redis, hubs)
+        work = Work(hubs[0].url, who, seconds=seconds, other_url=hubs[1].url)
+        found = await load(work, *hubs, postgres, redis)
+        then = await asked(postgres, redis, hubs)
+        progress.step("PostgreSQL and Redis")
+    transactions = (then.transactions - first.transactions) / found.all
+    commands = (then.commands - first.commands) / found.all
+    return [
+        figure("two hubs on PostgreSQL and Redis, delivered", found.rate, "a second"),
+        figure("asked of PostgreSQL", transactions * found.rate, "transactions a second"),
+        figure("asked of PostgreSQL per line", transactions, "transactions"),
+        figure("asked of Redis", commands * found.rate, "commands a second"),
+        figure("asked of Redis per line", commands, "commands"),
+        figure("PostgreSQL, a line", (then.postgres - first.postgres) / found.all * 1e6, "µs of processor"),
+        figure("Redis, a line", (then.redis - first.redis) / found.all * 1e6, "µs of processor"),
+        figure("the two hubs, a line", (then.hubs - first.hubs) / found.all * 1e6, "µs of processor"),
+    ]
+
+
+async def run(options: Options) -> Report:
+    rounds, seconds = options.pick((3, 1.5), (5, 4.0))
     report = Report("Chat: 100 people, one line each under way; a group; coming back; growth")
+    notes = ["duly flushes every line to the disk first; the others flush nothing"]
     with folder() as place:
-        report.figures += talked(await talk(place, rounds, seconds))
-        report.figures += await crowd(place, rounds, seconds)
-        report.figures += await drain(place, min(rounds, 3))
-        figures, series = await growth(place, rounds, seconds, 10**5 if quick else 10**6)
-        report.figures += figures
-        report.series["growth"] = series
-    report.notes.append("duly flushes every line to the disk first; the others flush nothing.")
+        report.figures = [
+            *talked(await talk(place, rounds, seconds, notes)),
+            *await crowd(place, rounds, seconds),
+            *await drain(place, options.pick(1, 3)),
+            *await growth(place, rounds, seconds, options.pick(20_000, 1_000_000)),
+            *await asked_per_line(place, 2 * seconds, notes),
+        ]
+    report.notes = notes
     return report

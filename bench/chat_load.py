@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import re
 import statistics
 import sys
@@ -26,11 +25,13 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.load import allow_many_files
-from duly.clients.chat_positions import ACK_LINES, ACK_SECONDS
+from bench.load import allow_many_files, be_light
+from bench.websocket import frame, pong, read_frames, upgrade
 
 WARM_SECONDS = 0.5
 TEXT = "x" * 100
+ACK_LINES, ACK_SECONDS = 200, 0.05
+"""As `duly.Chat` acknowledges: the first line at once, then so many together, or what came in so long."""
 
 
 class Person(Struct):
@@ -46,6 +47,8 @@ class Work(Struct):
     count: int = 10_000
     group: str = ""
     ahead: int = 8
+    other_url: str = ""
+    """where every second person goes, if not to `url`"""
 
 
 class Found(Struct):
@@ -55,6 +58,8 @@ class Found(Struct):
     count: int = 0
     all: int = 0
     """also while warming up"""
+    busy: float = 0.0
+    """how much of a core the load itself used"""
 
 
 class Client(asyncio.Protocol):
@@ -63,12 +68,15 @@ class Client(asyncio.Protocol):
     def __init__(self, person: Person) -> None:
         self.person = person
         self.buffer = b""
+        self.host = ""
         self.ready = asyncio.get_running_loop().create_future()
+        self.broken: asyncio.Future[None] | None = None
+        """what is told if the server closes the connection"""
         self.heard: Callable[[str], None] = lambda mark: None
         self.acks: dict[bytes, bytes] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self.greet()
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -76,6 +84,8 @@ class Client(asyncio.Protocol):
             self.ready.set_exception(
                 RuntimeError(f"{self.person.name} was hung up on: {self.buffer[:300]!r}")
             )
+        elif self.broken is not None and not self.broken.done():
+            self.broken.set_exception(RuntimeError(f"the server closed the connection of {self.person.name}"))
 
     def greet(self) -> None:
         raise NotImplementedError
@@ -97,24 +107,14 @@ class Duly(Client):
     unsaid = 0
 
     def greet(self) -> None:
-        key = base64.b64encode(os.urandom(16)).decode()
-        self.transport.write(
-            f"GET /v1/ws HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n"
-            f"Authorization: Bearer {self.person.token}\r\n\r\n".encode()
-        )
-
-    def frame(self, payload: bytes) -> bytes:
-        size = len(payload)
-        head = bytes((0x81, 0x80 | size)) if size < 126 else b"\x81\xfe" + size.to_bytes(2, "big")
-        return head + b"\0\0\0\0" + payload
+        self.transport.write(upgrade(self.host, self.person.token))
 
     def send(self, to: str, mark: str) -> None:
         kind = "group_chat" if to.startswith("#") else "one_chat"
         seq_id = f"{time.time_ns() // 1_000_000}_{self.n}"
         self.n += 1
         self.transport.write(
-            self.frame(
+            frame(
                 f'{{"type":"{kind}","seq_id":"{seq_id}","to":"{to}",'
                 f'"data":{{"text":"mark{mark}/{TEXT}"}}}}'.encode()
             )
@@ -129,41 +129,26 @@ class Duly(Client):
                 return
             assert b" 101 " in buffer[:20], buffer
             self.upgraded, buffer = True, buffer[end + 4 :]
-        at, size = 0, len(buffer)
-        acks = self.acks
-        while size - at >= 2:
-            length, start = buffer[at + 1], at + 2
-            if length == 126:
-                length, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 4
-            elif length == 127:
-                length, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
-            if size - start < length:
-                break
-            if buffer[at] == 0x81:
-                self.text(buffer, start, start + length, acks)
-            elif buffer[at] == 0x89:  # a ping wants a pong
-                self.transport.write(b"\x8a\x80\0\0\0\0")
-            at = start + length
-        self.buffer = buffer[at:]
-        if acks and self.acking and (not self.resting or self.unsaid >= ACK_LINES):
+        self.buffer = read_frames(buffer, self.text, lambda asked: self.transport.write(pong(asked)))
+        if self.acks and self.acking and (not self.resting or self.unsaid >= ACK_LINES):
             self.acknowledge()
 
     def acknowledge(self) -> None:
         self.resting, self.unsaid = False, 0
         if self.acks and not self.transport.is_closing():
-            frames = [self.frame(b'{"type":"ack","conv":"%b","n":%b}' % ack) for ack in self.acks.items()]
+            frames = [frame(b'{"type":"ack","conv":"%b","n":%b}' % ack) for ack in self.acks.items()]
             self.transport.write(b"".join(frames))
             self.acks.clear()
             self.resting = True
             asyncio.get_running_loop().call_later(ACK_SECONDS, self.acknowledge)
 
-    def text(self, buffer: bytes, start: int, end: int, acks: dict[bytes, bytes]) -> None:
+    def text(self, buffer: bytes, start: int, end: int) -> None:
         found = _mark.search(buffer, start, end)
         if found:
             conv = buffer.rfind(b'"conv":"', start, end) + 8
             n = buffer.find(b'","n":', conv, end)
             stop = buffer.find(b",", n + 6, end)
-            acks[buffer[conv:n]] = buffer[n + 6 : stop]
+            self.acks[buffer[conv:n]] = buffer[n + 6 : stop]
             self.unsaid += 1
             self.heard(found[1].decode())
         elif not self.ready.done():
@@ -245,27 +230,50 @@ class Xmpp(Client):
 KINDS = {"http": Duly, "xmpp": Xmpp, "bare": Bare}
 
 
-async def join(work: Work, person: Person) -> Client:
-    parts = urlsplit(work.url)
-    assert parts.hostname is not None
-    assert parts.port is not None
+async def join(work: Work, person: Person, url: str = "") -> Client:
+    """A connection of this person."""
+    parts = urlsplit(url or work.url)
+
+    def made() -> Client:
+        client = KINDS[parts.scheme](person)
+        client.host = parts.netloc
+        return client
+
     _, client = await asyncio.get_running_loop().create_connection(
-        lambda: KINDS[parts.scheme](person), parts.hostname, parts.port
+        made, parts.hostname or "", parts.port or 80
     )
     return client
 
 
+async def join_all(work: Work, over: asyncio.Future[None]) -> list[Client]:
+    """Connections of all people; if the server closes one of them, it is over."""
+    urls = (work.url, work.other_url or work.url)
+    clients = [await join(work, person, urls[i % 2]) for i, person in enumerate(work.people)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(client.ready for client in clients))
+    for client in clients:
+        client.broken = over
+    return clients
+
+
+def leave(clients: list[Client]) -> None:
+    """Closes all connections."""
+    for client in clients:
+        client.broken = None
+        client.transport.close()
+
+
 async def talk(work: Work) -> Found:
-    clients = [await join(work, person) for person in work.people]
-    await asyncio.gather(*(client.ready for client in clients))
+    over = asyncio.get_running_loop().create_future()
+    clients = await join_all(work, over)
     await asyncio.sleep(0.3)
-    begin = time.perf_counter() + WARM_SECONDS
+    began, worked = time.perf_counter(), time.process_time()
+    begin = began + WARM_SECONDS
     end = begin + work.seconds
     took: list[float] = []
     sent: dict[int, float] = {}
     all_ = 0
     left = len(clients)
-    over = asyncio.get_running_loop().create_future()
 
     def go(i: int) -> None:
         sent[i] = time.perf_counter()
@@ -289,11 +297,11 @@ async def talk(work: Work) -> Found:
     for i in range(len(clients)):
         go(i)
     await over
+    busy = (time.process_time() - worked) / (time.perf_counter() - began)
+    leave(clients)
     took.sort()
-    for client in clients:
-        client.transport.close()
     p50, p99 = statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3
-    return Found(len(took) / work.seconds, p50, p99, len(took), all_)
+    return Found(len(took) / work.seconds, p50, p99, len(took), all_, busy)
 
 
 async def fill(work: Work) -> None:
@@ -328,28 +336,27 @@ async def drain(work: Work) -> Found:
 
     began = time.perf_counter()
     client = await join(work, reader)
-    client.heard = arrived
-    async with asyncio.timeout(120):
+    client.heard, client.broken = arrived, over
+    async with asyncio.timeout(50):
         await over
     took = time.perf_counter() - began
     expected = [str(i) for i in range(work.count)]
     if sorted(marks) != sorted(expected) or (marks != expected and not work.url.startswith("xmpp")):
         raise RuntimeError("not everything came, or not in order")  # the others do not promise an order
-    client.transport.close()
+    leave([client])
     return Found(work.count / took, count=work.count)
 
 
 async def crowd(work: Work) -> Found:
     """Deliveries a second while one talks; a line counts when the last has it."""
-    clients = [await join(work, person) for person in work.people]
-    await asyncio.gather(*(client.ready for client in clients))
+    over = asyncio.get_running_loop().create_future()
+    clients = await join_all(work, over)
     speaker, listeners = clients[0], clients[1:]
     begin = time.perf_counter() + WARM_SECONDS
     end = begin + work.seconds
     missing: dict[str, int] = {}
     first = sent = time.time_ns()  # no round's lines are taken for another's
     delivered = 0
-    over = asyncio.get_running_loop().create_future()
 
     def go() -> None:
         nonlocal sent
@@ -381,12 +388,14 @@ async def crowd(work: Work) -> Found:
     for _ in range(work.ahead):
         go()
     await over
+    leave(clients)
     return Found(delivered / work.seconds, count=delivered)
 
 
 def main() -> None:
     work = msgspec.json.decode(sys.stdin.readline(), type=Work)
     allow_many_files()
+    be_light()
     found = uvloop.run({"talk": talk, "drain": drain, "crowd": crowd}[work.mode](work))
     print(msgspec.json.encode(found).decode(), flush=True)
 

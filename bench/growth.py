@@ -3,7 +3,7 @@
 One process of its own fills a ledger through the public verb, with ids in the order of time as they come in
 reality, and reports its memory at each size. Copies made at each size are then measured taking turns, so that
 a slow minute hits every size alike. The smallest is copied anew for every round: it must not grow by being
-measured.
+measured. Ten million ids take some gigabytes of disk and many minutes: only with `--long`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,41 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import duly
-from bench.measure import BODY, Figure, Report, batches, folder, messages, rounds, spread
-from duly import Message
-from duly.storage.ledger import Ledger
+from bench.measure import (
+    BODY,
+    Contender,
+    Figure,
+    Options,
+    Report,
+    batches,
+    figure,
+    folder,
+    messages,
+    progress,
+    rounds,
+    spread,
+)
+from bench.processes import load
+from duly import Ledger, Message
 
-SIZES = [1_000, 10_000, 100_000, 300_000, 1_000_000]
 QUICK = [1_000, 10_000, 100_000]
+SIZES = [*QUICK, 300_000, 1_000_000]
+LONG = [*SIZES, 10_000_000]
 BURST = 1_600
 HOURS = 20
 PLAIN = 100_000
 """How many ids without a body are stored to see what an id alone takes."""
+REPORT_EVERY = 100_000
+SLOWEST = 300.0
+"""Seconds that so many ids may take."""
 
 
 def at_size(place: Path, size: int) -> Path:
+    """The ledger as it was with so many ids."""
     return place / f"{size}.db"
 
 
@@ -40,7 +58,9 @@ def resident() -> int:
     return pages * 4096
 
 
-async def fill(ledger: Ledger, begin: int, end: int, of: int, body: bytes) -> None:
+async def fill(
+    ledger: Ledger, begin: int, end: int, of: int, body: bytes, told: Callable[[int], None] = lambda n: None
+) -> None:
     """Messages number `begin` to `end` of so many, which arrived evenly over the last hours."""
     span = HOURS * 3_600_000
     first = time.time_ns() // 1_000_000 - span - 60_000
@@ -49,6 +69,8 @@ async def fill(ledger: Ledger, begin: int, end: int, of: int, body: bytes) -> No
             Message("app-1", f"{first + n * span // of}_{n}", "lock_control", "lock-1", body) for n in numbers
         ]
         await asyncio.gather(*map(ledger.admit_many, batches(made, 16)))
+        if numbers[0] // REPORT_EVERY != numbers[-1] // REPORT_EVERY:
+            told(numbers[-1])
 
 
 async def grow(place: Path, sizes: list[int]) -> None:
@@ -57,40 +79,48 @@ async def grow(place: Path, sizes: list[int]) -> None:
     for size in sizes:
         # Opened once per size only because the file is copied; memory is what the last opening has left.
         ledger = await duly.open_ledger(f"sqlite:///{path}")
-        await fill(ledger, begin, size, sizes[-1], BODY)
-        print(json.dumps([size, resident()]), flush=True)
+        await fill(ledger, begin, size, sizes[-1], BODY, lambda n: print(json.dumps([n, 0]), flush=True))
+        memory = resident()
         await ledger.close()
-        shutil.copy(path, at_size(place, size))
+        if size == sizes[-1]:
+            path.rename(at_size(place, size))
+        else:
+            shutil.copy(path, at_size(place, size))
+        print(json.dumps([size, memory]), flush=True)
         begin = size
 
 
+async def filled(place: Path, sizes: list[int]) -> dict[int, int]:
+    """Ledgers of all sizes, and the memory of the process that filled them."""
+    memory: dict[int, int] = {}
+    progress.plan(sizes[-1] // REPORT_EVERY)
+    async with load("-m", "bench.growth", str(place), json.dumps(sizes)) as child:
+        while sizes[-1] not in memory:
+            size, held = json.loads(await child.line(SLOWEST))
+            progress.step(f"{size:,} ids")
+            if held:
+                memory[size] = held
+    return memory
+
+
 async def bytes_per_id(path: Path) -> float:
-    """page_count × page_size ÷ ids; the ledger was closed, so the WAL is folded in."""
-    async with await duly.open_ledger(f"sqlite:///{path}?mode=ro") as ledger:
+    """What the ledger takes on the disk, by its ids."""
+    async with await duly.open_ledger(f"sqlite:///{path}") as ledger:
         size = await ledger.size()
     return size.bytes / size.messages
 
 
-async def run(quick: bool) -> Report:
-    sizes = QUICK if quick else SIZES
+async def run(options: Options) -> Report:
+    sizes = LONG if options.long else options.pick(QUICK, SIZES)
     with folder() as place:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "bench.growth",
-            str(place),
-            json.dumps(sizes),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await child.communicate()
-        if child.returncode:
-            raise RuntimeError("the process that fills the ledger failed")
-        memory: dict[int, int] = dict(json.loads(line) for line in out.splitlines())
-
+        memory = await filled(place, sizes)
         plain = place / "plain.db"
         async with await duly.open_ledger(f"sqlite:///{plain}") as ledger:
             await fill(ledger, 0, PLAIN, PLAIN, b"")
-        disk = {"empty": await bytes_per_id(plain), "214": await bytes_per_id(at_size(place, sizes[-1]))}
+        disk = {
+            "no body": await bytes_per_id(plain),
+            "214 bytes": await bytes_per_id(at_size(place, sizes[-1])),
+        }
 
         async def burst(path: Path) -> float:
             """Microseconds per admission."""
@@ -100,46 +130,38 @@ async def run(quick: bool) -> Report:
 
         names = itertools.count()
 
-        async def smallest() -> float:
-            copy = place / f"small-{next(names)}.db"
-            shutil.copy(at_size(place, sizes[0]), copy)
-            return await burst(copy)
+        def measured(size: int) -> Contender:
+            async def smallest() -> float:
+                copy = place / f"small-{next(names)}.db"
+                shutil.copy(at_size(place, size), copy)
+                return await burst(copy)
 
-        def measured(size: int) -> Callable[[], Awaitable[float]]:
-            return smallest if size == sizes[0] else lambda: burst(at_size(place, size))
+            async def grown() -> float:
+                return await burst(at_size(place, size))
 
-        cost = await rounds({str(size): measured(size) for size in sizes}, 9 if quick else 15)
+            return smallest if size == sizes[0] else grown
 
-    least, most = str(sizes[0]), str(sizes[-1])
-    figures = []
-    for size in sizes:
-        ratio = None if str(size) == least else cost[str(size)] / cost[least]
-        bound = 1.5 if str(size) == most else None
+        cost = await rounds({f"{size:,} ids": measured(size) for size in sizes}, options.pick(5, 15))
+    by_size = [cost[f"{size:,} ids"] for size in sizes]
+    figures: list[Figure] = []
+    for size, each in zip(sizes, by_size, strict=True):
+        base: float | None = None if size == sizes[0] else by_size[0]
         figures.append(
-            Figure(
-                f"cost at {size:,} ids", cost[str(size)], "µs/msg", ratio, f"at {sizes[0]:,}", at_most=bound
-            )
+            figure(f"cost at {size:,} ids", each, "µs/msg", base, f"at {sizes[0]:,}" if base else "")
         )
     for before, size in zip([0, *sizes], sizes, strict=False):
-        ratio = memory[size] / memory[before] if before else None
-        bound = 1.1 if before == 300_000 else None
+        base = memory[before] / 1e6 if before else None
         figures.append(
-            Figure(
-                f"memory at {size:,} ids", memory[size] / 1e6, "MB", ratio, f"at {before:,}", at_most=bound
+            figure(
+                f"memory at {size:,} ids", memory[size] / 1e6, "MB", base, f"at {before:,}" if base else ""
             )
         )
-    figures.append(Figure("disk per id, no body", disk["empty"], "bytes"))
-    figures.append(Figure("disk per id, 214-byte body", disk["214"], "bytes"))
+    figures += [figure(f"disk per id, {name}", value, "bytes") for name, value in disk.items()]
     return Report(
         "Growth on SQLite: cost, memory and disk by remembered ids",
         figures,
-        {
-            "sizes": sizes,
-            "cost": [cost[str(s)] for s in sizes],
-            "memory": [memory[s] for s in sizes],
-            "disk": disk,
-        },
-        ["memory rises until SQLite's page cache (64 MB) and the window of hot ids are full, then stays"],
+        sizes={"ids": [*map(float, sizes)], "cost": [*by_size], "memory": [float(memory[s]) for s in sizes]},
+        notes=["memory rises until caches are full, then stays"],
     )
 
 

@@ -1,27 +1,30 @@
 """The load, in a process of its own: apps and devices, the same for every contender.
 
-python -m bench.load JSON measures for a while and prints what it found; with `idle` it connects devices, says
-how many, and holds them until its input ends.
+python -m bench.load reads its work as JSON, measures for a while and prints what it found; with `idle` it
+connects devices, says how many, and holds them until its input ends.
 
 Every app has its device, and keeps `depth` commands of 214 bytes under way: whenever the final ack of one
-comes, it sends the next. A command counts when its final ack is there.
+comes, it sends the next. A command counts when its final ack is there. `busy` tells how much of a core the
+load itself used: near 1, the client is the limit and not the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import msgspec
 import uvloop
-from aiohttp import WSMsgType
 from msgspec import Raw, Struct
+
+from bench.websocket import WebSocketClient, connect
 
 WARM_SECONDS = 0.4
 SIZE = 214
@@ -37,6 +40,8 @@ class Pair(Struct):
 
 
 class Work(Struct):
+    """What the load is to do."""
+
     url: str
     pairs: list[Pair]
     depth: int = 1
@@ -47,14 +52,20 @@ class Work(Struct):
 
 
 class Found(Struct):
+    """What the load found; times in milliseconds."""
+
     rate: float
     p50: float
     p99: float
     count: int
     """all that were done, also while warming up"""
+    busy: float = 0.0
+    """how much of a core the load itself used"""
 
 
-class Frame(Struct, omit_defaults=True):
+class Frame(Struct, omit_defaults=True, gc=False):
+    """What of a frame the load reads and writes."""
+
     type: str
     seq_id: str = ""
     from_: str = msgspec.field(default="", name="from")
@@ -72,112 +83,145 @@ class Count:
     """What came back in the time that counts, and how long each took."""
 
     def __init__(self, seconds: float) -> None:
-        self.begin = time.perf_counter() + WARM_SECONDS
+        self.began, self.worked = time.perf_counter(), time.process_time()
+        self.begin = self.began + WARM_SECONDS
         self.end = self.begin + seconds
         self.took: list[float] = []
         self.all = 0
 
     @property
     def over(self) -> bool:
+        """Whether the time is up."""
         return time.perf_counter() >= self.end
 
     def add(self, began: float) -> None:
+        """One that began then has come back now."""
         now = time.perf_counter()
         self.all += 1
         if self.begin <= now < self.end:
             self.took.append(now - began)
 
     def found(self) -> Found:
+        """What it came to."""
+        if not self.took:
+            raise RuntimeError("nothing came back in the time that counts")
         took = sorted(self.took)
         rate = len(took) / (self.end - self.begin)
-        return Found(rate, statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3, self.all)
+        busy = (time.process_time() - self.worked) / (time.perf_counter() - self.began)
+        p50, p99 = statistics.median(took) * 1e3, took[len(took) * 99 // 100] * 1e3
+        return Found(rate, p50, p99, self.all, busy)
 
 
-def commands(pair: Pair) -> Any:
+def commands(pair: Pair) -> Iterator[tuple[str, bytes]]:
     """Frames of 214 bytes, numbered as an app numbers them."""
+    before = b'{"type":"lock_control","seq_id":"'
+    after = f'","from":"{pair.app}","to":"{pair.device}","data":{{"note":"'.encode()
+    filling = b"x" * SIZE
     for n in itertools.count():
         seq_id = f"{time.time_ns() // 1_000_000}_{n}"
-        bare = encode(Frame("lock_control", seq_id, from_=pair.app, to=pair.device, data=Raw(b'{"note":""}')))
-        note = b"x" * (SIZE - len(bare))
-        yield seq_id, bare.replace(b'"note":""', b'"note":"%b"' % note)
+        room = SIZE - len(before) - len(after) - len(seq_id) - 3
+        yield seq_id, b'%b%b%b%b"}}' % (before, seq_id.encode(), after, filling[:room])
 
 
 # ── over WebSocket ───────────────────────────────────────────────────────────────────────────────
 
 
-async def dial(session: aiohttp.ClientSession, url: str, token: str) -> aiohttp.ClientWebSocketResponse:
-    socket = await session.ws_connect(
-        f"{url}/v1/ws", headers={"Authorization": f"Bearer {token}"}, max_msg_size=0
-    )
-    welcome = decode((await socket.receive()).data)
-    if welcome.type != "welcome":
-        raise RuntimeError(f"not welcome: {welcome}")
-    return socket
+class BenchDevice(WebSocketClient):
+    """A device that does what it is told, at once."""
+
+    def __init__(self, token: str, over: asyncio.Future[None]) -> None:
+        super().__init__(token)
+        self.over = over
+
+    def text(self, payload: bytes) -> None:
+        frame = decode(payload)
+        self.send(f'{{"type":"ack","seq_id":"{frame.seq_id}","to":"{frame.from_}","code":0}}'.encode())
+
+    def lost(self) -> None:
+        if not self.over.done():
+            self.over.set_exception(RuntimeError("the server closed a device's connection"))
 
 
-async def device(socket: aiohttp.ClientWebSocketResponse) -> None:
-    async for message in socket:
-        frame = decode(message.data)
-        ack = encode(Frame("ack", frame.seq_id, to=frame.from_, code=0))
-        await socket.send_frame(ack, WSMsgType.TEXT)
+class BenchApp(WebSocketClient):
+    """An app that has so many commands under way."""
 
+    _count: Count
 
-async def app(socket: aiohttp.ClientWebSocketResponse, pair: Pair, depth: int, count: Count) -> None:
-    made = commands(pair)
-    under_way: dict[str, float] = {}
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair.app_token)
+        self.over = self.loop.create_future()
+        self._made = commands(pair)
+        self._under_way: dict[str, float] = {}
 
-    async def send() -> None:
-        seq_id, frame = next(made)
-        under_way[seq_id] = time.perf_counter()
-        await socket.send_frame(frame, WSMsgType.TEXT)
+    def begin(self, depth: int, count: Count) -> None:
+        """Sends the first commands; those that come back are counted."""
+        self._count = count
+        for _ in range(depth):
+            self.command()
 
-    for _ in range(depth):
-        await send()
-    async for message in socket:
-        frame = decode(message.data)
+    def command(self) -> None:
+        """Sends the next command."""
+        seq_id, frame = next(self._made)
+        self._under_way[seq_id] = time.perf_counter()
+        self.send(frame)
+
+    def text(self, payload: bytes) -> None:
+        frame = decode(payload)
         if frame.code:
-            raise RuntimeError(f"refused: {frame}")
-        if frame.type == "ack" and (began := under_way.pop(frame.seq_id, None)) is not None:
-            count.add(began)
-            if not count.over:
-                await send()
-            elif not under_way:
-                return
+            self._fail(f"refused: {payload.decode()}")
+        if frame.type == "ack" and (began := self._under_way.pop(frame.seq_id, None)) is not None:
+            self._count.add(began)
+            if not self._count.over:
+                self.command()
+            elif not self._under_way and not self.over.done():
+                self.over.set_result(None)
+
+    def lost(self) -> None:
+        self._fail("the server closed an app's connection")
+
+    def _fail(self, why: str) -> None:
+        if not self.over.done():
+            self.over.set_exception(RuntimeError(why))
 
 
 async def over_websocket(work: Work) -> Found:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        where = work.device_url or work.url
-        devices = [await dial(session, where, pair.device_token) for pair in work.pairs]
-        apps = [await dial(session, work.url, pair.app_token) for pair in work.pairs]
-        answering = [asyncio.create_task(device(socket)) for socket in devices]
-        count = Count(work.seconds)
-        await asyncio.gather(
-            *(app(socket, pair, work.depth, count) for socket, pair in zip(apps, work.pairs, strict=True))
-        )
-        for socket in (*apps, *devices):
-            await socket.close()
-        await asyncio.gather(*answering)
-    return count.found()
+    """Apps and devices at a hub."""
+    broken = asyncio.get_running_loop().create_future()
+    devices = [BenchDevice(pair.device_token, broken) for pair in work.pairs]
+    for device in devices:
+        await connect(work.device_url or work.url, device)
+    apps = [BenchApp(pair) for pair in work.pairs]
+    for app in apps:
+        await connect(work.url, app)
+    count = Count(work.seconds)
+    for app in apps:
+        app.begin(work.depth, count)
+    ended = asyncio.gather(*(app.over for app in apps))
+    await asyncio.wait({ended, broken}, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        ended.cancel()
+        broken.result()
+    await ended
+    found = count.found()
+    for client in (*apps, *devices):
+        client.close()
+    return found
 
 
 async def stay(work: Work) -> None:
-    """Connect, and be there."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        gate = asyncio.Semaphore(50)
+    """Connects devices that nobody talks to, and holds them."""
+    gate = asyncio.Semaphore(50)
+    broken = asyncio.get_running_loop().create_future()
 
-        async def one(pair: Pair) -> aiohttp.ClientWebSocketResponse:
-            async with gate:
-                return await dial(session, work.url, pair.device_token)
+    async def one(pair: Pair) -> None:
+        async with gate:
+            await connect(work.url, BenchDevice(pair.device_token, broken))
 
-        sockets = await asyncio.gather(*map(one, work.pairs))
-        reading = [asyncio.create_task(device(socket)) for socket in sockets]
-        print(len(sockets), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-        if any(task.done() for task in reading):
-            raise RuntimeError("the hub hung up on some of them")
-        for task in reading:
-            task.cancel()
+    await asyncio.gather(*map(one, work.pairs))
+    print(len(work.pairs), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    if broken.done():
+        broken.result()
 
 
 # ── over NATS JetStream ──────────────────────────────────────────────────────────────────────────
@@ -247,13 +291,21 @@ async def over_nats(work: Work) -> Found:
 
 
 def allow_many_files() -> None:
+    """Raises the limit of open files as far as it goes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def be_light() -> None:
+    """A load runs for seconds and makes no cycles: it has nothing to collect."""
+    gc.freeze()
+    gc.disable()
 
 
 def main() -> None:
     work = msgspec.json.decode(sys.stdin.readline(), type=Work)
     allow_many_files()
+    be_light()
     if work.idle:
         uvloop.run(stay(work))
         return

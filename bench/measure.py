@@ -11,61 +11,68 @@ import gc
 import itertools
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from duly import Message
 
-OUT = Path(__file__).parent / "out"
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "bench" / "out"
 
 BODY = b'{"type":"lock_control","data":{"note":"%b"}}' % (b"x" * 172)
 assert len(BODY) == 214
 
+Item = TypeVar("Item")
 
-@dataclass
-class Figure:
-    """One line of the table. Without a bound it is for information."""
+
+class Options(Struct):
+    """How much is asked for."""
+
+    quick: bool = False
+    """less of everything"""
+    long: bool = False
+    """also what takes an hour"""
+    before: str = ""
+    """the revision that the program is compared with"""
+
+    def pick(self, quick: Item, usual: Item) -> Item:
+        """The first in a quick run, the second in any other."""
+        return quick if self.quick else usual
+
+
+class Figure(Struct, omit_defaults=True):
+    """One figure: a value, and its ratio to another one of the same run."""
 
     name: str
     value: float
     unit: str
     ratio: float | None = None
     to: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @property
-    def target(self) -> str:
-        if self.at_least is not None:
-            return f"≥ {self.at_least:g} × {self.to}"
-        return f"≤ {self.at_most:g} × {self.to}" if self.at_most is not None else ""
-
-    @property
-    def holds(self) -> bool | None:
-        if self.ratio is None or not self.target:
-            return None
-        if self.at_least is not None:
-            return self.ratio >= self.at_least
-        return self.at_most is not None and self.ratio <= self.at_most
+    rounds: list[float] = []
+    """what the value is the median of: how far they lie apart says how much to trust it"""
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """The answer to one question. `series` is what the plots are drawn from."""
 
     title: str
-    figures: list[Figure] = field(default_factory=list)
-    series: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    figures: list[Figure] = []
+    rates: dict[str, float] = {}
+    sizes: dict[str, list[float]] = {}
+    """by how many ids: `ids`, `cost` in µs and `memory` in bytes"""
+    notes: list[str] = []
 
 
 class Median(float):
-    """The median of the rounds, which it keeps: how far they lie apart says how much to trust it."""
+    """The median of the rounds, which it keeps."""
 
     rounds: list[float]
 
@@ -75,21 +82,59 @@ class Median(float):
         return self
 
 
+def figure(name: str, value: float, unit: str, base: float | None = None, to: str = "") -> Figure:
+    """A figure, beside the one it is compared with."""
+    rounds = [float(f"{each:.5g}") for each in value.rounds] if isinstance(value, Median) else []
+    ratio = None if base is None else value / base
+    return Figure(name, float(value), unit, ratio, to, rounds)
+
+
+class Progress:
+    """Tells the run how far a question has come: one line of JSON after each step.
+
+    A question that says nothing for a long time is taken for stuck.
+    """
+
+    def __init__(self) -> None:
+        self._done = self._planned = 0
+
+    def plan(self, steps: int) -> None:
+        """So many more steps are to come."""
+        self._planned += steps
+        self._tell("")
+
+    def step(self, label: str) -> None:
+        """One of them is done."""
+        self._done += 1
+        self._planned = max(self._done, self._planned)
+        self._tell(label)
+
+    def _tell(self, label: str) -> None:
+        line = msgspec.json.encode({"done": self._done, "of": self._planned, "label": label})
+        sys.stdout.write(line.decode() + "\n")
+        sys.stdout.flush()
+
+
+progress = Progress()
+
 Contender = Callable[[], Awaitable[float]]
 
 
 async def rounds(contenders: Mapping[str, Contender], count: int) -> dict[str, Median]:
     """What each contender returns, taking turns."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
+    progress.plan(count * len(contenders))
     for _ in range(count):
         for name, contender in contenders.items():
             gc.collect()
             found[name].append(await contender())
+            progress.step(name)
     return {name: Median(values) for name, values in found.items()}
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
+    """A folder on the repository's disk, gone afterwards; `/tmp` may be memory, where flushes are free."""
     OUT.mkdir(exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=OUT))
     try:
@@ -110,10 +155,10 @@ def messages(count: int, body: bytes = BODY) -> list[Message]:
     ]
 
 
-async def spread(work: Sequence[Any], workers: int, do: Callable[[Any], Awaitable[object]]) -> float:
+async def spread(work: Sequence[Item], workers: int, do: Callable[[Item], Awaitable[object]]) -> float:
     """Items a second when so many tasks share the work, each doing one at a time."""
 
-    async def worker(share: Sequence[Any]) -> None:
+    async def worker(share: Sequence[Item]) -> None:
         for item in share:
             await do(item)
 
@@ -123,5 +168,6 @@ async def spread(work: Sequence[Any], workers: int, do: Callable[[Any], Awaitabl
     return len(work) / (time.perf_counter() - began)
 
 
-def batches(work: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def batches(work: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """The work in parts of this size."""
     return [work[i : i + size] for i in range(0, len(work), size)]

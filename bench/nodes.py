@@ -14,24 +14,28 @@ import gc
 import importlib.util
 import itertools
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from bench.gateway import CLIENT_BOUND
 from bench.load import Found
-from bench.measure import Figure, Median, Report, folder
+from bench.measure import Figure, Median, Options, Report, figure, folder, progress
 from bench.peers import Work
+from bench.processes import GRACE, NoAnswer, ProcessDied, Server, answer_of, load
 from bench.rivals import WORKERS
-from bench.servers import redis_server
+from bench.servers import free_port, redis_server
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import BrokerUser
+from duly.broker.rules import NODES, BrokerUser
 
 DEPTH = 100
-GMQTT, PAHO, DULY = "bare gmqtt nodes", "bare paho nodes", "duly nodes"
+USER = "bench"
+GMQTT, PAHO, DULY = "gmqtt by hand", "paho by hand", "duly"
 KINDS = {GMQTT: "gmqtt", PAHO: "paho", DULY: "duly"}
 PACKAGES = {
     "Celery": "celery",
@@ -44,8 +48,7 @@ PACKAGES = {
 
 @contextlib.contextmanager
 def mosquitto() -> Iterator[Work | None]:
-    import shutil
-
+    """A Mosquitto; None if it is not installed."""
     if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
         yield None
         return
@@ -61,20 +64,20 @@ def mosquitto() -> Iterator[Work | None]:
 
 @contextlib.asynccontextmanager
 async def embedded(place: Path) -> AsyncIterator[Work]:
-    from bench.servers import free_port
-
+    """The broker that a hub brings along."""
     await asyncio.to_thread(place.mkdir)
     broker = EmbeddedBroker(place, free_port())
-    await broker.set_users([BrokerUser("anybody", "secret", ["#"], ["#"])])
+    users = [BrokerUser(f"{USER}-{side}", "secret", ["#"], ["#"], NODES) for side in ("a", "b")]
+    await broker.set_users(users)
     await broker.start()
     try:
-        yield Work("127.0.0.1", broker.port, "anybody", "secret")
+        yield Work("127.0.0.1", broker.port, USER, "secret")
     finally:
         await broker.stop()
 
 
 @contextlib.asynccontextmanager
-async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[Server]:
     """A process of its own; gone afterwards, with its children."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *args, stdout=subprocess.PIPE if ready else subprocess.DEVNULL,
@@ -85,40 +88,26 @@ async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[asyncio.
             assert process.stdout is not None
             async with asyncio.timeout(20):
                 if (await process.stdout.readline()).strip() != b"ready":
-                    raise RuntimeError(f"{args} did not start")
+                    raise ProcessDied(f"{' '.join(args[:4])} did not start")
         else:
             await asyncio.sleep(3.0)  # workers of others say nothing
-        yield process
+        yield Server("", process.pid, f"{' '.join(args[:4])}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         await process.wait()
 
 
-async def output(*args: str, within: float, **env: str) -> Any:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, *args, stdout=subprocess.PIPE, env=os.environ | env
-    )
-    try:
-        async with asyncio.timeout(within):
-            out, _ = await child.communicate()
-    finally:
-        if child.returncode is None:
-            child.kill()
-    if child.returncode or not out:
-        raise RuntimeError(f"{' '.join(args[:4])} failed")
-    return msgspec.json.decode(out.splitlines()[-1])
-
-
 async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -> Found:
+    """Two nodes of a kind, one of which has so many tasks under way."""
     await asyncio.to_thread(place.mkdir)
     told = msgspec.structs.replace(
         work, depth=depth, seconds=seconds, folder=str(place), a=f"a{place.name}", b=f"b{place.name}"
     )
     text = msgspec.json.encode(told).decode()
-    async with started("-m", "bench.peers", kind, "serve", text, ready=True):
-        found = await output("-m", "bench.peers", kind, "load", text, within=60)
-    return msgspec.convert(found, Found)
+    async with started("-m", "bench.peers", kind, "serve", text, ready=True) as serving:
+        found = await answer_of("-m", "bench.peers", kind, "load", text, seconds=seconds, servers=[serving])
+    return msgspec.json.decode(found, type=Found)
 
 
 async def drained(work: Work, count: int, place: Path) -> float:
@@ -127,91 +116,140 @@ async def drained(work: Work, count: int, place: Path) -> float:
     text = msgspec.json.encode(
         msgspec.structs.replace(work, folder=str(place), drain=count, a=f"a{place.name}", b=f"b{place.name}")
     ).decode()
-    async with started("-m", "bench.peers", "duly", "serve", text, ready=True):
+    serve = ("-m", "bench.peers", "duly", "serve", text)
+    async with started(*serve, ready=True):
         pass  # so that the broker keeps its mail
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.peers", "duly", "load", text, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    try:
-        async with asyncio.timeout(90):
-            assert (await child.stdout.readline()).strip() == b"sent"
-            async with started("-m", "bench.peers", "duly", "serve", text, ready=True):
-                return float(msgspec.json.decode(await child.stdout.readline())["rate"])
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
+    async with load("-m", "bench.peers", "duly", "load", text) as child:
+        await child.line(GRACE, begins=b"sent")
+        async with started(*serve, ready=True):
+            return float(msgspec.json.decode(await child.line(GRACE, begins=b"{"))["rate"])
 
 
-async def rival(name: str, port: int, seconds: float) -> float | None:
-    if importlib.util.find_spec(PACKAGES[name]) is None:
-        return None
+async def rival(name: str, port: int, seconds: float) -> Found:
+    """What another library comes to on the same task."""
     env = {"RIVAL_PORT": str(port)}
-    async with started(*WORKERS[name], ready=False, **env):
-        found = await output("-m", "bench.rivals", name, "load", str(DEPTH), str(seconds), within=60, **env)
-    return msgspec.convert(found, Found).rate
+    async with started(*WORKERS[name], ready=False, **env) as worker:
+        load_of = ("-m", "bench.rivals", name, "load", str(DEPTH), str(seconds))
+        found = await answer_of(*load_of, seconds=seconds, servers=[worker], env=env)
+    return msgspec.json.decode(found, type=Found)
 
 
-async def run(quick: bool) -> Report:
-    turns, seconds, waiting = (3, 1.5, 5_000) if quick else (5, 2.0, 10_000)
+class Broker:
+    """What was measured at one broker."""
+
+    def __init__(self, name: str, work: Work, places: Iterator[Path]) -> None:
+        self.name = name
+        self._work = work
+        self._places = places
+        self._many: dict[str, list[Found]] = {kind: [] for kind in KINDS}
+        self._alone: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self._woken: list[float] = []
+
+    async def turn(self, seconds: float) -> None:
+        """Every kind of node once: a hundred tasks under way, and one at a time."""
+        for name, kind in KINDS.items():
+            gc.collect()
+            self._many[name].append(await pair(kind, self._work, DEPTH, seconds, next(self._places)))
+            self._alone[name].append((await pair(kind, self._work, 1, seconds / 2, next(self._places))).p50)
+            progress.step(f"{name}, {self.name}")
+
+    async def catch_up(self, waiting: int) -> None:
+        """A node of duly that was away."""
+        self._woken.append(await drained(self._work, waiting, next(self._places)))
+        progress.step(f"{waiting:,} that waited, {self.name}")
+
+    @property
+    def rates(self) -> dict[str, Median]:
+        """Tasks a second."""
+        return {name: Median([f.rate for f in found]) for name, found in self._many.items()}
+
+    @property
+    def client_bound(self) -> list[str]:
+        """The kinds whose load, which is a node itself, used a whole core."""
+        return [
+            f"{name}, {self.name}"
+            for name, found in self._many.items()
+            if statistics.median(f.busy for f in found) > CLIENT_BOUND
+        ]
+
+    def figures(self) -> list[Figure]:
+        """duly beside the two by hand."""
+        rate, at = self.rates, self.name
+        p50 = {name: Median(found) for name, found in self._alone.items()}
+        woken = Median(self._woken)
+        return [
+            *(figure(f"{name}, {at}", rate[name], "tasks/s") for name in (GMQTT, PAHO)),
+            *(figure(f"duly, {at}", rate[DULY], "tasks/s", rate[name], name) for name in (GMQTT, PAHO)),
+            *(figure(f"{name}, {at}, c=1, p50", p50[name], "ms") for name in (GMQTT, PAHO)),
+            *(figure(f"duly, {at}, c=1, p50", p50[DULY], "ms", p50[name], name) for name in (GMQTT, PAHO)),
+            figure(f"duly, {at}, those that waited", woken, "tasks/s", rate[DULY], "its live rate"),
+        ]
+
+
+class Rivals:
+    """What people use instead, taking turns with the nodes; one that fails is noted, and the others go on."""
+
+    def __init__(self, mqtt: Work | None, redis: Server | None, notes: list[str]) -> None:
+        redis_port = int(redis.url.rpartition(":")[2].partition("/")[0]) if redis else None
+        ports = dict.fromkeys(WORKERS, redis_port) | {"FastStream": mqtt.port if mqtt else None}
+        self.ports: dict[str, int] = {}
+        for name, port in ports.items():
+            if port is None or importlib.util.find_spec(PACKAGES[name]) is None:
+                notes.append(f"{name} or its server is not installed: no comparison with it")
+            else:
+                self.ports[name] = port
+        self._notes = notes
+        self._rates: dict[str, list[float]] = {name: [] for name in self.ports}
+
+    async def turn(self, seconds: float) -> None:
+        """Every one of them once."""
+        for name, port in list(self.ports.items()):
+            try:
+                self._rates[name].append((await rival(name, port, seconds)).rate)
+            except (ProcessDied, NoAnswer) as problem:
+                self._notes.append(f"{name} did not finish: {problem}")
+                del self.ports[name]
+            progress.step(name)
+
+    def figures(self, best: float) -> list[Figure]:
+        """duly beside each of them."""
+        made: list[Figure] = []
+        for name in self.ports:
+            rate = Median(self._rates[name])
+            made += [figure(name, rate, "tasks/s"), figure("duly", best, "tasks/s", rate, name)]
+        return made
+
+
+async def run(options: Options) -> Report:
+    turns, seconds, waiting = options.pick((2, 1.5, 5_000), (5, 2.0, 10_000))
     figures: list[Figure] = []
     notes: list[str] = []
-    series: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as running:
         place = running.enter_context(folder())
         places = (place / f"{n}" for n in itertools.count())
-        brokers = {
+        works = {
             "Mosquitto": running.enter_context(mosquitto()),
             "embedded NATS": await running.enter_async_context(embedded(next(places))),
         }
-        live: dict[str, float] = {}
-        for broker, work in brokers.items():
-            if work is None:
-                notes.append(f"{broker} is not installed: nothing measured there")
-                continue
-            rates: dict[str, list[float]] = {name: [] for name in KINDS}
-            alone: dict[str, list[float]] = {name: [] for name in KINDS}
-            for turn in range(turns):
-                for name, kind in KINDS.items():
-                    gc.collect()
-                    rates[name].append((await pair(kind, work, DEPTH, seconds, next(places))).rate)
-                    if turn == 0:
-                        alone[name].append((await pair(kind, work, 1, seconds / 2, next(places))).p50)
-            rate = {name: Median(found) for name, found in rates.items()}
-            live[broker] = rate[DULY]
-            series[broker] = rate
-            figures += [Figure(f"{name}, {broker}", rate[name], "tasks/s") for name in (GMQTT, PAHO)]
-            figures += [
-                Figure(
-                    f"duly, {broker}", rate[DULY], "tasks/s", rate[DULY] / rate[GMQTT], GMQTT, at_least=0.6
-                ),
-                Figure(f"duly, {broker}", rate[DULY], "tasks/s", rate[DULY] / rate[PAHO], PAHO, at_least=1),
-            ]
-            p50 = {name: Median(found) for name, found in alone.items()}
-            figures += [Figure(f"{name}, {broker}, c=1, p50", value, "ms") for name, value in p50.items()]
-            woken = Median([await drained(work, waiting, next(places)) for _ in range(max(1, turns // 2))])
-            figures.append(
-                Figure(
-                    f"duly, {broker}, {waiting:,} that waited", woken, "tasks/s",
-                    woken / rate[DULY], "its live rate", at_least=0.5,
-                )
-            )  # fmt: skip
-        best = max(live.values())
-        port = running.enter_context(redis_server(next(places)))
-        for name in WORKERS:
-            there = brokers["Mosquitto"] if name == "FastStream" else None
-            at = there.port if there is not None else port
-            try:
-                found = None if at is None else await rival(name, at, seconds)
-            except (RuntimeError, TimeoutError) as problem:
-                notes.append(f"{name} did not finish: {problem}")
-                continue
-            if found is None:
-                notes.append(f"{name} is not installed: no comparison with it")
-                continue
-            figures += [
-                Figure(name, found, "tasks/s"),
-                Figure("duly", best, "tasks/s", best / found, name, at_least=3),
-            ]
-    return Report("Nodes: pending → ack → complete, 214 bytes, 100 under way", figures, series, notes)
+        brokers = [Broker(name, work, places) for name, work in works.items() if work is not None]
+        notes += [
+            f"{name} is not installed: nothing measured there" for name, work in works.items() if not work
+        ]
+        rivals = Rivals(works["Mosquitto"], running.enter_context(redis_server(next(places))), notes)
+        progress.plan(len(brokers) * (turns * len(KINDS) + max(1, turns // 2)) + turns * len(rivals.ports))
+        for turn in range(turns):
+            for broker in brokers:
+                await broker.turn(seconds)
+                if turn < max(1, turns // 2):
+                    await broker.catch_up(waiting)
+            await rivals.turn(seconds)
+        for broker in brokers:
+            figures += broker.figures()
+        figures += rivals.figures(max(broker.rates[DULY] for broker in brokers))
+    bound = [each for broker in brokers for each in broker.client_bound]
+    if bound:
+        notes.append(f"the client, which is a node itself, used a whole core: {', '.join(bound)}")
+    rates = {f"{name}, {broker.name}": rate for broker in brokers for name, rate in broker.rates.items()}
+    return Report(
+        "Nodes: pending → ack → complete, 214 bytes, 100 under way", figures, dict(rates), notes=notes
+    )

@@ -14,6 +14,7 @@ every call touches other pages: the worst case, and what many have. Redis does n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import secrets
 import sys
@@ -23,24 +24,27 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 
 import duly
-from bench.measure import Contender, Figure, Report, folder, rounds, spread
-from bench.servers import postgres_url, redis_server
-from duly.core.ids import uuid7
-from duly.storage.ledger import Ledger
+from bench.measure import Contender, Options, Report, figure, folder, rounds, spread
+from bench.processes import Server
+from bench.servers import postgres_server, redis_server
+from duly import Ledger
 
 Order = dict[str, str]
 
 
 def timed() -> str:
-    return uuid7(time.time_ns() // 1_000, secrets.randbits(74))
+    """A UUIDv7: the time in milliseconds, then random bits."""
+    bits = (time.time_ns() // 1_000_000) << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62
+    return str(UUID(int=bits | secrets.randbits(62)))
 
 
 def random() -> str:
+    """A UUIDv4."""
     return str(uuid4())
 
 
@@ -57,7 +61,7 @@ def body(order: Order) -> dict[str, str]:
 # ── Powertools ───────────────────────────────────────────────────────────────────────────────────
 
 
-def powertools(port: int) -> Callable[..., Any]:
+def powertools(server: Server) -> Callable[..., Any]:
     """The same function under Powertools."""
     _without_dynamodb()
     warnings.filterwarnings("ignore", module="aws_lambda_powertools")
@@ -65,7 +69,7 @@ def powertools(port: int) -> Callable[..., Any]:
     from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
     from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
 
-    client: Any = redis.Redis(host="127.0.0.1", port=port, decode_responses=True)
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=30)
     config = IdempotencyConfig(use_local_cache=False)
 
     @idempotent_function(  # type: ignore[untyped-decorator]  # it is not always installed
@@ -137,51 +141,45 @@ def pair(
     return {name: fresh, f"{name}, repeats": repeat}
 
 
-async def run(quick: bool) -> Report:
-    calls, theirs, turns = (4_000, 1_000, 3) if quick else (10_000, 3_000, 7)
+async def run(options: Options) -> Report:
+    calls, theirs, turns = options.pick((4_000, 1_000, 3), (10_000, 3_000, 7))
     contenders: dict[str, Contender] = {}
     notes: list[str] = []
-    with (
-        folder() as place,
-        redis_server(place / "redis") as port,
-        redis_server(place / "aof", "--appendonly", "yes", "--appendfsync", "always") as durable_port,
-        postgres_url() as url,
-    ):
-        ledger = await duly.open_ledger(f"sqlite:///{place}/ledger.db")
-        charge = under_once(ledger)
-        scattered = await duly.open_ledger(f"sqlite:///{place}/scattered.db")
-        charge_too = under_once(scattered)
-        contenders |= pair("once, SQLite", lambda work: spread(work, 100, charge), calls)
-        contenders |= pair(
-            "once, SQLite, random keys", lambda work: spread(work, 100, charge_too), calls, random
+    async with contextlib.AsyncExitStack() as running:
+        place = running.enter_context(folder())
+        redis = running.enter_context(redis_server(place / "redis"))
+        synced = running.enter_context(
+            redis_server(place / "aof", "--appendonly", "yes", "--appendfsync", "always")
         )
-        if port is None or durable_port is None:
-            notes.append("redis-server is not installed: nothing to compare with")
+        for name, key in (("once, SQLite", timed), ("once, SQLite, random keys", random)):
+            url = f"sqlite:///{place}/{key.__name__}.db"
+            ledger = await running.enter_async_context(await duly.open_ledger(url))
+            contenders |= pair(name, spread_over(under_once(ledger)), calls, key)
+        if redis is None or synced is None or importlib.util.find_spec("aws_lambda_powertools") is None:
+            notes.append("redis-server or Powertools is not installed: nothing to compare with")
         else:
             for name, at, threads in (
-                ("Powertools, Redis", port, 100),
-                ("Powertools, Redis, 10 threads", port, 10),
-                ("Powertools, Redis that flushes", durable_port, 100),
+                ("Powertools, Redis", redis, 100),
+                ("Powertools, Redis, 10 threads", redis, 10),
+                ("Powertools, Redis that flushes", synced, 100),
             ):
                 contenders |= pair(name, threaded(powertools(at), threads), theirs)
-        shared = None
-        if url is not None:
-            shared = await duly.open_ledger(url)
-            other = under_once(shared)
-            contenders |= pair("once, PostgreSQL", lambda work: spread(work, 100, other), calls // 2)
+        server = running.enter_context(postgres_server())
+        if server is not None:
+            shared = await running.enter_async_context(await duly.open_ledger(server.url))
+            contenders |= pair("once, PostgreSQL", spread_over(under_once(shared)), calls // 2)
         rate = await rounds(contenders, turns)
-        await ledger.close()
-        await scattered.close()
-        if shared is not None:
-            await shared.close()
     figures = []
     for name, value in rate.items():
         again = ", repeats" if name.endswith(", repeats") else ""
-        rivals = (("Powertools, Redis", "100 threads"), ("Powertools, Redis, 10 threads", "10 threads"))
+        rivals = (("Powertools, Redis", "Powertools"), ("Powertools, Redis, 10 threads", "with 10 threads"))
         compared = [(rate[r + again], to) for r, to in rivals if r in rate and name.startswith("once")]
         if not compared:
-            figures.append(Figure(name, value, "calls/s"))
-        for theirs_rate, to in compared:
-            bound = 5 if "SQLite" in name and not again and to == "100 threads" else None
-            figures.append(Figure(name, value, "calls/s", value / theirs_rate, to, bound))
-    return Report("@duly.once, concurrency 100", figures, {"rates": rate}, notes)
+            figures.append(figure(name, value, "calls/s"))
+        figures += [figure(name, value, "calls/s", theirs_rate, to) for theirs_rate, to in compared]
+    return Report("@duly.once, concurrency 100", figures, dict(rate), notes=notes)
+
+
+def spread_over(charge: Callable[[Order], Any]) -> Callable[[list[Order]], Any]:
+    """A hundred tasks share the calls."""
+    return lambda work: spread(work, 100, charge)

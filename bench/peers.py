@@ -41,8 +41,13 @@ class Work(Struct):
     a: str = "A"
     b: str = "B"
 
+    def login(self, name: str) -> str:
+        """The user that a node logs in as: each has its own, since brokers limit what a user may publish."""
+        return f"{self.user}-{'a' if name == self.a else 'b'}"
+
     def url(self, name: str) -> str:
-        login = f"{self.user}:{self.password}" if self.user else name
+        """Where the broker is, for this node."""
+        login = f"{self.login(name)}:{self.password}" if self.user else name
         return f"mqtt://{login}@{self.host}:{self.port}?client_id={name}"
 
 
@@ -75,7 +80,7 @@ async def gmqtt(role: str, work: Work) -> None:
     name = work.b if role == "serve" else work.a
     client = Client(name, clean_session=False)
     if work.user:
-        client.set_auth_credentials(work.user, work.password)
+        client.set_auth_credentials(work.login(name), work.password)
     done: dict[str, asyncio.Future[None]] = {}
 
     async def serve(_: Any, topic: str, payload: bytes, qos: int, properties: Any) -> int:
@@ -119,7 +124,7 @@ def paho(role: str, work: Work) -> None:
     client = Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
     client.max_inflight_messages_set(1000)
     if work.user:
-        client.username_pw_set(work.user, work.password)
+        client.username_pw_set(work.login(name), work.password)
     counts: list[Count] = []
     began: dict[str, float] = {}
     over = threading.Event()

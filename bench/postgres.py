@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import duly
-from bench.measure import Figure, Report, batches, messages, rounds, spread
-from bench.servers import postgres_url
+from bench.measure import Options, Report, batches, figure, messages, rounds, spread
+from bench.servers import postgres_server
 
 
-async def run(quick: bool) -> Report:
-    count = 8_000 if quick else 32_000
+async def run(options: Options) -> Report:
+    count = options.pick(8_000, 32_000)
     title = "Admission on PostgreSQL"
-    with postgres_url() as url:
-        if url is None:
+    with postgres_server() as server:
+        if server is None:
             return Report(title, notes=["postgresql is not installed"])
-        async with await duly.open_ledger(url) as ledger:
+        async with await duly.open_ledger(server.url) as ledger:
 
             async def one_by_one() -> float:
                 return await spread(messages(count), 200, ledger.admit)
@@ -26,8 +26,8 @@ async def run(quick: bool) -> Report:
     return Report(
         title,
         [
-            Figure("admit, 200 callers", rate["admit"], "msg/s"),
-            Figure("admit_many, 100 callers × 16", rate["admit_many"], "msg/s"),
+            figure("admit, 200 callers", rate["admit"], "msg/s"),
+            figure("admit_many, 100 callers × 16", rate["admit_many"], "msg/s"),
         ],
-        {"rates": rate},
+        dict(rate),
     )

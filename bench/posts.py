@@ -22,6 +22,8 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
+from bench.load import be_light
+
 
 class Work(Struct):
     url: str
@@ -42,6 +44,8 @@ class Found(Struct):
     refused: int = 0
     count: int = 0
     """all that were answered"""
+    busy: float = 0.0
+    """how much of a core the load itself used"""
 
 
 RUN = secrets.token_hex(4)
@@ -84,6 +88,11 @@ class Poster(asyncio.Protocol):
         self._buffer = b""
         self._answer: asyncio.Future[int] | None = None
 
+    def connection_lost(self, problem: Exception | None) -> None:
+        if self._answer is not None:
+            self._answer.set_exception(RuntimeError("the server closed the connection before it answered"))
+            self._answer = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
@@ -107,9 +116,9 @@ class Poster(asyncio.Protocol):
 
 async def connect(work: Work) -> Poster:
     parts = urlsplit(work.url)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    _, poster = await asyncio.get_running_loop().create_connection(Poster, parts.hostname, parts.port)
+    _, poster = await asyncio.get_running_loop().create_connection(
+        Poster, parts.hostname or "", parts.port or 80
+    )
     return poster
 
 
@@ -124,7 +133,7 @@ async def measure(work: Work) -> Found:
         for raw in prepared:
             await posters[0].post(raw)
     supply = iter(itertools.cycle(prepared) if work.repeats else prepared)
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), time.process_time()
     end = begin + work.seconds
 
     async def drive(poster: Poster) -> None:
@@ -139,8 +148,8 @@ async def measure(work: Work) -> Found:
 
     await asyncio.gather(*map(drive, posters))
     lasted = time.perf_counter() - begin
-    count = len(took) * work.batch
-    return Found(count / lasted, *_quantiles(took), refused=refused, count=count)
+    count, busy = len(took) * work.batch, (time.process_time() - worked) / lasted
+    return Found(count / lasted, *_quantiles(took), refused=refused, count=count, busy=busy)
 
 
 def _quantiles(took: list[float]) -> tuple[float, float]:
@@ -198,6 +207,7 @@ async def trigger(work: Work) -> Found:
 
 def main() -> None:
     work = msgspec.json.decode(sys.stdin.readline(), type=Work)
+    be_light()
     found = uvloop.run(trigger(work) if work.pace else measure(work))
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -10,32 +11,54 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from bench.processes import ProcessDied, Server, ending, first_line
+
+READY = 60.0
+"""Seconds that a server may take to start."""
 
 
 def free_port() -> int:
+    """A port that is free now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def until_open(port: int, process: subprocess.Popen[bytes], seconds: float = 10) -> None:
+def until_open(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = READY) -> None:
+    """Returns when a server has opened its port; one that dies or takes too long is an error."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 0.2).close()
             return
         except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{process.args!r} did not start") from None
+            if process.poll() is not None:
+                raise ProcessDied(f"{what} {ending(process.returncode)} before it was ready") from None
+            if time.monotonic() > deadline:
+                raise ProcessDied(f"{what} did not open its port within {seconds:g} s") from None
             time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def redis_server(place: Path, *options: str) -> Iterator[int | None]:
-    """The port of a redis-server with its default settings and these; None if it is not installed."""
+def running(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends a server afterwards: asks, and kills it if it does not listen."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def redis_server(place: Path, *options: str) -> Iterator[Server | None]:
+    """A redis-server with its default settings and these; None if it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return
@@ -43,16 +66,13 @@ def redis_server(place: Path, *options: str) -> Iterator[int | None]:
     place.mkdir()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        until_open(port, process)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(10)
+    with running(process):
+        until_open(port, process, "redis-server")
+        yield Server(f"redis://127.0.0.1:{port}/0", process.pid, "redis-server")
 
 
 @contextlib.contextmanager
-def postgres_url() -> Iterator[str | None]:
+def postgres_server() -> Iterator[Server | None]:
     """A new PostgreSQL with its default settings; None if it is not installed."""
     if not any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) and shutil.which("initdb") is None:
         yield None
@@ -60,29 +80,16 @@ def postgres_url() -> Iterator[str | None]:
     from tests import servers
 
     with servers.postgres() as server:
-        yield server.create_database("bench")
-
-
-@dataclass
-class Server:
-    url: str
-    pid: int
-
-    @property
-    def memory(self) -> int:
-        """Bytes it holds."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * 4096
-
-    @property
-    def worked(self) -> float:
-        """Seconds of processor time it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        yield Server(server.create_database("bench"), server.pid, "PostgreSQL")
 
 
 @contextlib.contextmanager
-def nats_server(place: Path, *, synced: bool) -> Iterator[Server]:
-    """A nats-server with JetStream; synced: every message is flushed before it is acknowledged."""
+def nats_server(place: Path, *, synced: bool) -> Iterator[Server | None]:
+    """A nats-server with JetStream; synced: every message is flushed before it is acknowledged. None if
+    nats-py, which the load needs, is not installed."""
+    if importlib.util.find_spec("nats") is None:
+        yield None
+        return
     port = free_port()
     place.mkdir()
     sync = "always" if synced else '"2m"'
@@ -90,28 +97,43 @@ def nats_server(place: Path, *, synced: bool) -> Iterator[Server]:
         f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{place}", sync_interval: {sync} }}\n'
     )
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    command = [str(beside), "-c", str(place / "nats.conf"), "-l", str(place / "log")]
-    process = subprocess.Popen(command)
-    try:
-        until_open(port, process)
-        yield Server(f"nats://127.0.0.1:{port}", process.pid)
-    finally:
-        process.terminate()
-        process.wait(10)
+    process = subprocess.Popen([str(beside), "-c", str(place / "nats.conf"), "-l", str(place / "log")])
+    with running(process):
+        until_open(port, process, "nats-server")
+        yield Server(f"nats://127.0.0.1:{port}", process.pid, "nats-server")
 
 
 @contextlib.contextmanager
-def hub(name: str, place: Path, *more: str) -> Iterator[Server]:
-    """A contender of `bench.hubs` in a process of its own."""
-    place.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "bench.hubs", name, str(place), *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def serving(command: Sequence[str], what: str, **env: str) -> Iterator[Server]:
+    """A program that says `ready URL` when it serves; killed afterwards, as nothing of it is needed."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | env)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        line = first_line(process, what, READY)
         if not line.startswith("ready "):
-            raise RuntimeError(f"the hub {name!r} did not start")
-        yield Server(line.split()[1], process.pid)
+            raise ProcessDied(f"{what} did not start: {line}")
+        yield Server(line.split()[1], process.pid, what)
     finally:
         process.kill()
         process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def relay(name: str, place: Path, *more: str) -> contextlib.AbstractContextManager[Server]:
+    """A contender of `bench.relays` in a process of its own."""
+    place.mkdir(0o700, exist_ok=True)
+    return serving([sys.executable, "-m", "bench.relays", name, str(place), *more], f"the {name} relay")
+
+
+def hub(place: Path, *more: str, source: Path | None = None) -> contextlib.AbstractContextManager[Server]:
+    """A hub, as `duly up --no-mqtt` runs it; of another version if its source is named."""
+    place.mkdir(0o700, exist_ok=True)
+    command = ["-m", "duly", "up", "--no-mqtt", "--port", "0", "--data", str(place), *more]
+    env = {"PYTHONPATH": str(source)} if source else {}
+    return serving([sys.executable, *command], "the hub" if source is None else "the hub before", **env)
+
+
+def shared_hub(place: Path, ledger: str, *more: str) -> contextlib.AbstractContextManager[Server]:
+    """One of several hubs on a PostgreSQL; they share the key beside their folders."""
+    place.mkdir(0o700, exist_ok=True)
+    return hub(place, "--ledger", ledger, "--secret-key", str(place.parent / "secret.key"), *more)

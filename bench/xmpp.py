@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.servers import Server, free_port, until_open
+from bench.processes import Server
+from bench.servers import free_port, running, until_open
 
 PROSODY = """
 run_as_root = true
@@ -56,7 +57,7 @@ def prosody(place: Path, *, archive: bool) -> Iterator[Server | None]:
     port = free_port()
     config = place / "prosody.cfg.lua"
     config.write_text(PROSODY.format(port=port, place=place, archive='"mam";' if archive else ""))
-    with _running(["prosody", "--config", str(config), "-F"], port, place, {}) as server:
+    with _server(["prosody", "--config", str(config), "-F"], port, place, {}) as server:
         yield server
 
 
@@ -77,19 +78,16 @@ def ejabberd(place: Path, *, archive: bool) -> Iterator[Server | None]:
         "EJABBERD_LOG_PATH": str(place / "log"),
     }
     command = ["erl", "-noinput", "+K", "true", "-mnesia", "dir", f'"{place / "db"}"', "-s", "ejabberd"]
-    with _running(command, port, place, environment) as server:
+    with _server(command, port, place, environment) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _running(command: list[str], port: int, place: Path, more: dict[str, str]) -> Iterator[Server]:
+def _server(command: list[str], port: int, place: Path, more: dict[str, str]) -> Iterator[Server]:
     with (place / "out").open("wb") as out:
         process = subprocess.Popen(
             command, cwd=place, env=os.environ | more, stdout=out, stderr=out, stdin=subprocess.DEVNULL
         )
-    try:
-        until_open(port, process, 30)
-        yield Server(f"xmpp://127.0.0.1:{port}", process.pid)
-    finally:
-        process.terminate()
-        process.wait(20)
+    with running(process):
+        until_open(port, process, command[0])
+        yield Server(f"xmpp://127.0.0.1:{port}", process.pid, command[0])

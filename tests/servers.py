@@ -104,6 +104,11 @@ class Postgres:
         )  # fmt: skip
         self.start()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it, and come back when it lets people in."""
         deadline = time.monotonic() + STARTED

@@ -12,7 +12,7 @@ BOB = Principal("bob", Role.USER)
 CONV = "ann+bob"
 
 
-class Socket(UncongestedSession):
+class ConnectionSocket(UncongestedSession):
     """A connection that remembers what was pushed to it."""
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class Socket(UncongestedSession):
 
 
 def test_a_person_has_several_connections_each_with_its_own_subscriptions() -> None:
-    connections, phone, desk = Connections(), Socket(), Socket()
+    connections, phone, desk = Connections(), ConnectionSocket(), ConnectionSocket()
     one, other = connections.add(phone, BOB), connections.add(desk, BOB)
     connections.subscribe(one, CONV, told=3, head=5)
     assert connections.of_person("bob") == [one, other]
     assert connections.in_conversation(CONV) == [one]
     assert connections.of_session(desk) is other
-    assert connections.of_session(Socket()) is None
+    assert connections.of_session(ConnectionSocket()) is None
 
 
 def test_the_head_is_what_every_subscription_knows_of() -> None:
     connections = Connections()
-    one, other = connections.add(Socket(), BOB), connections.add(Socket(), BOB)
+    one, other = connections.add(ConnectionSocket(), BOB), connections.add(ConnectionSocket(), BOB)
     assert connections.head(CONV) is None
     connections.subscribe(one, CONV, told=3, head=5)
     connections.subscribe(other, CONV, told=3, head=4)
@@ -46,7 +46,7 @@ def test_the_head_is_what_every_subscription_knows_of() -> None:
 
 def test_attempts_count_for_lines_that_were_sent_and_not_acknowledged() -> None:
     connections = Connections()
-    bob = connections.add(Socket(), BOB)
+    bob = connections.add(ConnectionSocket(), BOB)
     connections.subscribe(bob, CONV, told=3, head=5)
     subscription = bob.subscriptions[CONV]
     subscription.acked, subscription.attempt = 1, 4
@@ -54,7 +54,7 @@ def test_attempts_count_for_lines_that_were_sent_and_not_acknowledged() -> None:
 
 
 def test_a_connection_that_has_ended_is_subscribed_to_nothing_new() -> None:
-    connections, socket = Connections(), Socket()
+    connections, socket = Connections(), ConnectionSocket()
     bob = connections.add(socket, BOB)
     connections.subscribe(bob, CONV, told=0, head=0)
     assert connections.remove(socket) is bob
@@ -69,14 +69,14 @@ def test_a_connection_that_has_ended_is_subscribed_to_nothing_new() -> None:
 
 def test_a_conversation_concerns_the_hub_of_either_of_its_two_people_before_they_are_in_it() -> None:
     connections = Connections()
-    connections.add(Socket(), BOB)
+    connections.add(ConnectionSocket(), BOB)
     assert connections.concern(CONV)
     assert not connections.concern("ann+eve")
     assert not connections.concern("#group")
 
 
 def test_what_is_kept_nowhere_waits_for_the_welcome() -> None:
-    socket, here = Socket(), PresenceFrame("ann", c.ONLINE)
+    socket, here = ConnectionSocket(), PresenceFrame("ann", c.ONLINE)
     bob = Connections().add(socket, BOB)
     bob.pass_on(here)
     assert socket.pushed == []

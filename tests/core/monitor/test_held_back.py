@@ -21,6 +21,8 @@ from duly.core.units import DAY, SECOND
 from tests.core.monitor.watching import Watch
 
 AT_ONCE = SentinelPolicy(countdown=0)
+SMALL = SentinelPolicy(countdown=4, debounce=3, per_hour=2, cooldown=20, summary=10)
+LONGEST = 3 + 20 + 10 + 4
 
 
 def data(message: Message) -> Any:
@@ -269,10 +271,24 @@ def test_a_clock_that_jumps_years_ahead_expires_nothing_critical() -> None:
     assert reasons(watch) == ["fall"]
 
 
-# ── at random ────────────────────────────────────────────────────────────────────────────────────
+def test_an_event_of_a_signal_that_was_held_back_does_not_wait_for_a_clock_that_was_wrong() -> None:
+    """The clock is a day ahead when the signal is judged again, and right after the next restart."""
+    watch = Watch(SMALL)
+    watch.signal("disconnect")
+    watch.wait(1)
+    watch.give(MachineEvent(DeviceBack("band", watch.clock.now())))
+    watch.wait(1)
+    watch.signal("disconnect")
+    for by in (DAY, -DAY):
+        watch.clock.set(watch.clock.now() + by)
+        watch.monitor.shift(by)
+        watch = watch.restarted()
+        watch.wait(0.5)
+    watch.wait(LONGEST)
+    assert "disconnect" in reasons(watch)
 
-SMALL = SentinelPolicy(countdown=4, debounce=3, per_hour=2, cooldown=20, summary=10)
-LONGEST = 3 + 20 + 10 + 4
+
+# ── at random ────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Timed(Watch):

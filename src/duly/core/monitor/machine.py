@@ -501,7 +501,7 @@ class Monitor:
 
     def _restore_pending(self, waiting: PendingEvent, now: int) -> list[Todo]:
         """Wait again after a restart, and report the event: a person may still call it off."""
-        self._pending.add_again(waiting, now)
+        self._pending.add_again(waiting, seconds(self._policy.keep), now)
         data = waiting.data
         if data is None:
             return []

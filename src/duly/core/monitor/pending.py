@@ -91,10 +91,13 @@ class PendingEvents:
             self._counting[waiting.cause] = key
         self._timers.set(key, waiting.due)
 
-    def add_again(self, waiting: PendingEvent, now: int) -> None:
+    def add_again(self, waiting: PendingEvent, keep: int, now: int) -> None:
         """Add a message after a restart; its countdown is never longer than it was, even if the clock was
-        set back."""
-        waiting.due = min(waiting.due, now + max(0, waiting.due - waiting.message.time))
+        set back. A signal that was held back is older than its event, whose expiry, `keep` after it was made,
+        says when the countdown began."""
+        message = waiting.message
+        begun = max(message.time, message.expires - keep) if message.expires else message.time
+        waiting.due = min(waiting.due, now + max(0, waiting.due - begun))
         self.add(waiting)
 
     def remove(self, waiting: PendingEvent) -> None:

@@ -1,15 +1,14 @@
-"""The contenders in the middle, each in a process of its own: `python -m bench.hubs NAME FOLDER [PORT]`.
+"""The contenders in the middle, each in a process of its own: `python -m bench.relays NAME FOLDER [PORT]`.
 
-bare     a WebSocket relay with no guarantees: what the libraries can do at all.
-durable  the same, with one grouped SQLite commit before a command is acknowledged and passed on: the least
-         that survives kill -9. It has no lifecycle, no order, no resend, and does not store how it ended.
-broadcast  the same, to everybody else.
-redis    the same relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
-duly     a hub, as `duly up --no-mqtt` runs it.
-shared   the same, one of several on the PostgreSQL whose address is PORT.
+bare       a WebSocket relay with no guarantees: what the libraries can do at all.
+durable    the same, with one grouped SQLite commit before a command is acknowledged and passed on: the least
+           that survives kill -9. It has no lifecycle, no order, no resend, and does not store how it ended.
+lean       duly's promises in the fewest steps: `bench.lean_relay`.
+broadcast  what one says, everybody else is sent.
+redis      the bare relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
 
 All speak the same frames through the same libraries (aiohttp, msgspec, uvloop), and say `ready URL` when they
-serve. In the relays a token is a name; nobody checks it.
+serve. A token is a name; nobody checks it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ import uvloop
 from aiohttp import WSMsgType, web
 from msgspec import Raw, Struct
 
-from duly.server.hub import Hub, tune
-from duly.settings import Settings
+from bench.lean_relay import LeanRelay
 
 
 class Frame(Struct, omit_defaults=True):
+    """What of a frame a relay reads and writes."""
+
     type: str
     seq_id: str
     to: str | None = None
@@ -161,7 +161,8 @@ class Broadcast(Relay):
         return socket
 
 
-async def relay(contender: Relay) -> None:
+async def serve(contender: Relay | LeanRelay) -> None:
+    """Serves until it is killed."""
     await contender.start()
     app = web.Application()
     app.add_routes([web.get("/v1/ws", contender.serve)])
@@ -172,36 +173,21 @@ async def relay(contender: Relay) -> None:
     await asyncio.Event().wait()
 
 
-async def duly(place: Path, ledger: str = "") -> None:
-    tune()
-    key = str(place.parent / "secret.key") if ledger else ""  # hubs on one ledger share it
-    hub = Hub(
-        Settings(
-            data=str(place), port=0, no_mqtt=True, ledger=ledger, secret_key=key, allow_private_webhooks=True
-        )
-    )
-    await hub.start()
-    print(f"ready {hub.url}", flush=True)
-    await hub.run()
-
-
 def main() -> None:
     name, place = sys.argv[1], Path(sys.argv[2])
 
     async def run() -> None:
         match name:
             case "bare":
-                await relay(Relay())
+                await serve(Relay())
             case "broadcast":
-                await relay(Broadcast())
+                await serve(Broadcast())
             case "durable":
-                await relay(DurableRelay(place))
+                await serve(DurableRelay(place))
+            case "lean":
+                await serve(LeanRelay(place))
             case "redis":
-                await relay(RedisRelay(int(sys.argv[3])))
-            case "duly":
-                await duly(place)
-            case "shared":
-                await duly(place, sys.argv[3])
+                await serve(RedisRelay(int(sys.argv[3])))
 
     uvloop.run(run())
 

@@ -1,0 +1,72 @@
+"""How long does a hub take to serve again, after kill -9 in the middle of its work?
+
+A hub that remembers a million commands is killed under load, with whatever its journal holds then, and
+started anew: from the start of the process to `ready`. An empty hub takes turns with it, to tell what
+starting Python and the program costs by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from bench.gateway import measure
+from bench.load import Pair
+from bench.measure import Median, Options, Report, figure, folder, progress
+from bench.processes import ProcessDied
+from bench.remembered import remembering
+from bench.servers import hub
+
+
+def seconds_to_ready(place: Path) -> float:
+    """Starts a hub and ends it."""
+    began = time.perf_counter()
+    with hub(place):
+        return time.perf_counter() - began
+
+
+async def kill_under_load(place: Path, talking: list[Pair], seconds: float) -> int:
+    """Kills a hub in the middle of its work, and returns the bytes that its ledger takes then."""
+    with hub(place) as server:
+        work = asyncio.create_task(measure(server, talking, 100, 10 * seconds))
+        await asyncio.wait({work}, timeout=seconds)
+        if work.done():
+            await work
+        os.kill(server.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessDied):
+            await work
+    return on_disk(place)
+
+
+def on_disk(place: Path) -> int:
+    """The bytes of the ledger's files."""
+    return sum(path.stat().st_size for path in place.glob("ledger.db*"))
+
+
+async def run(options: Options) -> Report:
+    size, turns, seconds = options.pick((5_000, 2, 3.0), (1_000_000, 5, 10.0))
+    with folder() as place:
+        talking = await remembering(place / "full", size)
+        full: list[float] = []
+        empty: list[float] = []
+        held: list[float] = []
+        progress.plan(turns)
+        for turn in range(turns):
+            held.append(await kill_under_load(place / "full", talking, seconds) / 1e6)
+            full.append(seconds_to_ready(place / "full"))
+            empty.append(seconds_to_ready(place / f"empty{turn}"))
+            progress.step(f"killed {turn + 1} times")
+    what = f"kill -9 to ready, {size:,} commands"
+    return Report(
+        f"Start after kill -9 under load, {size:,} commands remembered",
+        [
+            figure("an empty hub to ready", Median(empty), "s"),
+            figure(f"{what}, median", Median(full), "s", Median(empty), "an empty hub"),
+            figure(f"{what}, worst", max(full), "s"),
+            figure("the ledger on the disk", Median(held), "MB"),
+        ],
+    )
