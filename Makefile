@@ -62,7 +62,7 @@ proof: export DULY_TEST_FORK := 0
 proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (SHORT=1: minutes, not hours)
 	$(BIN)/duly sim --seeds $(if $(SHORT),150,5000)
 	$(BIN)/pytest $(PARALLEL) -m proof
-	$(BIN)/pytest $(PARALLEL) tests/cli tests/test_cli.py
+	$(BIN)/pytest $(PARALLEL) tests/test_cli.py $(if $(SHORT),$(addprefix tests/cli/test_,alerts.py readme.py send.py),tests/cli)
 ifndef SHORT
 	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
 	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py -k test_everything_dies
