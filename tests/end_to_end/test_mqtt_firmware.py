@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
-from tests.end_to_end.raw import join
+from tests.end_to_end.raw import curl, join
 
 
 class Firmware:
@@ -136,3 +136,30 @@ async def test_a_push_that_is_refused_is_answered_under_its_id(
     firmware.say("nodes/lock/status", {"time": 0, "online": True, "data": {**told, "type": "log_report"}})
     assert await asyncio.wait_for(firmware.tasks.get(), 5) == {"msg_id": "1794824606689_2"}
     assert [(one.scope, one.word) for one in await running.ledger.refusals()] == [("lock", "malformed")]
+
+
+async def test_an_answer_and_a_status_are_when_a_device_was_last_heard(
+    hub: tuple[Hub, str, Firmware],
+) -> None:
+    running, token, firmware = hub
+
+    async def last_heard() -> int:
+        (lock,) = (await curl(f"{running.url}/v1/devices", token)).json["devices"]
+        return int(lock["last_heard"])
+
+    async def heard_after(before: int) -> int:
+        async with asyncio.timeout(10):
+            while (now := await last_heard()) <= before:
+                await asyncio.sleep(0.02)
+        return now
+
+    came = await last_heard()
+    async with join(running.url, token) as phone:
+        await phone.command("lock")
+        task = await asyncio.wait_for(firmware.tasks.get(), 5)
+        firmware.say("nodes/hub/complete", {"msg_id": task["msg_id"]})
+        await phone.first(lambda f: f["type"] == "ack")
+    answered = await heard_after(came)
+    await asyncio.sleep(0.01)
+    firmware.say("nodes/lock/status", {"time": 0, "online": True}, retain=True)
+    await heard_after(answered)

@@ -27,6 +27,32 @@ async def test_after_the_welcome_pushes_say_who_comes_and_goes(local: HubUnderTe
         assert (await phone.hear())["data"] == {"online": False}
 
 
+async def test_an_app_hears_at_once_whether_a_device_is_online_that_it_is_granted(
+    local: HubUnderTest,
+) -> None:
+    await local.hub.accounts.revoke("tablet", "lock")
+    async with local.join("lock") as lock, local.join("tablet") as tablet:
+        tablet.presence = True
+        assert tablet.heard[0]["online"] == []
+        wanted = {"app": "tablet", "device": "lock"}
+        granted = await curl(f"{local.url}/v1/admin/grant", local.tokens["root"], body=wanted)
+        assert granted.status == 200
+        status = await tablet.hear()
+        assert (status["type"], status["from"], status["data"]) == ("device_status", "lock", {"online": True})
+        await lock.say("event_report", data={"bell": True})
+        bell = await tablet.hear()
+        assert (bell["type"], bell["cursor"]) == ("event_report", status["cursor"] + 1)
+
+
+async def test_what_was_heard_of_a_removed_device_is_not_said_of_its_successor(local: HubUnderTest) -> None:
+    async with local.join("lock"):
+        pass
+    await local.hub.accounts.remove("lock")
+    await local.hub.accounts.add(Role.DEVICE, "lock")
+    listed = (await curl(f"{local.url}/v1/devices", local.tokens["root"])).json["devices"]
+    assert {one["name"]: one["last_heard"] for one in listed} == {"lamp": None, "lock": None}
+
+
 async def test_devices_are_listed_with_when_they_were_last_heard(local: HubUnderTest) -> None:
     before = time.time_ns() // 1_000_000
     async with local.join("lock") as lock, local.join("phone") as phone:

@@ -8,9 +8,11 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -389,6 +391,16 @@ async def test_closing_does_not_wait_for_a_large_file_to_be_read(
 # ── older files ──────────────────────────────────────────────────────────────────────────────────
 
 
+def by_backup(path: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+def by_vacuum(path: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(path)) as source:
+        source.execute("VACUUM INTO ?", (str(copy),))
+
+
 async def test_a_ledger_without_checksums_gets_them(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -437,6 +449,22 @@ async def test_a_crash_while_checksums_are_added_is_made_good(
     async with await SqliteLedger.open(path, ManualClock()) as ledger:
         assert await content(ledger) == right
         ledger.check()
+
+
+@pytest.mark.parametrize("how", [by_backup, by_vacuum])
+async def test_a_copy_made_by_sqlite3_says_what_it_is_and_can_be_used_as_documented(
+    path: Path, tmp_path: Path, how: Callable[[Path, Path], None]
+) -> None:
+    async with await SqliteLedger.open(path, clock=ManualClock()) as ledger:
+        await fill(ledger)
+        before = await content(ledger)
+    copy = tmp_path / "copy.db"
+    how(path, copy)
+    with pytest.raises(LedgerDamaged, match="is a copy that sqlite3 has made"):
+        await SqliteLedger.open(copy)
+    beside(copy, ".lock").write_text('{"pid":0,"made":true,"converting":true}\n')
+    async with await SqliteLedger.open(copy, clock=ManualClock()) as ledger:
+        assert await content(ledger) == before
 
 
 async def test_a_rewrite_that_a_crash_has_cut_short_is_undone(path: Path) -> None:

@@ -53,7 +53,7 @@ class DeviceList:
         for name in names:
             if name in self._heard:
                 heard[name] = max(heard.get(name, 0), self._heard[name] // MS)
-        return heard
+        return {name: at for name, at in heard.items() if at >= self._accounts.born(name) // MS}
 
     def _seen_by(self, who: Principal) -> list[str]:
         match who.role:

@@ -424,6 +424,7 @@ class MqttDevices:
 
     def _heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
+        self._gateway.devices.heard(name)
         presence = self._online.get(name)
         if presence is not None and not presence.doubted:
             presence.heard = _now()
@@ -459,7 +460,7 @@ class MqttDevices:
         assert self.link is not None
         device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals, self._give)
         self._devices[name] = device
-        await self._gateway.connected(device, Principal(name, Role.DEVICE))
+        await self._gateway.connected(device, Principal(name, Role.DEVICE), heard=False)
 
     def _give(self, name: str) -> None:
         self._given[name] += 1

@@ -169,6 +169,21 @@ class PushService:
         for device in told:
             self._read_on(session, device)
 
+    async def introduce(self, session: Session, device: str, online: Callable[[str], bool]) -> None:
+        """A connection that has been greeted may see one more device: it is sent whether that is online, and
+        what comes. The status has the number of the device's last push: nothing before it is missing."""
+        last = (await self._ledger.extent(stream_of(device))).last
+        told = self._told.get(session)
+        if told is not None and told.setdefault(device, last) == last > 0:
+            status = frames.dump({"online": online(device)})
+            now = self._ledger.clock.now() // MS
+            session.push(outgoing.numbered(PushFrame(frames.DEVICE_STATUS, device, status, now), last))
+
+    def knows(self, session: Session, device: str) -> bool:
+        """Whether a connection is sent what comes of this device, or is none that is sent pushes."""
+        told = self._told.get(session)
+        return told is None or device in told
+
     def leave(self, session: Session) -> None:
         """A connection has ended."""
         self._told.pop(session, None)

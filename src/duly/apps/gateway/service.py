@@ -163,10 +163,18 @@ class GatewayService:
     # ── sessions ────────────────────────────────────────────────────────────────────────────────
 
     async def connected(
-        self, session: Session, who: Principal, cursors: dict[str, int] | None = None
+        self,
+        session: Session,
+        who: Principal,
+        cursors: dict[str, int] | None = None,
+        *,
+        heard: bool = True,
     ) -> None:
-        """Welcome an app or a device that has authenticated, and tell it what it missed."""
+        """Welcome an app or a device that has authenticated, and tell it what it missed. A device that was
+        not `heard` is known only by what a broker has kept of it."""
         if who.role is Role.DEVICE:
+            if heard:
+                self.devices.heard(who.name)
             new = await self.remote.register(who.name)
             devices = self.sessions.devices
             before = devices.get(who.name)
@@ -300,11 +308,15 @@ class GatewayService:
         return True
 
     async def review(self) -> None:
-        """Cancel commands that wait and are no longer allowed: a grant was revoked, an account removed."""
+        """Accounts or grants have changed. Cancel commands that wait and are no longer allowed, and tell apps
+        that are connected of devices that they were granted meanwhile."""
         for message in await self.remote.waiting_commands():
             reason = self._admission.forbidden(message)
             if reason is not None:
                 await self.engine.put(CancelMessages((message,), reason))
+        for session, device in self.sessions.grants():
+            if not self.pushes.knows(session, device):
+                await self.pushes.introduce(session, device, self.online)
 
     def _perform(self, effect: Effect) -> None:
         if type(effect) is Reply:

@@ -38,3 +38,12 @@ class GatewaySessions:
         """The sessions of the apps that may hear a device."""
         apps = self._accounts.apps_of(device)
         return [session for app in sorted(apps) for session in self.apps.get(app, ())]
+
+    def grants(self) -> list[tuple[Session, str]]:
+        """The sessions of apps, each with every device that it may hear."""
+        return [
+            (session, device)
+            for app, sessions in self.apps.items()
+            for device in sorted(self._accounts.granted(app))
+            for session in sessions
+        ]

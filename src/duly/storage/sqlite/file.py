@@ -406,7 +406,11 @@ class translated:  # noqa: N801 - reads as a word
             case apsw.CorruptError() | apsw.NotADBError():
                 raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
             case apsw.IOError() if _is_checksum(error):
-                raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
+                raise LedgerDamaged(
+                    f"{self._path} is damaged (a page does not have its checksum); restore a backup. If it "
+                    "is a copy that sqlite3 has made (.backup, VACUUM INTO), its checksums can be made anew: "
+                    "see 'Backups' in docs/ledger.md"
+                ) from error
             case apsw.FullError():
                 raise LedgerUnavailable(
                     f"the disk of {self._path} is full; nothing was stored. Free some room, then try again"
