@@ -206,6 +206,53 @@ async def test_an_idle_hub_is_unhealthy_within_five_seconds_too(cluster: LocalCl
     await health(cluster, 200, 10)
 
 
+async def test_every_request_is_answered_within_five_seconds_for_as_long_as_it_lasts(
+    cluster: LocalCluster, hole: Hole
+) -> None:
+    """Not only the first one: those after it queued behind the looks of the hub itself."""
+    url, token = cluster.hubs[0].url, cluster.tokens["phone"]
+
+    async def ask() -> float:
+        began = time.monotonic()
+        assert (await curl(f"{url}/v1/messages?limit=1", token)).status == 503
+        return time.monotonic() - began
+
+    hole.swallow()
+    await health(cluster, 503, WITHIN)
+    took = [await ask() for _ in range(3)]
+    took += await asyncio.gather(*(ask() for _ in range(5)))
+    hole.heal()
+    assert max(took) < WITHIN, took
+    await health(cluster, 200, 10)
+
+
+async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
+    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    async with await PostgresLedger.open(
+        url.replace(f":{postgres_server.port}/", f":{hole.port}/")
+    ) as ledger:
+        await ledger.write(admit(message(0)))
+        commit = Transaction.commit
+
+        async def into_the_hole(self: Transaction) -> None:
+            hole.swallow()
+            await commit(self)
+
+        monkeypatch.setattr(Transaction, "commit", into_the_hole)
+        with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
+            await ledger.write(admit(message(1)))
+        monkeypatch.undo()
+        began = time.monotonic()
+        looks = (ledger.find(message(0).key) for _ in range(4))
+        ended = await asyncio.gather(*looks, return_exceptions=True)
+        assert [type(end) for end in ended] == [LedgerUnavailable] * 4
+        assert time.monotonic() - began < WITHIN
+        hole.heal()
+        assert await ledger.find(message(0).key) is not None
+
+
 async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked(
     postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,3 +70,25 @@ async def test_one_who_gives_up_takes_nobody_along() -> None:
     assert await patient == [None]
     with pytest.raises(asyncio.CancelledError):
         await impatient
+
+
+async def test_a_read_that_finds_the_ledger_away_answers_who_asked_meanwhile() -> None:
+    ledger = SlowItems()
+    loader = ItemLoader(ledger)
+    away = asyncio.Event()
+
+    async def hang(places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        ledger.questions.append(len(places))
+        await away.wait()
+        raise LedgerUnavailable("away")
+
+    ledger.items = hang  # type: ignore[method-assign]
+    first = asyncio.create_task(loader.get(("s", "a")))
+    while not ledger.questions:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(loader.get(("s", "b")))
+    await asyncio.sleep(0)
+    away.set()
+    ended = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(end) for end in ended] == [LedgerUnavailable] * 2
+    assert ledger.questions == [1], "the second waited for a read of its own"

@@ -2,7 +2,8 @@
 
 The law: an item is read after it was asked for, never remembered, so what another hub has just written is
 seen. Everything that is asked for in one turn of the event loop, or while a read is under way, is one
-question to the ledger: a flood makes the question longer, not more.
+question to the ledger: a flood makes the question longer, not more. A read that finds the ledger unavailable
+also answers those who asked meanwhile: a read of their own would keep them waiting twice as long.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeAlias
 
-from duly.errors import DulyError
+from duly.errors import DulyError, LedgerUnavailable
 from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger
 
@@ -44,6 +45,8 @@ class ItemLoader:
             try:
                 found = dict(zip(places, await self._ledger.items(places), strict=True))
             except DulyError as problem:
+                if isinstance(problem, LedgerUnavailable):
+                    asked, self._asked = asked + self._asked, []
                 for _, answer in asked:
                     if not answer.done():
                         answer.set_exception(problem)

@@ -108,7 +108,7 @@ class DoubtfulCommits:
     def __init__(self, url: str, connecting: dict[str, Any]) -> None:
         self._url, self._connecting = url, connecting
         self._processes: set[tuple[int, Any]] = set()
-        self._settling = asyncio.Lock()
+        self._settling: asyncio.Task[None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._processes)
@@ -118,23 +118,30 @@ class DoubtfulCommits:
         self._processes.add(process)
 
     async def settle(self) -> None:
-        """End these processes; what they have not committed by now they never will."""
-        async with self._settling:
-            if not self._processes:
-                return
-            connection = await asyncpg.connect(self._url, **self._connecting)
-            try:
-                async with asyncio.timeout(END_SECONDS):
-                    for process in list(self._processes):
-                        await self._end(connection, process)
-                        self._processes.discard(process)
-            except TimeoutError:
-                raise LedgerUnavailable(
-                    "a process of PostgreSQL that may still commit something of ours does not end; "
-                    "nothing is read before it has. Try again"
-                ) from None
-            finally:
-                connection.terminate()
+        """End these processes; what they have not committed by now they never will.
+
+        Callers that come while an attempt is under way share its outcome: one attempt each would keep the
+        last of ten waiting ten times as long."""
+        while self._processes:
+            if self._settling is None or self._settling.done():
+                self._settling = asyncio.get_running_loop().create_task(self._settle())
+                self._settling.add_done_callback(_retrieve)
+            await asyncio.shield(self._settling)
+
+    async def _settle(self) -> None:
+        connection = await asyncpg.connect(self._url, **self._connecting)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                for process in list(self._processes):
+                    await self._end(connection, process)
+                    self._processes.discard(process)
+        except TimeoutError:
+            raise LedgerUnavailable(
+                "a process of PostgreSQL that may still commit something of ours does not end; "
+                "nothing is read before it has. Try again"
+            ) from None
+        finally:
+            connection.terminate()
 
     async def _end(self, connection: Any, process: tuple[int, Any]) -> None:
         while True:
@@ -151,3 +158,9 @@ async def process_of(connection: Any) -> tuple[int, Any]:
     """The server process behind a connection: its number, and when it began, since numbers are reused."""
     ((pid, began),) = await connection.fetch(sql.queries("postgres")["own_backend"])
     return pid, began
+
+
+def _retrieve(attempt: asyncio.Task[None]) -> None:
+    """Retrieve the outcome of an attempt whose callers may all have been cancelled."""
+    if not attempt.cancelled():
+        attempt.exception()
