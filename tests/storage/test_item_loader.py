@@ -82,7 +82,7 @@ async def test_a_read_that_finds_the_ledger_away_answers_who_asked_meanwhile() -
         await away.wait()
         raise LedgerUnavailable("away")
 
-    ledger.items = hang  # type: ignore[method-assign]
+    ledger.items = hang  # type: ignore[method-assign]  # a ledger that does not answer
     first = asyncio.create_task(loader.get(("s", "a")))
     while not ledger.questions:
         await asyncio.sleep(0)
