@@ -352,7 +352,7 @@ def _show_refusals(refusals: list[JsonObject]) -> None:
 async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: bool) -> None:
     from duly.clients.websocket_link import Access, WebSocketLink
     from duly.wire import frames
-    from duly.wire.frames import Frame
+    from duly.wire.frames import Frame, ServerCode
 
     heard: asyncio.Queue[Frame] = asyncio.Queue()
 
@@ -362,7 +362,6 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
 
     def up(_: Frame) -> None:
         link.send(frames.encode(Frame("watch")))
-        note(f"watching {hub.url}; Ctrl-C ends it")
 
     def down() -> None:
         note("the hub closed the connection; waiting for it")
@@ -376,7 +375,9 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
         await link.ready()
         while True:
             frame = await heard.get()
-            if frame.type == "server_ack":
+            if frame.type == "server_ack" and frame.code == ServerCode.ACCEPTED:
+                note(f"watching {hub.url}; Ctrl-C ends it")
+            elif frame.type == "server_ack":
                 raise CommandFailed(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
             if frame.type == "seen":
                 seen = {"time": frame.time, **frames.load(frame.data)}

@@ -143,7 +143,8 @@ class Router:
             if who.role is not Role.ADMIN:
                 raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
             self._audit.watchers.append(session)
-            return False
+            session.push(_TAKEN)  # from now on it is told everything
+            return True
         except SenderError as problem:
             return self._refuse(session, who, seq_id, problem)
         except UNABLE as problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
@@ -24,6 +25,9 @@ from duly.wire.fd_signatures import FdSignatures
 MISSED: Final = 3
 LONGEST: Final = 86_400.0
 """The longest time between two reports, in seconds, after which a node still counts as online."""
+ASK_AGAIN: Final = 0.25
+"""Seconds after which a watcher asks once more for the retained status: the embedded broker may answer with
+the status before, and not pass the newest on, if that was published while the question came."""
 WATCHED: Final = 1_000
 """How many statuses wait for a watcher; then the oldest are dropped."""
 
@@ -50,6 +54,16 @@ class _HeardStatus(Struct, frozen=True):
     status: NodeStatus
     stale_at: float
     """on the loop's clock"""
+    payloads: tuple[bytes, bytes] = (b"", b"")
+    """as it came, and the one before"""
+
+
+class _StatusWatcher:
+    """The statuses that wait for one caller, and when the caller asks for the retained one once more."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[NodeStatus] = asyncio.Queue(WATCHED)
+        self.ask_again = inf
 
 
 class Statuses:
@@ -67,7 +81,7 @@ class Statuses:
         self._clock, self._signatures, self._heartbeat = clock, signatures, heartbeat
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._heard: dict[str, _HeardStatus] = {}
-        self._watchers: dict[str, set[asyncio.Queue[NodeStatus]]] = {}
+        self._watchers: dict[str, set[_StatusWatcher]] = {}
 
     def hear(self, name: str, payload: bytes, old: bool) -> None:
         """Takes in a status. Raises `SenderError` if it is malformed."""
@@ -78,6 +92,9 @@ class Statuses:
             self._heard.pop(name, None)
             self._tell(NodeStatus(name))
             return
+        known = self._heard.get(name)
+        if old and known is not None and payload in known.payloads:
+            return  # the broker was asked again, and may answer with the status before
         now = self._clock.now()
         # A status that is not retained was reported now, whatever its clock shows.
         age = max(0, now - told.time) / SECOND if old else 0.0
@@ -97,7 +114,9 @@ class Statuses:
             told.heartbeat / SECOND,
         )
         if name in self._watchers or "+" in self._watchers:
-            self._heard[name] = _HeardStatus(status, asyncio.get_running_loop().time() + left)
+            before = b"" if known is None else known.payloads[0]
+            stale_at = asyncio.get_running_loop().time() + left
+            self._heard[name] = _HeardStatus(status, stale_at, (payload, before))
         self._tell(status)
 
     def known(self, name: str) -> NodeStatus | None:
@@ -121,32 +140,28 @@ class Statuses:
         becomes stale. Ends when nothing comes `within` seconds."""
         if name != "+":
             fd.check_username(name)
-        news: asyncio.Queue[NodeStatus] = asyncio.Queue(WATCHED)
+        watcher = _StatusWatcher()
         watching = self._watchers.setdefault(name, set())
-        watching.add(news)
+        watching.add(watcher)
         for known in list(self._heard):
             if len(watching) > 1 and name in (known, "+"):
-                news.put_nowait(_aged(self._heard[known]))
+                watcher.news.put_nowait(_aged(self._heard[known]))
         try:
             if len(watching) == 1:
                 await self._subscribe(name)
-            while True:
-                status = await self._next(name, news, within)
-                if status is None:
-                    return
+            watcher.ask_again = asyncio.get_running_loop().time() + ASK_AGAIN
+            while (status := await self._next(name, watcher, within)) is not None:
                 yield status
         finally:
-            watching.discard(news)
+            watching.discard(watcher)
             if not watching:
                 del self._watchers[name]
                 self._forget()
                 await self._unsubscribe(name)
 
-    async def _next(
-        self, name: str, news: asyncio.Queue[NodeStatus], within: float | None
-    ) -> NodeStatus | None:
+    async def _next(self, name: str, watcher: _StatusWatcher, within: float | None) -> NodeStatus | None:
         loop = asyncio.get_running_loop()
-        until = None if within is None else loop.time() + within
+        until = inf if within is None else loop.time() + within
         while True:
             goes_stale = min(
                 (
@@ -154,15 +169,18 @@ class Statuses:
                     for known, heard in self._heard.items()
                     if name in (known, "+") and not heard.status.stale and heard.status.online is not False
                 ),
-                default=None,
+                default=inf,
             )
-            deadline = min((t for t in (goes_stale, until) if t is not None), default=None)
+            deadline = min(goes_stale, until, watcher.ask_again)
             try:
-                async with asyncio.timeout_at(deadline):
-                    return await news.get()
+                async with asyncio.timeout_at(None if deadline == inf else deadline):
+                    return await watcher.news.get()
             except TimeoutError:
-                if until is not None and loop.time() >= until:
+                if loop.time() >= until:
                     return None
+                if loop.time() >= watcher.ask_again:
+                    watcher.ask_again = inf
+                    await self._subscribe(name)
                 self._grow_stale()
 
     def _forget(self) -> None:
@@ -175,15 +193,15 @@ class Statuses:
         for name, heard in list(self._heard.items()):
             aged = _aged(heard)
             if aged.stale and not heard.status.stale:
-                self._heard[name] = _HeardStatus(aged, heard.stale_at)
+                self._heard[name] = _HeardStatus(aged, heard.stale_at, heard.payloads)
                 self._tell(aged)
 
     def _tell(self, status: NodeStatus) -> None:
         for name in (status.name, "+"):
-            for news in self._watchers.get(name, ()):
-                if news.full():
-                    news.get_nowait()
-                news.put_nowait(status)
+            for watcher in self._watchers.get(name, ()):
+                if watcher.news.full():
+                    watcher.news.get_nowait()
+                watcher.news.put_nowait(status)
 
 
 def _aged(heard: _HeardStatus) -> NodeStatus:
