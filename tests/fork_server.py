@@ -226,7 +226,8 @@ def _serve(asked: socket.socket) -> dict[str, Any]:
 
 
 def _prepare() -> None:
-    """Import everything, and build the command line once: Typer does so anew in each process."""
+    """Import everything, and build the command line with all its verbs once: Typer does so anew in each
+    process."""
     import duly
     import duly.cli
 
@@ -237,7 +238,8 @@ def _prepare() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     typer.main.get_command = functools.cache(typer.main.get_command)
-    typer.main.get_command(duly.cli.app)
+    command_line: Any = typer.main.get_command(duly.cli.app)
+    dict(command_line.commands)
 
 
 def _run(module: str) -> int:

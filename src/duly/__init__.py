@@ -14,6 +14,9 @@ Open a ledger, then let functions run once on it, or admit messages yourself:
 ('fresh', 'duplicate', 'accepted')
 
 All errors are one tree, in `duly.errors`; the branches that a caller acts on are here.
+
+`import duly` loads the errors alone. A name comes with the modules it needs when it is first used, so that a
+program pays for the parts that it has.
 """
 
 from __future__ import annotations
@@ -22,10 +25,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from duly import errors
-from duly.core.horizon import Horizon
-from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
-from duly.core.retry import RetryPolicy
 from duly.errors import (
     Conflict,
     DeviceError,
@@ -40,9 +39,6 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
-from duly.once import once
-from duly.storage import open_ledger
-from duly.storage.ledger import Ledger, Transaction
 
 if TYPE_CHECKING:
     from duly.clients.app import App
@@ -52,27 +48,53 @@ if TYPE_CHECKING:
     from duly.clients.node.statuses import NodeStatus
     from duly.clients.node.tasks import SentTask, Task
     from duly.clients.sentinel import Sentinel
+    from duly.core.horizon import Horizon
+    from duly.core.lifecycle import State
+    from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
     from duly.core.monitor.signals import SentinelPolicy
+    from duly.core.retry import RetryPolicy
+    from duly.run_once import once
+    from duly.storage import open_ledger
+    from duly.storage.ledger import Ledger, Transaction
 else:
 
     def __getattr__(name: str) -> object:
-        """Load a client when it is first used: clients need HTTP libraries, which `once` does not."""
-        if name in _LATER:
-            return getattr(import_module(_LATER[name]), name)
-        raise AttributeError(f"module 'duly' has no attribute {name!r}")
+        """Load a public name when it is first used."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'duly' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        """List the public names, also those that were not used yet."""
+        return sorted({*globals(), *__all__})
 
 
-_LATER = {
+_MODULE_OF = {
+    "Answer": "duly.core.messages",
     "App": "duly.clients.app",
     "Chat": "duly.clients.chat",
     "Device": "duly.clients.device",
+    "Horizon": "duly.core.horizon",
+    "Ledger": "duly.storage.ledger",
+    "Message": "duly.core.messages",
+    "Mode": "duly.core.messages",
     "Node": "duly.clients.node.node",
     "NodeStatus": "duly.clients.node.statuses",
+    "Order": "duly.core.messages",
+    "RetryPolicy": "duly.core.retry",
     "SentTask": "duly.clients.node.tasks",
-    "Task": "duly.clients.node.tasks",
     "Sentinel": "duly.clients.sentinel",
     "SentinelPolicy": "duly.core.monitor.signals",
+    "State": "duly.core.lifecycle",
+    "Task": "duly.clients.node.tasks",
+    "Transaction": "duly.storage.ledger",
+    "Verdict": "duly.core.messages",
+    "Word": "duly.core.messages",
+    "once": "duly.run_once",
+    "open_ledger": "duly.storage",
 }
+"""Where the names are that `import duly` does not load."""
 
 
 __all__ = [

@@ -1,41 +1,20 @@
-"""The command line: one file per group of verbs. A verb imports what it needs when it runs, so that
-`duly --help` is fast.
+"""The command line: one file per group of verbs. A verb's file is imported when the verb is used, and the
+verb imports what it needs when it runs, so that `duly --help` is fast.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from duly.cli import (
-    accounts,
-    acl,
-    alerts,
-    chat,
-    demo,
-    device,
-    doctor,
-    floor,
-    inspect,
-    keys,
-    node,
-    profiles,
-    prune,
-    send,
-    sentinel,
-    sim,
-    task,
-    up,
-)
 from duly.cli.common import guarded, say
-
-SENTENCE: Final = 150
-"""The most characters of a verb's first sentence in the list of verbs."""
 
 
 class Panel(StrEnum):
@@ -50,19 +29,135 @@ class Panel(StrEnum):
     INSPECT = "Inspect"
 
 
+class Verb(NamedTuple):
+    """A verb in the list of `duly --help`, and where it is defined."""
+
+    panel: Panel
+    where: str
+    """its file in this folder, and the name in it: a function, or a Typer with verbs of its own"""
+    sentence: str
+    """the first sentence of its own help; a test compares the two"""
+
+
+VERBS: Final = {
+    "up": Verb(Panel.RUN, "up.up", "Run a hub: apps and devices connect to it."),
+    "demo": Verb(Panel.RUN, "demo.demo", "Command a lock over a bad network, and count effects."),
+    "sim": Verb(Panel.RUN, "sim.sim", "Run simulated worlds, and check that the promises hold."),
+    "prune": Verb(
+        Panel.RUN,
+        "prune.prune",
+        "Forget messages that have ended and can no longer be repeated; alerts go to the archive first.",
+    ),
+    "floor": Verb(
+        Panel.RUN,
+        "floor.floor",
+        "Show the floor: ids from before it may be forgotten, so older messages are stale.",
+    ),
+    "add": Verb(
+        Panel.ACCOUNTS,
+        "accounts.add",
+        "Create an account, and print its token once: only a hash of it is kept.",
+    ),
+    "remove": Verb(Panel.ACCOUNTS, "accounts.remove", "Remove an account with all its grants."),
+    "grant": Verb(
+        Panel.ACCOUNTS, "accounts.grant", "Let an app command a device, and receive what it pushes."
+    ),
+    "revoke": Verb(Panel.ACCOUNTS, "accounts.revoke", "Take a grant back."),
+    "list": Verb(
+        Panel.ACCOUNTS,
+        "accounts.list_",
+        "Show all accounts: what each may command, and whether it is online.",
+    ),
+    "send": Verb(Panel.COMMANDS, "send.send", "Send a command to a device, and show both acknowledgements."),
+    "device": Verb(Panel.COMMANDS, "device.device", "Simulate a lock or a lamp."),
+    "node": Verb(Panel.NODES, "node.node", "Run a node that runs a shell command for each task."),
+    "call": Verb(Panel.NODES, "node.call", "Send a task to a node, wait for its end, and print the result."),
+    "status": Verb(Panel.NODES, "node.status", "Show the status that nodes report."),
+    "task": Verb(Panel.NODES, "task.app", "Tasks that a node sent or received."),
+    "acl": Verb(Panel.NODES, "acl.app", "Rules for brokers, and a test of them."),
+    "keys": Verb(Panel.NODES, "keys.app", "Keys that nodes sign with, and keys that they trust."),
+    "chat": Verb(Panel.PEOPLE, "chat.chat", "Chat with people and groups."),
+    "sentinel": Verb(
+        Panel.ALERTS,
+        "sentinel.sentinel",
+        "Watch devices, and report each event once, also over a bad network.",
+    ),
+    "alert": Verb(Panel.ALERTS, "alerts.alert", "Report, show and close alerts."),
+    "deliveries": Verb(
+        Panel.ALERTS, "alerts.deliveries", "Show the messages about alerts, and send them again."
+    ),
+    "profile": Verb(Panel.ALERTS, "profiles.profile", "Set who is told of alerts."),
+    "channel": Verb(Panel.ALERTS, "profiles.channel", "Test an address."),
+    "outcome": Verb(Panel.INSPECT, "inspect.outcome", "Show how a message ended."),
+    "trace": Verb(Panel.INSPECT, "inspect.trace", "Show every hop of a message: times, attempts, reasons."),
+    "why": Verb(
+        Panel.INSPECT, "inspect.why", "Show why nothing happened: what was refused, and the reasons."
+    ),
+    "watch": Verb(Panel.INSPECT, "inspect.watch", "Show what goes through the hub, as it happens."),
+    "doctor": Verb(
+        Panel.INSPECT,
+        "doctor.doctor",
+        "Check versions, hub, clock, disk, ledger, notifier, broker and margins.",
+    ),
+}
+
+
+class LoadedVerbs(MutableMapping[str, Any]):
+    """The commands that Typer makes of the verbs, each when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _load(name, VERBS[name])
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+def _load(name: str, verb: Verb) -> Any:
+    """Import a verb and let Typer make its command, as a group that has only this verb would."""
+    file, _, attribute = verb.where.partition(".")
+    defined = getattr(import_module(f"duly.cli.{file}"), attribute)
+    only = typer.Typer(rich_markup_mode=None)
+    only.callback()(_nothing)
+    if isinstance(defined, typer.Typer):
+        only.add_typer(defined, name=name, rich_help_panel=verb.panel)
+    else:
+        only.command(name, rich_help_panel=verb.panel)(defined)
+    group: Any = typer.main.get_group(only)
+    return group.commands[name]
+
+
+def _nothing() -> None:
+    """Makes Typer treat a single verb as one of several."""
+
+
 class VerbGroup(TyperGroup):
     """The verbs under their headings, as plain text: loading Rich would take too long."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = LoadedVerbs()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of verbs."""
         for panel in Panel:
-            rows = [
-                (name, command.get_short_help_str(SENTENCE))
-                for name, command in self.commands.items()
-                if getattr(command, "rich_help_panel", "") == panel
-            ]
             with formatter.section(panel.value):
-                formatter.write_dl(rows)
+                formatter.write_dl(
+                    [(name, verb.sentence) for name, verb in VERBS.items() if verb.panel == panel]
+                )
 
 
 app = typer.Typer(
@@ -93,37 +188,6 @@ def _duly(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("up", rich_help_panel=Panel.RUN)(up.up)
-app.command("demo", rich_help_panel=Panel.RUN)(demo.demo)
-app.command("sim", rich_help_panel=Panel.RUN)(sim.sim)
-app.command("prune", rich_help_panel=Panel.RUN)(prune.prune)
-app.command("floor", rich_help_panel=Panel.RUN)(floor.floor)
-app.command("add", rich_help_panel=Panel.ACCOUNTS)(accounts.add)
-app.command("remove", rich_help_panel=Panel.ACCOUNTS)(accounts.remove)
-app.command("grant", rich_help_panel=Panel.ACCOUNTS)(accounts.grant)
-app.command("revoke", rich_help_panel=Panel.ACCOUNTS)(accounts.revoke)
-app.command("list", rich_help_panel=Panel.ACCOUNTS)(accounts.list_)
-app.command("send", rich_help_panel=Panel.COMMANDS)(send.send)
-app.command("device", rich_help_panel=Panel.COMMANDS)(device.device)
-app.command("node", rich_help_panel=Panel.NODES)(node.node)
-app.command("call", rich_help_panel=Panel.NODES)(node.call)
-app.add_typer(task.app, name="task", rich_help_panel=Panel.NODES)
-app.command("status", rich_help_panel=Panel.NODES)(node.status)
-app.add_typer(acl.app, name="acl", rich_help_panel=Panel.NODES)
-app.add_typer(keys.app, name="keys", rich_help_panel=Panel.NODES)
-app.command("chat", rich_help_panel=Panel.PEOPLE)(chat.chat)
-app.add_typer(sentinel.sentinel, name="sentinel", rich_help_panel=Panel.ALERTS)
-app.add_typer(alerts.alert, name="alert", rich_help_panel=Panel.ALERTS)
-app.add_typer(alerts.deliveries, name="deliveries", rich_help_panel=Panel.ALERTS)
-app.add_typer(profiles.profile, name="profile", rich_help_panel=Panel.ALERTS)
-app.add_typer(profiles.channel, name="channel", rich_help_panel=Panel.ALERTS)
-app.command("outcome", rich_help_panel=Panel.INSPECT)(inspect.outcome)
-app.command("trace", rich_help_panel=Panel.INSPECT)(inspect.trace)
-app.command("why", rich_help_panel=Panel.INSPECT)(inspect.why)
-app.command("watch", rich_help_panel=Panel.INSPECT)(inspect.watch)
-app.command("doctor", rich_help_panel=Panel.INSPECT)(doctor.doctor)
 
 
 def main() -> None:
